@@ -1,11 +1,11 @@
-"""dualops: GPU operators that exist twice, as NumPy to read and as Numba CUDA kernels to run.
+"""dualops: GPU operators, each written twice: as NumPy to read and as a Numba CUDA kernel to run.
 
 dualops.spec          what each operator is
 dualops.reference     NumPy, forward and gradient
 dualops.cuda          kernels for arrays on a GPU (or in the simulator)
 dualops.torch_bridge  autograd and torch.compile
-dualops.testing       your own kernels held against the references
-dualops.block_mask    which tiles a mask_mod of attention shows, for any of them
+dualops.testing       compares your own kernels with the references
+dualops.block_mask    which tiles a mask_mod of attention shows, for arrays of any library
 
 Subpackages are imported on first use: `import dualops` loads neither numba nor torch.
 """
@@ -25,13 +25,13 @@ _SUBPACKAGES = ("cuda", "reference", "spec", "testing", "torch_bridge")
 
 
 def block_mask(mask_mod: Any, B: int | None, H: int | None, Sq: int, Sk: int, *, like: Any) -> Any:
-    """`block_mask` of the package for like's library: `torch_bridge` for torch, `reference` for NumPy, else `cuda`."""
+    """Build a block mask with the package for like's library: `torch_bridge`, `reference` for NumPy, else `cuda`."""
     library = type(like).__module__.partition(".")[0]
     package = {"torch": "torch_bridge", "numpy": "reference"}.get(library, "cuda")
     return import_module(f"{__name__}.{package}").block_mask(mask_mod, B, H, Sq, Sk, like=like)
 
 
-if not TYPE_CHECKING:  # which would take any name for one of a subpackage
+if not TYPE_CHECKING:  # type checkers would accept any name as a subpackage
 
     def __getattr__(name: str) -> ModuleType:
         if name in _SUBPACKAGES:
@@ -40,6 +40,6 @@ if not TYPE_CHECKING:  # which would take any name for one of a subpackage
 
 
 def __dir__() -> list[str]:
-    """What there is to use here: a shell imports these as it completes them."""
-    there = [name for name in _SUBPACKAGES if name != "torch_bridge" or find_spec("torch")]
-    return ["__version__", "block_mask", *there]
+    """List the public names. torch_bridge is left out without torch: a shell imports each name that it completes."""
+    subpackages = [name for name in _SUBPACKAGES if name != "torch_bridge" or find_spec("torch")]
+    return ["__version__", "block_mask", *subpackages]

@@ -1,7 +1,7 @@
-"""What kernels need to run on a GPU, and what of it this machine lacks: driver, GPU, packages.
+"""What this machine lacks to run kernels on a GPU: driver, GPU, packages.
 
-Asked without the packages that may be missing, so that each can be told with its remedy. Imports neither Numba nor
-anything of CUDA: the command line asks before it is decided where kernels run.
+This module works without the packages that may be missing, and names a remedy for each. It imports neither Numba nor
+anything of CUDA: the command line calls it before it chooses where kernels run.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-LIBRARY = "libcuda.so.1"  # the driver's, which no package has
+LIBRARY = "libcuda.so.1"  # the driver's; no package contains it
 PACKAGES = {"numba-cuda": "numba_cuda", "cuda-core": "cuda.core", "cuda-bindings": "cuda.bindings"}  # and their modules
-NEWEST, OLDEST = 13, 12  # CUDA's major versions that there is an extra for
-FIRST_DRIVERS = {13: 580, 12: 525}  # that know them
+NEWEST, OLDEST = 13, 12  # CUDA's major versions with an extra
+FIRST_DRIVERS = {13: 580, 12: 525}  # the first driver versions that support them
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 CONTAINERS = "a container has the host's if it is started with --gpus all"
 
 
 class Driver(NamedTuple):
-    """What the NVIDIA driver answers."""
+    """State of the NVIDIA driver."""
 
     found: bool = False
-    version: int = 0  # of CUDA, as far as it knows it: 13000 is 13.0
-    error: int = 0  # of starting it; 0 is none
-    reason: str = ""  # the error in its words
+    version: int = 0  # the CUDA version that it supports: 13000 is 13.0
+    error: int = 0  # error code of its start; 0 is success
+    reason: str = ""  # the error as text
     gpus: int = 0
 
     @property
@@ -36,12 +36,12 @@ class Driver(NamedTuple):
         return self.version // 1000
 
     def __str__(self) -> str:
-        """The version of CUDA that it knows: "CUDA 13.0"."""
+        """The CUDA version that it supports: "CUDA 13.0"."""
         return f"CUDA {self.major}.{self.version % 1000 // 10}" if self.found else "not found"
 
 
 def missing() -> tuple[str, ...]:
-    """What is missing for kernels to run on a GPU of this machine, each with its remedy; nothing where they can."""
+    """Return what is missing to run kernels on a GPU of this machine, each with its remedy; empty if nothing is."""
     if platform.system() != "Linux":
         return (f"CUDA needs Linux, this is {platform.system()}.",)
     driver = ask_driver()
@@ -50,7 +50,7 @@ def missing() -> tuple[str, ...]:
 
 
 def ask_driver() -> Driver:
-    """Start the driver, if there is one, and ask it for its GPUs."""
+    """Start the driver, if there is one, and query its GPUs."""
     try:
         library = _load()
     except OSError:
@@ -96,15 +96,15 @@ def _of_packages(driver: Driver) -> str:
     absent = [package for package, module in PACKAGES.items() if not _is_there(module)]
     if not absent:
         return ""
-    told = f"{' and '.join(absent[:2])} {'are' if len(absent) > 1 else 'is'} not installed"
+    problem = f"{' and '.join(absent[:2])} {'are' if len(absent) > 1 else 'is'} not installed"
     if not driver.found:
         older = f"with a driver older than {FIRST_DRIVERS[NEWEST]} cu{OLDEST} in place of cu{NEWEST}"
-        return f"{told}: {install_command(NEWEST)} ({older})."
-    return f"{told}: {install_command(max(OLDEST, min(NEWEST, driver.major)))}."
+        return f"{problem}: {install_command(NEWEST)} ({older})."
+    return f"{problem}: {install_command(max(OLDEST, min(NEWEST, driver.major)))}."
 
 
 def _of_versions(driver: Driver) -> str:
-    """The packages' CUDA is not to be newer than the driver's."""
+    """Explain if the packages' CUDA is newer than the driver's."""
     wheels = _major_of_packages()
     if not driver.version or driver.major >= (wheels or OLDEST):
         return ""
@@ -118,12 +118,12 @@ def _of_versions(driver: Driver) -> str:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it is part of
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 
 def _major_of_packages() -> int:
-    """CUDA's major version that the packages are for; 0 if they are not there."""
+    """Return CUDA's major version of the installed packages; 0 without them."""
     try:
         return int(metadata.version("cuda-bindings").partition(".")[0])
     except (metadata.PackageNotFoundError, ValueError):
@@ -131,7 +131,7 @@ def _major_of_packages() -> int:
 
 
 def install_command(major: int) -> str:
-    """The pip command for the packages of the extra cu12 or cu13, beside this dualops, wherever that came from."""
+    """Return the pip command for the packages of the extra cu12 or cu13, wherever this dualops came from."""
     extra = f"cu{major}"
     try:
         every = metadata.requires("dualops") or []

@@ -1,4 +1,4 @@
-"""A Llama on two processes, which share out documents and parameters: context parallelism, FSDP2 and Lion.
+"""A Llama on two processes, which split documents and parameters: context parallelism, FSDP2 and Lion.
 
 torchrun --nproc-per-node 2 context_parallel.py
 """
@@ -37,13 +37,13 @@ optimizer = Lion(model.parameters(), lr=1e-3)
 
 cu_seqlens = [0, 300, 330, 331, 420]  # four documents: where each begins, and the end
 tokens = (torch.arange(420, device=kind) ** 2 + 1) % 64
-following = tokens.roll(-1)  # what a token is to predict ...
-following[[end - 1 for end in cu_seqlens[1:]]] = -100  # ... but for the last of a document
+following = tokens.roll(-1)  # the target of each token ...
+following[[end - 1 for end in cu_seqlens[1:]]] = -100  # ... except the last of a document
 count = (following != -100).sum()
 
 
 def mine(x):
-    """This process's part of all tokens."""
+    """Return this process's part of all tokens."""
     return shard(x, 0, group, cu_seqlens=cu_seqlens)
 
 
@@ -52,7 +52,7 @@ losses = []
 for _ in range(10):
     logits = model(**inputs, cu_seq_lens_q=cu_seqlens, cu_seq_lens_k=cu_seqlens, use_cache=False).logits[0]
     loss = cross_entropy(logits, mine(following), ignore_index=-100, reduction="sum") / count
-    (loss * size).backward()  # FSDP takes the mean of gradients over the processes, and this is a sum
+    (loss * size).backward()  # FSDP averages gradients over the processes, and this loss is a sum
     optimizer.step()
     optimizer.zero_grad()
     total = loss.detach()

@@ -1,4 +1,4 @@
-"""Training with Lion: bfloat16 parameters, float32 master weights, a learning rate that falls."""
+"""Train with Lion: bfloat16 parameters, float32 master weights, a falling learning rate."""
 
 import torch
 from torch.nn.functional import mse_loss

@@ -1,4 +1,4 @@
-"""Testing a kernel of your own against dualops' references, by the rule that dualops' kernels are held to."""
+"""Test your own kernel against dualops' references, by the same rule as dualops' kernels."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ BLOCK = 128
 
 
 def my_softmax(x: np.ndarray, tail: float) -> np.ndarray:
-    """Stands for your kernel: rows in blocks of 128, the last filled up with `tail`."""
+    """Stand-in for your kernel: rows in blocks of 128, the last one filled up with `tail`."""
     rows, length = x.shape
     padded = np.full((rows, -(-length // BLOCK) * BLOCK), tail, x.dtype)
     padded[:, :length] = x
@@ -27,7 +27,7 @@ for tail in (-np.inf, 0.0):
 passed = 0
 for problem in testing.random_cases("softmax", 500, dtypes="float32"):
     x = problem.arrays()["x"]
-    if x.ndim == 2 and x.size and problem.params["axis"] in (-1, 1):  # what my_softmax can do
+    if x.ndim == 2 and x.size and problem.params["axis"] in (-1, 1):  # the cases that my_softmax supports
         testing.check("softmax", my_softmax(x, -np.inf), {"x": x}, problem.params)
         passed += 1
 print(f"{passed} random problems: passed")

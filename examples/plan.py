@@ -1,10 +1,10 @@
-"""Reading a plan: which kernel serves a call, how it is launched, and why. Nothing runs."""
+"""Read a plan: which kernel serves a call, how it is launched, and why. Nothing runs."""
 
 import numpy as np
 
 from dualops import cuda
 
-x = np.zeros((8192, 4096), np.float16)  # only shapes, dtypes and strides are looked at
+x = np.zeros((8192, 4096), np.float16)  # only shapes, dtypes and strides matter
 print(cuda.plan("softmax", x))
 print()
 print(cuda.plan("softmax", x, axis=0))

@@ -1,1 +1,1 @@
-"""What a release publishes besides dualops itself."""
+"""What a release publishes in addition to dualops itself."""

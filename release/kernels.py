@@ -2,7 +2,7 @@
 
     python -m release.kernels --arch sm_90a --out dist
 
-It holds the kernels of the cases that README's tables time, and those of the usual options of attention (`USUAL`).
+It contains the kernels of the cases that README's tables time, and those of attention's usual options (`USUAL`).
 `dualops.cuda.bundled` says when an installed one is used.
 """
 
@@ -21,9 +21,9 @@ from dualops import __version__
 from dualops.cuda import binaries, bundled, device, offline
 from dualops.spec import OPERATORS
 
-MOST_BYTES = 60 * 2**20  # of a wheel
+MOST_BYTES = 60 * 2**20  # size limit of a wheel
 
-# dtype, width of heads, options: of a batch of equal sequences and of packed ones
+# dtype, width of heads, options; for a batch of equal sequences and for packed ones
 USUAL = [
     *product(("bfloat16",), (64, 128, 256), ("", "causal=True", "causal=True window=(1023,0)")),
     *product(("float16",), (64, 128), ("", "causal=True")),
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def usual() -> list[str]:
-    """The problems whose kernels a wheel has."""
+    """Return the problems whose kernels a wheel has."""
     found = [f"{name}:*" for name in OPERATORS]
     for dtype, D, options in USUAL:
         for q, k in ((2048, 2048), (1, 2048)):
@@ -84,7 +84,7 @@ def usual() -> list[str]:
 
 
 def compiled(problems: Sequence[str], arch: str, jobs: int | None) -> dict[str, bytes]:
-    """Compile what problems need; the files by their names."""
+    """Compile the problems' kernels; return the files by name."""
     wanted = offline.to_warm(problems, device.every(arch))
     for number, report in enumerate(binaries.build_all(wanted, jobs), 1):
         print(f"[{number}/{len(wanted)}] {report.name.partition('(')[0]}", file=sys.stderr, flush=True)
@@ -99,10 +99,10 @@ def build_wheel(kernels: dict[str, bytes], arch: str, out: Path) -> Path:
         inside.mkdir()
         (inside / "__init__.py").write_text(f'"""Kernels of dualops {__version__} for {arch}: data alone."""\n')
         bundled.write(inside, kernels)
-        told = PROJECT.format(
+        text = PROJECT.format(
             name=package.replace("_", "-"), version=__version__, arch=arch, package=package, index=bundled.INDEX
         )
-        (Path(folder) / "pyproject.toml").write_text(told)
+        (Path(folder) / "pyproject.toml").write_text(text)
         command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out.resolve()), folder]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return out / f"{package}-{__version__}-py3-none-any.whl"

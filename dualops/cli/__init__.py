@@ -1,16 +1,16 @@
 """The command line: `python -m dualops {demo,info,check,warm,estimate,tune,new}`.
 
-    demo    the operators at work, on the GPU, in the simulator or as the reference, held against the float64 truth
+    demo    run the operators on the GPU, in the simulator or as the reference, and compare with the float64 truth
     info    versions, device, ceilings, cache
-    check   every kernel of the COMPILE list built offline: registers, stack, spills, shared memory
-    warm    kernels compiled ahead of time, on all cores
-    estimate  what the Configs of an operator would take on a GPU, ranked
-    tune    the ways to do a problem timed on this GPU, and the fastest kept for later calls
-    new     the files of a new operator, in a clone
+    check   build every kernel of the COMPILE list offline: registers, stack, spills, shared memory
+    warm    compile kernels ahead of time, on all cores
+    estimate  rank an operator's Configs by their estimated time on a GPU
+    tune    time the ways to serve a problem on this GPU, and keep the fastest for later calls
+    new     write the files of a new operator, in a clone
 
-Exit codes: 0 all is well, 1 a result or a build is not as it must be, 2 the call was wrong or can't be served, 130 it
-was interrupted (Ctrl-C), 141 nobody reads what it writes (`| head`).
-Nothing here imports Numba before a subcommand has decided where kernels run: Numba reads its switch once.
+Exit codes: 0 success, 1 a wrong result or a failed build, 2 the call was wrong or can't be served, 130 interrupted
+(Ctrl-C), 141 the reader of the output has closed the pipe (`| head`).
+Nothing here imports Numba before a subcommand has chosen where kernels run: Numba reads its switch only once.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ SUBCOMMANDS = {
     "tune": tune,
     "new": new,
 }
-KEPT = {"warm": "what was compiled is kept", "tune": "what was timed is kept"}  # of a command that is interrupted
-INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell says it of a program that SIGINT or SIGPIPE ended
+# printed when the command is interrupted
+KEPT = {"warm": "what was compiled is kept", "tune": "what was timed is kept"}
+INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program that SIGINT or SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code; a wrong call is one line on stderr and exit code 2."""
+    """Run one subcommand and return its exit code. A wrong call prints one line on stderr and returns 2."""
     try:
         try:
             return _run(argv)
@@ -68,8 +69,8 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    told = "GPU operators, as NumPy and as CUDA"
-    parser = argparse.ArgumentParser(prog="python -m dualops", description=told, formatter_class=Formatter)
+    description = "GPU operators, as NumPy and as CUDA"
+    parser = argparse.ArgumentParser(prog="python -m dualops", description=description, formatter_class=Formatter)
     parser.add_argument("--version", action="version", version=f"dualops {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar=f"{{{','.join(SUBCOMMANDS)}}}")
     for name, module in SUBCOMMANDS.items():

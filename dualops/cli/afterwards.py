@@ -1,4 +1,4 @@
-"""What to try after the demo: a line a command, as this Python is called from here."""
+"""What to try after the demo: one line per command, with this Python's own path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEXT = {
 
 
 def afterwards(place: str) -> Iterator[Text]:
-    """What to try after a demo in `place`, in 80 columns unless this Python lies far away.
+    """Suggest commands after a demo in `place`, in 80 columns unless this Python's path is long.
 
     Try next:
       python -m dualops demo flash_attention -v     errors, time, memory
@@ -31,7 +31,7 @@ def afterwards(place: str) -> Iterator[Text]:
 
 
 def this_python() -> str:
-    """What calls this Python in a shell: "python" where that is it, else its path."""
+    """Return the shell command for this Python: "python" if that is it, else its path."""
     path = Path(sys.executable)
     if shutil.which("python") == str(path):
         return "python"

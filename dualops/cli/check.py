@@ -1,11 +1,11 @@
-"""Every kernel of the COMPILE list built offline, for architectures that need not be here. Needs no GPU.
+"""Build every kernel of the COMPILE list offline, for architectures that need not be present. Needs no GPU.
 
-    python -m dualops check                                     every operator, for the one that dualops is tuned on
+    python -m dualops check                                     every operator, for the architecture dualops is tuned on
     python -m dualops check softmax rms_norm --arch sm_80 sm_90a
-    python -m dualops check --since main                        the kernels whose machine code is not that of main
+    python -m dualops check --since main                        the kernels whose machine code differs from main's
 
-Exit code 1 if a kernel spills, does not fit its Config's registers or the architecture's shared memory, or if ptxas
-complains of what makes it slow; with --since, if the machine code of one differs. 2: this installation can't compile.
+Exit code 1: a kernel spills, exceeds its Config's registers or the architecture's shared memory, or ptxas warns of
+something slow; with --since, the machine code of a kernel differs. Exit code 2: this installation can't compile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .progress import progress
 
 HELP = "compile every kernel offline and report registers, spills and shared memory"
 
-DEFAULT = ("sm_90a",)  # the one that dualops is tuned on; all six take six times as long
+DEFAULT = ("sm_90a",)  # the architecture that dualops is tuned on; all six take six times as long
 COLUMNS = ("registers", "stack_bytes", "spill_bytes", "static_shared", "dynamic_shared", "cubin_bytes")
 TITLES = ("regs", "stack", "spills", "static", "dynamic", "cubin")
 
@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arch", nargs="+", default=DEFAULT, metavar="ARCH", help=f'such as sm_80, or "all"; default: {DEFAULT[0]}'
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="processes that compile side by side; default: 1"
+        "--jobs", type=int, default=1, metavar="N", help="processes that compile in parallel; default: 1"
     )
     parser.add_argument(
         "--since", metavar="REV", help="list the kernels whose machine code differs from this revision's"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a kernel and line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per kernel and line")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,13 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
             refused += not report.allowed
             with advance.aside():
                 print(json.dumps(asdict(report)) if arguments.json else _line(report), flush=True)
-    told = f"{len(wanted)} kernels built, {refused} not allowed"
-    print(told, file=sys.stderr if arguments.json else sys.stdout)
+    summary = f"{len(wanted)} kernels built, {refused} not allowed"
+    print(summary, file=sys.stderr if arguments.json else sys.stdout)
     return 1 if refused else 0
 
 
 def operators_of(wanted: Sequence[str]) -> list[str]:
-    """Those named, or all. Raises CommandError for one that is not known."""
+    """Return the named operators, or all. Raises CommandError for an unknown name."""
     for name in wanted:
         if name not in OPERATORS:
             raise CommandError(f"no operator {name}, expected some of {', '.join(OPERATORS)}")
@@ -83,7 +83,7 @@ def operators_of(wanted: Sequence[str]) -> list[str]:
 
 
 def require_compiler() -> None:
-    """Let Numba compile, and not simulate. Raises CommandError where it can't."""
+    """Select Numba's compiler, not its simulator. Raises CommandError if it can't compile."""
     if find_spec("numba_cuda") is None:
         raise CommandError(f"no compiler, which needs no GPU: {install_command(NEWEST)}")
     os.environ[SWITCH] = "0"
@@ -92,7 +92,7 @@ def require_compiler() -> None:
 
 
 def cache_folder() -> Path:
-    """Where kernels are kept, and what was measured. Raises CommandError where they can't be."""
+    """Return the folder of kernels and measured times. Raises CommandError if it can't be used."""
     try:
         return import_module("dualops.cuda.cache").prepare()
     except OSError as error:
@@ -100,12 +100,12 @@ def cache_folder() -> Path:
 
 
 def not_kept(error: OSError) -> CommandError:
-    """What to say where a file can't be written to the cache."""
+    """Build the message for a file that can't be written to the cache."""
     return CommandError(f"{error.filename}: {error.strerror}; DUALOPS_CACHE_DIR names another place")
 
 
 def architectures_of(wanted: Sequence[str]) -> list[str]:
-    """Those named, or all. Raises CommandError for one that is not known."""
+    """Return the named architectures, or all. Raises CommandError for an unknown name."""
     known = import_module("dualops.cuda.device").ARCHITECTURES
     if "all" in wanted:
         return list(known)

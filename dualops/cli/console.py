@@ -1,4 +1,4 @@
-"""Where the command line writes lines of text."""
+"""Text output of the command line."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import rich.console
 
 
 class Console(rich.console.Console):
-    """Rich's, but that a reader who has seen enough (`| head`) is `BrokenPipeError`, which `main` ends quietly."""
+    """Rich's console, except that a closed pipe (`| head`) raises `BrokenPipeError`, which `main` ends quietly."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def lines(*, stderr: bool = False) -> Console:
-    """Writes lines as they are; on a terminal a long one is broken between words."""
+    """Write lines unchanged; a terminal breaks long ones between words."""
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=not terminal)
 
 
 def let_go() -> None:
-    """Let what is left for a pipe that nobody reads go nowhere: Python would complain of it as it ends."""
+    """Discard the output that is left for a closed pipe. Otherwise Python complains about it at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,13 +1,13 @@
-"""The operators at work, each result held against the float64 reference: a line an operator, one for the whole, and
-what to try next.
+"""Run the operators and compare each result with the float64 reference: one line per operator, one in total, and what
+to try next.
 
-    python -m dualops demo                                        every operator, on problems of its own
+    python -m dualops demo                                        every operator, on built-in problems
     python -m dualops demo flash_attention --param causal=True --input qkv.npz --output o.npz
 
-The arrays of --input have the names that the operator's arguments have (q, k, v, bias, seed). .npz knows no bfloat16:
-with --dtype bfloat16 arrays of uint16 are taken as the bits of bfloat16 numbers, and --output writes bfloat16 so. No
-dtype changes masks, lengths and seeds. Parameters that are functions (score_mod) can't be given on a command line.
-Exit code 1: an error is over its tolerance. 2: the call is wrong, or would take the simulator too long.
+The arrays of --input are named like the operator's arguments (q, k, v, bias, seed). .npz has no bfloat16: with --dtype
+bfloat16, arrays of uint16 are read as bfloat16 bits, and --output writes bfloat16 in the same way. --dtype does not
+change masks, lengths and seeds. Parameters that are functions (score_mod) can't be given on a command line.
+Exit code 1: an error is over its tolerance. Exit code 2: the call is wrong, or takes too long in the simulator.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .progress import Steps, progress
 from .report import Row, print_table
 from .verdict import last_line, operator_line, remarks
 
-HELP = "run the operators and hold each result against the float64 reference"
+HELP = "run the operators and compare each result with the float64 reference"
 
-SIMULATOR_LIMIT = 60.0  # seconds that a problem may take in the simulator
-CHECK_LIMIT = 300.0  # seconds that the reference may take to check it, unless --check insists
+SIMULATOR_LIMIT = 60.0  # most seconds of a problem in the simulator
+CHECK_LIMIT = 300.0  # most seconds of a reference check without --check
 
 RUN: dict[str, Callable[[Job, Arrays, str | None], Measurement]] = {
     "gpu": on_gpu,
@@ -45,7 +45,7 @@ RUN: dict[str, Callable[[Job, Arrays, str | None], Measurement]] = {
 
 
 class Work(NamedTuple):
-    """A problem, and the rungs to run it on; None is the one that serves it best."""
+    """A problem and the rungs to run it on; None is the rung that serves it best."""
 
     job: Job
     rungs: Sequence[str | None]
@@ -58,14 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.npz", help="save the results, by the spec's names")
     parser.add_argument("--where", choices=PLACES, default="auto", help="default: the GPU, else the simulator")
     parser.add_argument("--kernel", metavar="RUNG", help="force one rung, such as naive or simt")
-    parser.add_argument("--dtype", choices=FLOATS, help="of the problem; rounds the arrays of --input to it")
+    parser.add_argument("--dtype", choices=FLOATS, help="dtype of the problem; arrays of --input are rounded to it")
     parser.add_argument(
         "--param", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the operator; repeatable"
     )
     parser.add_argument(
         "--check",
         action=argparse.BooleanOptionalAction,
-        help=f"hold the result against the reference; default: if that takes less than {duration(CHECK_LIMIT)}",
+        help=f"compare the result with the reference; default: if that takes less than {duration(CHECK_LIMIT)}",
     )
     parser.add_argument(
         "--verbose", "-v", action="store_true", help="also a table of all runs: arguments, errors, time, memory, speed"
@@ -117,7 +117,7 @@ def _wanted_tasks(arguments: argparse.Namespace) -> list[Task]:
 
 
 def _work(arguments: argparse.Namespace, wanted: list[Task], place: str) -> Iterator[Work]:
-    """What to run: the user's problem on the rung that serves it, or problems of our own on every rung."""
+    """Yield the user's problem on the rung that serves it, or built-in problems on every rung."""
     for task in wanted:
         params = parse_params(arguments.param, task)
         if arguments.kernel is not None and arguments.kernel not in task.spec.rungs:
@@ -131,7 +131,7 @@ def _work(arguments: argparse.Namespace, wanted: list[Task], place: str) -> Iter
 
 
 def _groups(every: Iterator[Work]) -> dict[str, list[Work]]:
-    """What has a line together: an operator and its gradient, by the operator's name."""
+    """Group work that shares a line, an operator and its gradient, by the operator's name."""
     groups: dict[str, list[Work]] = {}
     for work in every:
         task = work.job.task
@@ -140,7 +140,7 @@ def _groups(every: Iterator[Work]) -> dict[str, list[Work]]:
 
 
 def _seconds(groups: Iterable[list[Work]], place: str) -> list[float]:
-    """What each run may take. The reference, which runs once for all rungs, runs when the first of them is done."""
+    """Estimate the seconds of each run. The reference runs once for all rungs, together with the first of them."""
     every = (work for group in groups for work in group)
     return [
         run_seconds(work.job, place, work.checked and not number) for work in every for number in range(len(work.rungs))
@@ -152,7 +152,7 @@ def _to_check(job: Job, insisted: bool | None) -> bool:
 
 
 def _rows(work: Work, arguments: argparse.Namespace, place: str, steps: Steps) -> Iterator[Row]:
-    """Run a problem on its rungs, check the results, and write the user's."""
+    """Run a problem on its rungs, check the results, and write the user's output."""
     job = work.job
     arrays = job.load()
     judge = Judge(job, arrays) if work.checked else None
@@ -165,7 +165,7 @@ def _rows(work: Work, arguments: argparse.Namespace, place: str, steps: Steps) -
         except NotImplementedError as error:
             if arguments.input or arguments.kernel:
                 raise CommandError(str(error)) from None
-            continue  # a rung that does not serve this problem: the others are shown
+            continue  # this rung does not serve the problem; show the others
         found = judge.verdict(measured.results) if judge else None
         if arguments.output:
             write_npz(arguments.output, measured.results)

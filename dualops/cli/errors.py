@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class CommandError(Exception):
-    """The user's call is wrong, or can't be served here; the message says what to do."""
+    """The user's call is wrong or can't be served here; the message says what to do."""

@@ -1,4 +1,4 @@
-"""The user's arrays in .npz files: a problem out of one, results into one."""
+"""The user's arrays in .npz files: read a problem from one, write results to one."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from .npz import BadFile, Header, Npz
 from .problems import Arrays, Job, Task, shape_of
 from .report import size
 
-MOST_NAMES = 20  # of a file's arrays in a message
-BITS = (np.dtype(np.uint16), np.dtype("<u2"), np.dtype(">u2"), np.dtype("V2"))  # in which bfloat16 numbers come
+MOST_NAMES = 20  # most names of a file's arrays in a message
+# dtypes that may hold the bits of bfloat16 numbers
+BITS = (np.dtype(np.uint16), np.dtype("<u2"), np.dtype(">u2"), np.dtype("V2"))
 
 
 def user_job(task: Task, path: Path, params: Mapping[str, Any], dtype: str | None) -> Job:
-    """The problem that the arrays of an .npz file state: its keys are the spec's input names.
+    """Read the problem that the arrays of an .npz file state: its keys are the spec's input names.
 
-    .npy has no bfloat16: with dtype "bfloat16" arrays of uint16 are taken as the bits of bfloat16 numbers. Other floats
-    are rounded to what the problem has them in. Names, dtypes, shapes and sizes are checked before anything is
-    inflated. Raises CommandError for a file that can't be read, a missing or a superfluous array, a wrong problem, and
-    for more bytes than this machine has memory.
+    .npy has no bfloat16: with dtype "bfloat16", arrays of uint16 are read as bfloat16 bits. Other floats are rounded to
+    the dtype that the problem needs. Names, dtypes, shapes and sizes are checked before anything is decompressed.
+    Raises CommandError for an unreadable file, a missing or superfluous array, a wrong problem, and arrays larger than
+    this machine's memory.
     """
     try:
         with Npz(path) as file:
@@ -52,7 +53,7 @@ def user_job(task: Task, path: Path, params: Mapping[str, Any], dtype: str | Non
 
 
 def _inputs(file: Npz, path: Path, task: Task) -> list[Input]:
-    """The inputs that the file has, in the order of the spec. Raises CommandError if one is missing or superfluous."""
+    """Return the inputs in the file, in the spec's order. Raises CommandError if one is missing or superfluous."""
     missing = [given.name for given in task.inputs if given.name not in file.members and not given.optional]
     superfluous = file.members.keys() - {given.name for given in task.inputs}
     if missing or superfluous:
@@ -61,9 +62,9 @@ def _inputs(file: Npz, path: Path, task: Task) -> list[Input]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """The first of the names, in one line, whatever is in them."""
-    told = [ascii(name)[1:-1][:40] for name in names]
-    return ", ".join(told[:MOST_NAMES]) + (", ..." if len(told) > MOST_NAMES else "") or "(none)"
+    """List the first names on one line, escaped."""
+    listed = [ascii(name)[1:-1][:40] for name in names]
+    return ", ".join(listed[:MOST_NAMES]) + (", ..." if len(listed) > MOST_NAMES else "") or "(none)"
 
 
 def _wanted(task: Task) -> str:
@@ -75,21 +76,21 @@ def _meta(shape: tuple[int, ...], dtype: np.dtype) -> ArrayMeta:
 
 
 def _check_memory(headers: Mapping[str, Header]) -> None:
-    """Raise ValueError for arrays that this machine can't hold."""
-    needed, there = sum(header.nbytes for header in headers.values()), physical_memory()
-    if there is not None and needed > there:
-        raise ValueError(f"its arrays have {size(needed)}, this machine has {size(there)} of memory")
+    """Raise ValueError for arrays that are larger than this machine's memory."""
+    needed, available = sum(header.nbytes for header in headers.values()), physical_memory()
+    if available is not None and needed > available:
+        raise ValueError(f"its arrays have {size(needed)}, this machine has {size(available)} of memory")
 
 
 def physical_memory() -> int | None:
-    """Bytes, None where the system does not say."""
+    """Return the machine's memory in bytes; None if the system does not report it."""
     names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
     found = [os.sysconf(name) for name in names] if {*names} <= {*getattr(os, "sysconf_names", {})} else [-1]
     return prod(found) if min(found) > 0 else None
 
 
 def _taken(own: np.dtype, given: Input, dtype: str | None) -> np.dtype:
-    """The dtype that the problem has an array of the file in."""
+    """Return the dtype in which the problem uses an array of the file."""
     if dtype is None or given.role is Role.OTHER:
         return own.newbyteorder("=")
     if dtype == "bfloat16" and own in BITS:
@@ -98,36 +99,36 @@ def _taken(own: np.dtype, given: Input, dtype: str | None) -> np.dtype:
 
 
 def _as_taken(array: np.ndarray, taken: np.dtype) -> np.ndarray:
-    """A row-major copy in that dtype."""
+    """Return a row-major copy in that dtype."""
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype in BITS and taken == numpy_dtype("bfloat16"):
         array = array.view(taken)
-    with np.errstate(over="ignore"):  # as an infinity, which is what the dtype has for it
+    with np.errstate(over="ignore"):  # a number that is too large becomes infinity
         return array.astype(taken, order="C")
 
 
 def contents(results: Arrays) -> str:
-    """What `write_npz` writes: "o 1×2×20×16 float32, lse 1×2×20 float32"."""
+    """Describe what `write_npz` writes: "o 1×2×20×16 float32, lse 1×2×20 float32"."""
     bits = numpy_dtype("bfloat16")
     dtypes = {name: "bfloat16 as uint16" if x.dtype == bits else str(x.dtype) for name, x in results.items()}
     return ", ".join(f"{name} {shape_of(x.shape)} {dtypes[name]}" for name, x in results.items())
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Whether both paths lead to one file that is there, by whatever links and names."""
+    """Whether both paths lead to the same existing file, through any links and names."""
     try:
         return one.samefile(other)
-    except OSError:  # one of them is not there
+    except OSError:  # one of them does not exist
         return False
 
 
 def write_npz(path: Path, results: Arrays) -> None:
-    """Save results by their names in the spec; bfloat16 as the uint16 of its bits, for .npy has no bfloat16."""
+    """Save results under their names in the spec. bfloat16 is saved as uint16 bits, since .npy has no bfloat16."""
     plain: dict[str, Any] = {
         name: x.view(np.uint16) if x.dtype == numpy_dtype("bfloat16") else x for name, x in results.items()
     }
     try:
-        with path.open("wb") as file:  # by name alone, savez would add a suffix
+        with path.open("wb") as file:  # given a file name, savez would add a suffix
             np.savez(file, **plain)
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""How `--help` shows the docstring of a subcommand: as wide as the terminal, examples as they can be typed."""
+"""Format a subcommand's docstring for `--help`: as wide as the terminal, with examples that can be typed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ DEEPER = " " * 4
 
 
 class Formatter(argparse.HelpFormatter):
-    """Fills paragraphs; breaks an indented line, an example, where it is too long.
+    """Fill paragraphs; break an indented line (an example) that is too long.
 
         python -m dualops warm softmax      some of them
 
-    becomes two lines, the second one what the example does; a command is broken with a backslash.
+    becomes two lines: the command, then what it does. A long command is broken with a backslash.
     """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -29,13 +29,13 @@ class Formatter(argparse.HelpFormatter):
 
 
 def example(line: str, width: int) -> list[str]:
-    """An example and, after two spaces or more, what it does: one line if there is room, else several."""
+    """Format an example and its explanation (after two spaces or more): one line if it fits, else several."""
     if len(line) <= width:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
-    command, _, told = (part.strip() for part in re.split(r"(?<=\S)( {2,}|$)", line.strip(), maxsplit=1))
+    command, _, explanation = (part.strip() for part in re.split(r"(?<=\S)( {2,}|$)", line.strip(), maxsplit=1))
     room = width - len(indent)
     head = textwrap.wrap(command, room - 2, subsequent_indent=DEEPER, break_long_words=False, break_on_hyphens=False)
-    tail = textwrap.wrap(told, room - len(DEEPER)) if told else []
+    tail = textwrap.wrap(explanation, room - len(DEEPER)) if explanation else []
     broken = [f"{each} \\" for each in head[:-1]] + head[-1:]
     return [indent + each for each in (*broken, *(DEEPER + each for each in tail))]

@@ -1,7 +1,7 @@
-"""The demo's dealings with a GPU: arrays up and down, time by events, peak memory, roofs.
+"""The demo on a GPU: copy arrays to and from it, time by events, measure peak memory and roofs.
 
-Arrays are torch's where torch sees a GPU, else Numba's. Numba has no bfloat16 arrays, so there a bfloat16 array is one
-of uint16 that shows itself as two bytes an element, as torch's and CuPy's bfloat16 do.
+Arrays are torch's if torch sees a GPU, else Numba's. Numba has no bfloat16 arrays. There a bfloat16 array is a uint16
+array that presents itself as two untyped bytes per element, as torch's and CuPy's bfloat16 arrays do.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import numpy as np
 from ..spec.meta import numpy_dtype
 from .problems import Arrays, Job
 
-BURSTS, CALLS = 5, 20  # median of bursts; calls back to back in each
-BURST_SECONDS = 0.5  # fewer calls where so many would take longer
-FLUSH = 4  # memory-bound calls go round buffers of this many times the L2, or they would time the cache
+BURSTS, CALLS = 5, 20  # the median of bursts; calls per burst
+BURST_SECONDS = 0.5  # fewer calls if a burst would take longer
+FLUSH = 4  # memory-bound calls rotate through buffers of this many times the L2, to time memory and not the cache
 MAX_SETS = 64
 
 BFLOAT16 = numpy_dtype("bfloat16")
 
 
 class Library(Protocol):
-    """What the demo asks of an array library."""
+    """What the demo needs from an array library."""
 
     def upload(self, array: np.ndarray) -> Any: ...
 
     def download(self, array: Any) -> np.ndarray: ...
 
     def milliseconds(self, work: Callable[[], None]) -> float:
-        """Time between two events around `work`."""
+        """Measure the time between two events around `work`."""
         ...
 
     def peak_bytes(self, work: Callable[[], None]) -> int | None:
-        """Most memory that `work` held beyond what was there before; None if nobody counts."""
+        """Return the peak memory that `work` added; None if the library does not count."""
         ...
 
 
@@ -73,7 +73,7 @@ class Torch:
 
 
 class TwoBytes:
-    """A Numba array of uint16 that shows itself as bfloat16: two bytes without a type of NumPy's."""
+    """A Numba array of uint16 that presents itself as bfloat16: two bytes without a NumPy type."""
 
     def __init__(self, bits: Any):
         self.bits = bits
@@ -107,7 +107,7 @@ class Numba:
 
 
 def library() -> Library:
-    """torch if it is installed and sees the GPU, else Numba."""
+    """Return torch if it is installed and sees the GPU, else Numba."""
     try:
         torch = import_module("torch")
     except ImportError:
@@ -118,7 +118,7 @@ def library() -> Library:
 
 
 class Bench:
-    """One problem on the GPU: as many copies of its inputs and results as it takes to leave the L2 behind."""
+    """One problem on the GPU, with enough copies of its inputs and results to exceed the L2."""
 
     def __init__(self, job: Job, arrays: Arrays, kernel: str | None):
         self.job, self.library, self.kernel = job, library(), kernel
@@ -129,12 +129,12 @@ class Bench:
         self.outs = [self._up(self._poisoned()) for _ in self.inputs]
 
     def _up(self, arrays: Arrays) -> dict[str, Any]:
-        """On the GPU, but for what may be a number on the host: a seed, or lr."""
+        """Copy arrays to the GPU, except inputs that may be numbers on the host: a seed, or lr."""
         numbers = {given.name for given in self.job.task.inputs if given.host}
         return {name: x.item() if name in numbers else self.library.upload(x) for name, x in arrays.items()}
 
     def _poisoned(self) -> Arrays:
-        """Arrays for the results, all bits set: what a kernel leaves out shows as NaN."""
+        """Make result arrays with all bits set: what a kernel does not write shows as NaN."""
         empty = {}
         for name, meta in self.job.returned.items():
             dtype = numpy_dtype(meta.dtype)
@@ -143,7 +143,7 @@ class Bench:
         return empty
 
     def one(self, turn: int) -> None:
-        """One call, into the results of this turn."""
+        """Make one call, into the results of this turn."""
         out = list(self.outs[turn].values())
         self.call(
             **self.inputs[turn], **self.job.params, kernel=self.kernel, out=tuple(out) if len(out) > 1 else out[0]
@@ -154,7 +154,7 @@ class Bench:
         return {name: self.library.download(array) for name, array in self.outs[0].items()}
 
     def seconds(self) -> float:
-        """Of one call, `out=` given: median of bursts of calls back to back."""
+        """Time one call with `out=`: the median of bursts of consecutive calls."""
         self.one(0)
         alone = self.library.milliseconds(lambda: self.one(0)) / 1e3
         calls = max(1, min(CALLS, int(BURST_SECONDS / max(alone, 1e-9))))
@@ -167,11 +167,13 @@ class Bench:
         return median(self.library.milliseconds(burst) for _ in range(BURSTS)) / calls / 1e3
 
     def extra_bytes(self) -> int | None:
-        """Peak memory beyond inputs and results, if the library counts it."""
+        """Return the peak memory beyond inputs and results, if the library counts it."""
         return self.library.peak_bytes(lambda: self.one(0))
 
     def roof_seconds(self) -> float | None:
-        """What a plain kernel needs to move the same bytes; None where arithmetic is the limit, or nothing is moved."""
+        """Return the time of a plain copy kernel for the same bytes; None if arithmetic is the limit or nothing is
+        moved.
+        """
         if self.job.compute_bound or not self.job.bytes_moved:
             return None
         cost, problem = self.job.task.cost, self.job.problem

@@ -1,4 +1,4 @@
-"""What dualops would run with here: versions, driver, device or what is missing for one, measured ceilings, and the
+"""Show what dualops would run with here: versions, driver, the device or what it lacks, measured ceilings, and the
 cache of compiled kernels.
 """
 
@@ -17,13 +17,13 @@ from .console import Console
 from .place import SWITCH, choose
 from .report import size
 
-HELP = "versions, driver, device or what is missing for one, ceilings, cache"
+HELP = "show versions, driver, device or what it lacks, ceilings, cache"
 
 PACKAGES = ("dualops", "numba", "numba-cuda", "cuda-core", "numpy", "ml_dtypes", "torch")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None to add."""
+    """Add no arguments."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,13 +31,13 @@ def run(arguments: argparse.Namespace) -> int:
     made.add_column(style="bold")
     made.add_column(overflow="fold")
     for name, value in (*versions(), *device(), *cache(), *installed()):
-        made.add_row(name, Text(value))  # brackets in it are its own
+        made.add_row(name, Text(value))  # as Text, so that Rich does not interpret brackets
     Console(soft_wrap=True).print(made)
     return 0
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Python and every package that matters, installed or not."""
+    """Yield the versions of Python and every relevant package, installed or not."""
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     for package in PACKAGES:
         try:
@@ -47,13 +47,13 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 def device() -> Iterator[tuple[str, str]]:
-    """Where kernels run, what a GPU can do, or what is missing for one."""
+    """Yield where kernels run, what the GPU can do, or what is missing for one."""
     place = choose("auto")
     yield "driver", str(ask_driver())
     if place.name != "gpu":
         reason = "kernels can't run on a GPU here" if place.missing else f"{SWITCH} is set"
         yield "device", f"the simulator: {reason}"
-        yield from (("missing", told) for told in place.missing)
+        yield from (("missing", remedy) for remedy in place.missing)
         return
     gpu = import_module("dualops.cuda.device").current()
     yield "device", f"{gpu.name}, {gpu.arch}, {gpu.sms} SMs"
@@ -63,18 +63,18 @@ def device() -> Iterator[tuple[str, str]]:
 
 
 def cache() -> Iterator[tuple[str, str]]:
-    """Where compiled kernels are kept, and how many, or why none are."""
-    there = import_module("dualops.cuda.cache")
+    """Yield the cache folder and the number of its kernels, or why it is not used."""
+    cache_module = import_module("dualops.cuda.cache")
     try:
-        kept = there.kernels().values()
-        told = f"{len(kept)} kernels, {size(sum(kept))}"
+        kept = cache_module.kernels().values()
+        text = f"{len(kept)} kernels, {size(sum(kept))}"
     except OSError as error:
-        told = f"not used, {error.strerror}"
-    yield "cache", f"{there.folder()}: {told}"
+        text = f"not used, {error.strerror}"
+    yield "cache", f"{cache_module.folder()}: {text}"
 
 
 def installed() -> Iterator[tuple[str, str]]:
-    """Kernels that came compiled, of each architecture that has some, or why they are not used."""
+    """Yield the bundled kernels of each architecture, or why they are not used."""
     architectures = import_module("dualops.cuda.device").ARCHITECTURES
-    for arch, told in import_module("dualops.cuda.bundled").told(tuple(architectures)):
-        yield f"kernels, {arch}", told
+    for arch, text in import_module("dualops.cuda.bundled").told(tuple(architectures)):
+        yield f"kernels, {arch}", text

@@ -1,9 +1,10 @@
-"""The machine code of a tree's kernels, printed by a process that runs that tree: not imported, but run as a script.
+"""Print the machine code of a tree's kernels. Run it as a script in a process that uses that tree; do not import it.
 
     PYTHONPATH=TREE python -P machine_code.py '{"operators": ["softmax"], "architectures": ["sm_90a"], "jobs": 2}'
 
-It prints a line with [name, key] of each kernel of the COMPILE list, reads a line with the numbers of those to build,
-prints the name of each that is built, and last a line with [digest, registers, stack bytes] of each.
+It prints a line with the [name, key] of each kernel of the COMPILE list. It then reads a line with the numbers of the
+kernels to build, and prints each name as it is built. Last it prints a line with [digest, registers, stack bytes] of
+each.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from importlib.util import find_spec
 from typing import Any
 
 CODE = (".text.", ".nv.constant", ".nv.global", ".nv.shared.")
-NOBITS = 8  # a section that has a size alone
+NOBITS = 8  # a section that has only a size
 
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
     import_module("dualops.cuda")
     wanted = import_module("dualops.cuda.offline").to_check(asked["operators"], asked["architectures"])
-    # they were one module once
+    # older revisions have both in one module
     split = find_spec("dualops.cuda.binaries")
     binaries: Any = import_module("dualops.cuda.binaries" if split else "dualops.cuda.compile")
     print(json.dumps([[f"{each.arch}  {each.kernel.identity}", binaries._key(*each)] for each in wanted]), flush=True)
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def digest(cubin: bytes) -> str:
-    """Of a cubin's code, constants and sizes of shared memory. Names are left out: Numba counts up in them."""
+    """Hash a cubin's code, constants and sizes of shared memory. Names are left out: Numba numbers them."""
     found = sorted(
         (next(kind for kind in CODE if name.startswith(kind)), size, hashlib.sha256(content).hexdigest())
         for name, size, content in sections(cubin)
@@ -47,7 +48,7 @@ def digest(cubin: bytes) -> str:
 
 
 def sections(elf: bytes) -> Iterator[tuple[str, int, bytes]]:
-    """The sections of a 64-bit ELF file: name, size, content."""
+    """Yield the sections of a 64-bit ELF file: name, size, content."""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     each, count, of_names = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, table + number * each) for number in range(count)]

@@ -1,4 +1,4 @@
-"""One run of one problem: results on the host, which rung made them, time and memory."""
+"""Run one problem once: results on the host, the rung that made them, time and memory."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .problems import Arrays, Job
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one run gave. seconds: on a GPU the median of several bursts, elsewhere of the only run."""
+    """Results of one run. seconds: on a GPU the median of several bursts, elsewhere the time of the only run."""
 
     results: Arrays
     rung: str
     seconds: float
     extra_bytes: int  # peak memory beyond inputs and results
-    flops: int = 0  # where speed is told
-    roof_seconds: float | None = None  # the time that the memory alone would need, where that is what counts
+    flops: int = 0  # 0 if speed is not shown
+    roof_seconds: float | None = None  # the time that memory traffic alone needs; None if arithmetic is the limit
 
 
 def on_reference(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
-    """The plain NumPy form, in the storage dtype. Peak memory is what NumPy allocated."""
+    """Run the plain NumPy form in the storage dtype. Peak memory is what NumPy allocated."""
     if kernel:
         raise CommandError(f"--kernel {kernel}: the reference has no rungs")
     tracemalloc.start()
@@ -46,7 +46,7 @@ def on_reference(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
 
 
 def on_simulator(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
-    """The kernels, in Python. Memory is what they ask for: the simulator's own is not theirs."""
+    """Run the kernels in Python. Memory is what they request, without the simulator's own."""
     call = getattr(import_module("dualops.cuda"), job.task.name)
     plan = plan_of(job, arrays, kernel)
     overwritten = job.task.spec.updates.values()
@@ -58,7 +58,7 @@ def on_simulator(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
 
 
 def on_gpu(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
-    """The kernels on the current GPU."""
+    """Run the kernels on the current GPU."""
     bench = Bench(job, arrays, kernel)
     plan = plan_of(job, bench.inputs[0], kernel)
     counted = bench.extra_bytes()
@@ -68,26 +68,26 @@ def on_gpu(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
 
 
 def plan_of(job: Job, arrays: Mapping[str, Any], kernel: str | None) -> Any:
-    """What `dualops.cuda` would do with these arrays: nothing is launched."""
+    """Return the plan of `dualops.cuda` for these arrays; launches nothing."""
     task, plan = job.task, import_module("dualops.cuda").plan
     return plan(task.spec.name, kernel=kernel, backward=task.backward, **arrays, **job.params)
 
 
 def workspace_bytes(plan: Any) -> int:
-    """What a plan's kernels hold beside inputs and results."""
+    """Return the bytes that a plan's kernels need beyond inputs and results."""
     return sum(meta.nbytes for meta in plan.choice.workspace.values())
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A run held against the truth: the result that came worst, and what to say of those that fail."""
+    """A run compared with the truth: its worst result, and messages about the results that fail."""
 
     worst: spec.Accuracy
     failures: list[str]
 
 
 class Judge:
-    """Holds results of a problem against the reference, which runs once for all rungs."""
+    """Compares results of a problem with the reference, which runs once for all rungs."""
 
     def __init__(self, job: Job, arrays: Arrays):
         self.job, self.arrays = job, arrays
@@ -102,7 +102,7 @@ class Judge:
         return self.job.named(self.job.task.lean_reference(**self.arrays, **self.job.params))
 
     def verdict(self, results: Arrays) -> Verdict:
-        """Hold every result against the float64 truth by the rule of `spec.compare`."""
+        """Compare every result with the float64 truth by the rule of `spec.compare`."""
         task, problem = self.job.task, self.job.problem
         terms = partial(terms_of(task.spec, task.backward), self.arrays, problem)
         both = self.truth, self.baseline

@@ -1,12 +1,13 @@
-"""The files of a new operator, in a clone of the repository: what CONTRIBUTING describes, to be written where they say.
+"""Write the files of a new operator, in a clone of the repository, in the places that CONTRIBUTING describes.
 
     python -m dualops new l2_norm
 
-writes its spec, reference, kernels, bridge, benchmark and test from `skeleton`, and names it in the packages, in README
-and in CHANGELOG. The skeleton is an operator along rows, y [..., N] of x, with one gradient; its kernels copy. Tests
-fail until the reference is written, then until kernels do the same, and parity's as long as a line says WRITE.
+writes its spec, reference, kernels, bridge, benchmark and test from `skeleton`, and adds its name to the packages,
+README and CHANGELOG. The skeleton is an operator along rows, y [..., N] of x, with one gradient; its kernels copy.
+Tests fail until the reference is written, then until the kernels compute the same. Parity tests fail as long as a line
+says WRITE.
 
-Exit code 2: the name is none, or is taken; or this is no clone. Nothing is written then.
+Exit code 2: the name is invalid or taken, or this is no clone. Nothing is written then.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from ..spec import OPERATORS
 from .errors import CommandError
 
-HELP = "the files of a new operator, to be filled in"
+HELP = "write the files of a new operator, to be filled in"
 
 ROOT = Path(__file__).parents[2]
 SKELETON = {
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def drafts(op: str) -> dict[Path, str]:
-    """The operator's own files. Raises CommandError for a name that none can have, and where there is no clone."""
+    """Return the operator's new files. Raises CommandError for an invalid name, and outside a clone."""
     if not (ROOT / "skeleton").is_dir():
         raise CommandError(f"{ROOT} is no clone of the repository, expected one: CONTRIBUTING.md there says more")
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", op) or keyword.iskeyword(op):
@@ -71,7 +72,7 @@ def drafts(op: str) -> dict[Path, str]:
 
 
 def _imported(line: str, names: tuple[str, ...]) -> Callable[[str, str], str]:
-    """An edit that adds an import to a package's `__init__` and names to its `__all__`, both where they sort."""
+    """Return an edit that adds an import to a package's `__init__` and names to its `__all__`, both sorted."""
 
     def edit(text: str, op: str) -> str:
         module = re.compile(r"^from \.(\w+) import ", re.MULTILINE)
@@ -84,7 +85,7 @@ def _imported(line: str, names: tuple[str, ...]) -> Callable[[str, str], str]:
         entries = listed.splitlines()
         for name in names:
             entry = f'    "{name.format(op)}",'
-            entries.insert(sum(there[5].isupper() or there < entry for there in entries), entry)  # constants are first
+            entries.insert(sum(old[5].isupper() or old < entry for old in entries), entry)  # constants come first
         return head + begin + "\n".join(entries) + "\n" + end + tail
 
     return edit
@@ -98,19 +99,19 @@ def _operators(text: str, op: str) -> str:
 
 
 def _table(text: str, op: str) -> str:
-    """Below README's last operator."""
+    """Add a row below README's last operator."""
     last = [found.end() for found in re.finditer(r"^\| `\w+`.*\n", text, re.MULTILINE)][-1]
     return text[:last] + ROW.format(op) + text[last:]
 
 
 def _change(text: str, op: str) -> str:
-    """At the end of what is added."""
+    """Add an entry at the end of the changelog's "Added"."""
     head, begin, rest = text.partition("### Added\n\n")
     entries, end, tail = rest.partition("\n#")
     return f"{head}{begin}{entries.rstrip()}\n{CHANGE.format(op)}{end}{tail}"
 
 
-# files that name all operators, and how each comes to name one more
+# files that name all operators, and the edit that adds a name to each
 PLACES: dict[str, Callable[[str, str], str]] = {
     "dualops/spec/__init__.py": _operators,
     "dualops/reference/__init__.py": _imported("from .{0} import {0}, {0}_backward", ("{0}", "{0}_backward")),

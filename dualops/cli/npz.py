@@ -1,7 +1,7 @@
-"""An .npz file from anybody: its headers are read and checked before any array is inflated.
+"""Read an .npz file from an untrusted source: its headers are checked before any array is decompressed.
 
-A file is wrong for one of many reasons: it is no zip, a member is encrypted, its header is no Python literal, it says a
-shape that its bytes are too few for. All of them are `BadFile`, one line that says which member is wrong and why.
+A file can be wrong in many ways: it is no zip, a member is encrypted, its header is no Python literal, or its bytes are
+too few for its shape. Each raises `BadFile`: one line that says which member is wrong and why.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from types import TracebackType
 import numpy as np
 
 SUFFIX = ".npy"
-LONGEST_HEADER = 10_000  # bytes, of which NumPy reads no more either
+LONGEST_HEADER = 10_000  # bytes; NumPy's own limit
 PREFIX = LONGEST_HEADER + 16  # with the magic string, the version and the header's length
-COMPRESSED = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}  # as np.savez and savez_compressed do
+# what np.savez and savez_compressed write
+COMPRESSED = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
 ENCRYPTED = 0x1
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
-# what zipfile, zlib and NumPy raise where bytes make no sense to them
+# what zipfile, zlib and NumPy raise for malformed bytes
 BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -41,7 +42,7 @@ BROKEN = (
     EOFError,
     LookupError,
     MemoryError,
-    RuntimeError,  # and NotImplementedError, RecursionError
+    RuntimeError,  # also NotImplementedError and RecursionError
     SyntaxError,
     TypeError,
     ValueError,
@@ -49,12 +50,12 @@ BROKEN = (
 
 
 class BadFile(Exception):
-    """The file can't be read as an .npz file of plain arrays, and why."""
+    """The file can't be read as an .npz file of plain arrays; the message says why."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a member of the file says of its array."""
+    """Dtype, shape and size of a member's array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -66,13 +67,13 @@ class Header:
 
 
 class Npz:
-    """An open .npz file. `members` by the arrays' names; `header` looks at one of them, `read` inflates it.
+    """An open .npz file: `members` by array name; `header` inspects an array, `read` decompresses it.
 
-    Raises BadFile for anything but plain arrays, and OSError where the file can't be opened.
+    Raises BadFile for anything but plain arrays, and OSError if the file can't be opened.
     """
 
     def __init__(self, path: Path):
-        if not stat.S_ISREG(mode := path.stat().st_mode):  # to open a pipe would wait for somebody who writes
+        if not stat.S_ISREG(mode := path.stat().st_mode):  # opening a pipe would wait for its writer
             raise (
                 OSError(errno.EISDIR, os.strerror(errno.EISDIR))
                 if stat.S_ISDIR(mode)
@@ -99,7 +100,7 @@ class Npz:
 
     @staticmethod
     def _check_members(members: list[zipfile.ZipInfo]) -> None:
-        """Only what np.savez writes: each name once, neither encrypted nor compressed in another way."""
+        """Accept only what np.savez writes: each name once, not encrypted, and in its two compressions."""
         seen = set()
         for member in members:
             name = member.filename
@@ -111,11 +112,11 @@ class Npz:
             if member.flag_bits & ENCRYPTED:
                 raise BadFile(f"has {name!r} encrypted")
             if member.compress_type not in COMPRESSED:
-                told = " or ".join(COMPRESSED.values())
-                raise BadFile(f"has {name!r} compressed by method {member.compress_type}, expected {told}")
+                methods = " or ".join(COMPRESSED.values())
+                raise BadFile(f"has {name!r} compressed by method {member.compress_type}, expected {methods}")
 
     def header(self, name: str) -> Header:
-        """What the array of that name is, from the first bytes of its member alone."""
+        """Return the header of an array, from the first bytes of its member alone."""
         member = self.members[name]
         with _broken(f"has a {member.filename!r} that can't be read"), self._zip.open(member) as stream:
             prefix = io.BytesIO(stream.read(PREFIX))
@@ -123,21 +124,21 @@ class Npz:
             if version not in READERS:
                 raise ValueError(f".npy version {version}, expected {' or '.join(map(str, READERS))}")
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Python 2 wrote it: no matter
+                warnings.simplefilter("ignore")  # of a file that Python 2 wrote; harmless
                 shape, _, dtype = READERS[version](prefix, max_header_size=LONGEST_HEADER)
             if dtype.hasobject or dtype.names or dtype.subdtype or dtype.kind in "USMm":
                 raise ValueError(f"dtype {dtype}, expected numbers")
             if any(type(size) is not int or size < 0 for size in shape):
                 raise ValueError(f"shape {shape}, expected sizes")
             header = Header(tuple(shape), dtype, member)
-            there = member.file_size - prefix.tell()
-            if there != header.nbytes:
-                raise ValueError(f"{there} bytes, expected {header.nbytes} for {dtype} of shape {shape}")
-            np.broadcast_to(np.zeros((), np.uint8), header.shape)  # raises for more axes than NumPy has
+            found = member.file_size - prefix.tell()
+            if found != header.nbytes:
+                raise ValueError(f"{found} bytes, expected {header.nbytes} for {dtype} of shape {shape}")
+            np.broadcast_to(np.zeros((), np.uint8), header.shape)  # raises for more axes than NumPy supports
             return header
 
     def read(self, name: str) -> np.ndarray:
-        """The array of that name."""
+        """Return the array of that name."""
         member = self.members[name]
         with _broken(f"has a {member.filename!r} that can't be read"), self._zip.open(member) as stream:
             with warnings.catch_warnings():
@@ -149,10 +150,10 @@ class Npz:
 
 
 @contextmanager
-def _broken(told: str) -> Iterator[None]:
-    """Turn what is raised within for bytes that make no sense into a BadFile."""
+def _broken(what: str) -> Iterator[None]:
+    """Turn an exception that malformed bytes cause into a BadFile."""
     try:
         yield
     except BROKEN as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise BadFile(f"{told}: {reason[:200]}") from None
+        raise BadFile(f"{what}: {reason[:200]}") from None

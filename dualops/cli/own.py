@@ -1,4 +1,4 @@
-"""The demo's own problems, out of the cases of the specs."""
+"""The demo's built-in problems, taken from the cases of the specs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TAGS = {"gpu": Tag.DEMO, "simulator": Tag.SIM, "reference": Tag.TEST}
 
 
 def own_jobs(task: Task, place: str, params: Mapping[str, Any], dtype: str | None) -> list[Job]:
-    """What the demo shows of a function, out of the cases that the place is meant for.
+    """Choose the problems that the demo shows for a function, from the cases for this place.
 
-    The case with most optional inputs, after the largest without any in each of the other dtypes, or in that which was
-    asked for; of an operator that is another's variant a single one. `params` go before those of a case, and leave out
-    cases that can't have them. Raises CommandError where nothing is left.
+    They are the case with most optional inputs, after the largest case without any in each other dtype (or in the
+    requested dtype). An operator that is a variant of another has only one. `params` replace those of a case; cases
+    that refuse them are left out. Raises CommandError if no case is left.
     """
     wanted = (dtype,) if dtype else SHOWN_DTYPES
     cases = [case for case in task.spec.tagged(_TAGS[place]) if case.dtype in wanted]
@@ -33,7 +33,7 @@ def own_jobs(task: Task, place: str, params: Mapping[str, Any], dtype: str | Non
                 found.append(job_of_case(task, replace(case, params={**case.params, **params})))
         except (TypeError, ValueError) as error:
             refused.append(str(error))
-    found = [job for job in found if job.flops]  # empty arrays are for tests
+    found = [job for job in found if job.flops]  # empty arrays are only for tests
     optional = _largest(
         [job for job in found if job.optional_inputs], lambda job: (len(job.optional_inputs), job.flops)
     )
@@ -50,7 +50,7 @@ def own_jobs(task: Task, place: str, params: Mapping[str, Any], dtype: str | Non
 
 
 def _largest(jobs: Sequence[Job], size: Callable[[Job], Any]) -> list[Job]:
-    """The first of the largest, if there is one."""
+    """Return the first of the largest jobs, if there is one."""
     return [max(jobs, key=size)] if jobs else []
 
 
@@ -68,24 +68,25 @@ def job_of_case(task: Task, case: Case) -> Job:
 
 
 def _metas(inputs: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], case: Case) -> dict[str, ArrayMeta]:
-    there = {given.name: case.dtype_of(given) for given in inputs if given.name in shapes}
+    dtypes = {given.name: case.dtype_of(given) for given in inputs if given.name in shapes}
     return {
         name: ArrayMeta(shapes[name], wanted, contiguous_strides(shapes[name]), "cpu", 0)
-        for name, wanted in there.items()
+        for name, wanted in dtypes.items()
     }
 
 
 def _forward_params(spec: Spec, case: Case, *, everything: bool = False) -> dict[str, Any]:
-    """The case's, for forward; with those that ask for every result that backward needs."""
+    """Return the case's parameters for forward, with those that ask for every result that backward needs."""
     names = [param.name for param in spec.params]
     asked = spec.requests if everything else {}
     return {name: value for name, value in case.params.items() if name in names} | asked
 
 
 def case_arrays(task: Task, case: Case, run: Callable[[Job, Arrays], Arrays] | None = None) -> Arrays:
-    """The inputs of a case. A gradient's are those that forward saved, and normal values for what comes in.
+    """Make the inputs of a case. Those of a gradient are what forward saved, and normal random numbers for incoming
+    gradients.
 
-    run: does the forward call, by the names of its results; the reference, if it is not given.
+    run: makes the forward call, with results by name; the reference, if it is None.
     """
     rng = np.random.default_rng(case.seed)
     arrays = task.spec.generate(task.spec, case, rng)
@@ -110,6 +111,6 @@ def _saved_and_incoming(
     for name in spec.bind(metas, asked).outputs():
         x = results[name]
         incoming = rng.standard_normal(x.shape, dtype=np.float64 if x.dtype == np.float64 else np.float32)
-        # what nothing moves, lse of a query that sees no key, has no gradient
+        # a constant result, such as the lse of a query that sees no key, has no gradient
         gradients[f"d{name}"] = np.where(x == -np.inf, 0, incoming).astype(x.dtype)
     return results | {x: results[y] for x, y in spec.saved_instead.items() if y in results} | gradients

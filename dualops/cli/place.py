@@ -14,17 +14,17 @@ PLACES = ("auto", "gpu", "simulator", "reference")
 
 
 class Place(NamedTuple):
-    """ "gpu", "simulator" or "reference"; and for the simulator that nobody asked for, what is missing for a GPU."""
+    """ "gpu", "simulator" or "reference". If nobody asked for the simulator, also what is missing for a GPU."""
 
     name: str
     missing: tuple[str, ...] = ()
 
 
 def choose(wanted: str) -> Place:
-    """The place for one of `PLACES`; sets Numba's switch, so call it before Numba is imported.
+    """Choose one of `PLACES` and set Numba's switch; call it before Numba is imported.
 
     "auto" is the simulator if the switch is set, else the GPU if there is one, else the simulator.
-    Raises CommandError where `wanted` is not to be had.
+    Raises CommandError if the `wanted` place is unavailable.
     """
     if wanted == "reference":
         return Place(wanted)

@@ -1,4 +1,4 @@
-"""What the demo runs: a public function and a problem of it. Its own problems: `own.py`; the user's: `files.py`."""
+"""What the demo runs: a public function and a problem for it. Built-in problems: `own.py`; the user's: `files.py`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .errors import CommandError
 
 Arrays = dict[str, np.ndarray]
 
-LEAN_BLOCK = 256  # rows and columns of a tile: NumPy's threads wait for one another on a kernel's 64
+LEAN_BLOCK = 256  # rows and columns of a tile; at a kernel's 64, NumPy's threads mostly wait
 
 
 @dataclass(frozen=True)
 class Task:
-    """A public function: an operator's forward, or its gradient."""
+    """A public function: an operator's forward or its gradient."""
 
     spec: Spec
     backward: bool
@@ -56,7 +56,7 @@ class Task:
 
     @property
     def lean_reference(self) -> Callable[..., Any]:
-        """The blocked form where there is one: it does not hold all that the plain form writes down (all scores)."""
+        """Return the blocked form if there is one: it does not hold all scores, as the plain form does."""
         blocked = getattr(reference, f"{self.name}_blocked", None)
         return partial(blocked, block_q=LEAN_BLOCK, block_kv=LEAN_BLOCK) if blocked else self.reference
 
@@ -65,37 +65,39 @@ class Task:
 
 
 def tasks() -> dict[str, Task]:
-    """Every landed operator, forward and gradient, in the order in which the demo shows them."""
+    """Return every operator, forward and gradient, in the order in which the demo shows them."""
     both = [Task(spec, backward) for spec in OPERATORS.values() for backward in (False, True)]
     return {task.name: task for task in both if not task.backward or task.spec.backward_cost is not None}
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A problem, which is a row of the demo's table on each rung, and how to come by its arrays."""
+    """A problem, which is a row of the demo's table on each rung, and how to load its arrays."""
 
     task: Task
     title: str
     problem: Problem
-    params: Mapping[str, Any]  # as they are given to the function
+    params: Mapping[str, Any]  # as the function takes them
     load: Callable[[], Arrays]
 
     @property
     def returned(self) -> dict[str, ArrayMeta]:
-        """The results of the call."""
+        """Shape, dtype and strides of the call's results."""
         return self.problem.outputs(self.task.outputs)
 
     def named(self, results: Any) -> Arrays:
-        """The results of a call by the names of the spec."""
+        """Name the results of a call as the spec does."""
         return dict(zip(self.returned, results if isinstance(results, tuple) else (results,), strict=True))
 
     @property
     def flops(self) -> int:
-        """Of sequences of different lengths more than there are: each counts as the longest. See `flops_of`."""
+        """Floating-point operations. Too many for sequences of different lengths: each counts as the longest. See
+        `flops_of`.
+        """
         return self.task.cost.flops(self.problem)
 
     def flops_of(self, arrays: Mapping[str, Any]) -> int:
-        """With these arrays."""
+        """Count the floating-point operations with these arrays, from the lengths of their sequences."""
         if "cu_seqlens_q" not in self.problem.arrays:
             return self.flops
         p, lengths = self.problem, ((q.stop - q.start, k.stop - k.start) for q, k in spans_of(arrays))
@@ -104,23 +106,23 @@ class Job:
 
     @property
     def bytes_moved(self) -> int:
-        """What must be read and written at the least."""
+        """The bytes that must be read and written at least."""
         return self.task.cost.bytes_read(self.problem) + self.task.cost.bytes_written(self.problem)
 
     @property
     def compute_bound(self) -> bool:
-        """Whether arithmetic, not memory, is what a good kernel waits for: tens of operations a byte, on any GPU."""
+        """Whether arithmetic, not memory, limits a good kernel: tens of operations per byte, on any GPU."""
         return self.flops > 20 * self.bytes_moved
 
     @property
     def optional_inputs(self) -> list[str]:
-        """Those of its arrays that a call may be without, but for what forward made."""
+        """The optional inputs that the problem has, without forward's results."""
         made = {output.name for output in self.task.spec.outputs}
-        there = self.problem.arrays.keys() - made
-        return [given.name for given in self.task.inputs if given.optional and given.name in there]
+        present = self.problem.arrays.keys() - made
+        return [given.name for given in self.task.inputs if given.optional and given.name in present]
 
     def parts(self) -> list[str]:
-        """The shapes of the inputs, those that are equal said once, and the parameters that are not as by default:
+        """Describe the inputs' shapes, equal ones together, and the parameters that differ from their defaults:
         "q 1×2×19×16", "k v 1×1×37×16", "causal=True".
         """
         by_shape: dict[tuple[int, ...], list[str]] = {}
@@ -128,26 +130,26 @@ class Job:
             by_shape.setdefault(meta.shape, []).append(name)
         shapes = [f"{' '.join(names)} {shape_of(shape)}" for shape, names in by_shape.items()]
         defaults = {param.name: param.default for param in self.task.params}
-        return shapes + [f"{name}={_told(x)}" for name, x in self.params.items() if x != defaults[name]]
+        return shapes + [f"{name}={_value_text(x)}" for name, x in self.params.items() if x != defaults[name]]
 
     def __str__(self) -> str:
         return f"{self.task.name} {self.problem.dtype}, {', '.join(self.parts())}"
 
 
 def shape_of(shape: Sequence[int]) -> str:
-    """ "1×2×19×16", or "()" without axes."""
+    """Format a shape: "1×2×19×16", or "()" without axes."""
     return "×".join(map(str, shape)) or "()"
 
 
-def _told(value: Any) -> str:
-    """A value, or the name of a function."""
+def _value_text(value: Any) -> str:
+    """Format a value, or the name of a function."""
     return getattr(value, "__name__", None) or str(value)
 
 
 def parse_params(pairs: Sequence[str], task: Task) -> dict[str, Any]:
-    """`["causal=True", "scale=0.1"]` as parameters; what is no Python literal is taken as a string.
+    """Parse `["causal=True", "scale=0.1"]` as parameters; what is no Python literal is read as a string.
 
-    Raises CommandError for a pair without "=", an unknown name, or a name given twice.
+    Raises CommandError for a pair without "=", an unknown name, or a repeated name.
     """
     known = [param.name for param in task.params]
     params: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar with the time left on a terminal, a plain line a step elsewhere."""
+"""Progress on stderr: on a terminal a bar with the time left, elsewhere a plain line per step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .console import Console
 
 
 class Steps:
-    """Call it with the name of each step as it begins: a plain line."""
+    """Prints a plain line per step: call it with the step's name when the step begins."""
 
     def __init__(self, total: int, console: Console):
         self.total, self.console = total, console
@@ -23,12 +23,12 @@ class Steps:
         print(f"[{self.begun}/{self.total}] {name}", file=self.console.file, flush=True)
 
     def aside(self) -> AbstractContextManager[None]:
-        """Within it lines may be written, to stdout too."""
+        """Pause the display, so that lines may be written, to stdout too."""
         return nullcontext()
 
 
 class StepsOnBar(Steps):
-    """The same on a bar, which is as long as all steps together are thought to take."""
+    """Shows the steps on a bar, which is as long as the estimated time of all steps."""
 
     def __init__(self, seconds: Sequence[float], console: Console, bar: Progress):
         super().__init__(len(seconds), console)
@@ -49,10 +49,10 @@ class StepsOnBar(Steps):
 
 @contextmanager
 def progress(steps: int | Sequence[float]) -> Iterator[Steps]:
-    """Gives what is to be told of each step as it begins.
+    """Yield the `Steps` to call at the beginning of each step.
 
-    steps: how many there are, or the seconds that each may take, however roughly: the time left is reckoned from them
-    and from the time gone.
+    steps: their number, or a rough estimate of the seconds of each. The time left follows from these and from the time
+    passed.
     """
     seconds = [1.0] * steps if isinstance(steps, int) else steps
     console = Console(stderr=True)
@@ -66,6 +66,6 @@ def progress(steps: int | Sequence[float]) -> Iterator[Steps]:
         TextColumn("left"),
         TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
-    everything = 24 * 3600  # speed is that of the whole run, not of the last half minute: steps differ
+    everything = 24 * 3600  # measure speed over the whole run, not the last half minute: steps differ
     with Progress(*columns, console=console, transient=True, speed_estimate_period=everything) as bar:
         yield StepsOnBar(seconds, console, bar)

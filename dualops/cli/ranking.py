@@ -1,5 +1,5 @@
-"""What the Configs of an operator would take on a GPU, best first, and what holds each up. Nothing is measured, and no
-GPU is needed.
+"""Rank the Configs of an operator by their estimated time on a GPU, and name what bounds each. Nothing is measured, and
+no GPU is needed.
 
     python -m dualops estimate flash_attention
     python -m dualops estimate flash_attention --arch rtx4090 --problem "B=2 H=16 S=8192 D=128 causal=True"
@@ -7,11 +7,11 @@ GPU is needed.
     python -m dualops estimate retention --arch h100 --problem "B=2 H=16 S=8192 D=128"
     python -m dualops estimate layer_norm --problem "M=32768 N=4096"
 
-A problem has sizes, NAME=NUMBER, parameters, NAME=VALUE, and dtype=, bfloat16 where it is not said; or arrays, as
-`warm` takes them. --build compiles so many, the best, for the GPU's architecture: registers and spills, and what spills
-goes to the end. dualops/cuda/cost/README.md says how to read the table, and how far off estimates are.
+A problem has sizes (NAME=NUMBER), parameters (NAME=VALUE), and dtype= (default bfloat16); or arrays, in the form that
+`warm` takes. --build compiles the best few for the GPU's architecture and shows registers and spills; a Config that
+spills moves to the end. dualops/cuda/cost/README.md says how to read the table, and how far off estimates are.
 
-Exit code 2: what was asked for can't be read, has no estimates, or can't be compiled here.
+Exit code 2: the request can't be read, has no estimates, or can't be compiled here.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from .place import SWITCH
 from .progress import progress
 from .report import bandwidth, tflops
 
-HELP = "rank an operator's Configs by what they would take on a GPU"
+HELP = "rank an operator's Configs by their estimated time on a GPU"
 
 DEFAULT = "h200"
-OTHER_COLUMNS, NARROWEST = 54, 20  # characters: of all columns but the Configs', and of these
+OTHER_COLUMNS, NARROWEST = 54, 20  # characters: all columns but the Configs', and the least width of that one
 DEEPER = " " * 4
 CAPTION = """\
-* is what a call takes today. KiB: a block's shared memory. Speed is bytes where
-the memory is busier than any unit, else operations. Shares are of the time:
-units work side by side, and what is named first bounds it. Nothing was
-measured; dualops/cuda/cost/README.md says how far off that may be."""
+* marks the Config that calls take today. KiB: a block's shared memory. Speed is
+in bytes if memory is busier than any unit, else in operations. Shares are of
+the time: units work in parallel, and the first one named is the bound. Nothing
+was measured; dualops/cuda/cost/README.md says how far off that may be."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "flash_attention, matmul, retention, softmax, rms_norm or layer_norm"
     parser.add_argument("operator", metavar="OPERATOR", help=names)
     parser.add_argument(
-        "--problem", default="", metavar="TEXT", help="sizes, parameters and dtype; default: a usual one"
+        "--problem", default="", metavar="TEXT", help="sizes, parameters and dtype; default: a typical one"
     )
     parser.add_argument("--arch", default=DEFAULT, metavar="GPU", help=f"such as rtx4090 or sm_80; default: {DEFAULT}")
     parser.add_argument("--forward", action="store_true", help="not the gradient")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="rows of a table; default: 10")
-    parser.add_argument("--build", type=int, default=0, metavar="N", help="compile so many, the best; default: none")
+    parser.add_argument("--build", type=int, default=0, metavar="N", help="compile this many, the best; default: none")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.build:
         require_compiler()
     elif find_spec("numba_cuda") is None:
-        os.environ[SWITCH] = "1"  # without a compiler Numba has nothing but its simulator, and none is needed
+        os.environ[SWITCH] = "1"  # without a compiler Numba has only its simulator, and no compiler is needed here
     import_module("dualops.cuda")  # registers the operators
     cost = import_module("dualops.cuda.cost")
     try:
@@ -93,12 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(ranking: Any, top: int, width: int) -> Table:
-    """The first rows of a ranking, and what a call takes today, wherever it stands; Configs in lines of `width`."""
+    """Return the first rows of a ranking, and the Config that a call takes today; wrap Configs at `width`."""
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("", "time", "speed", "KiB"):
         shown.add_column(name, justify="right", overflow="fold")
     for name in ("rung, Config of a kernel", "what bounds it"):
-        shown.add_column(name, overflow="fold")  # in a narrow window too no cell loses its end
+        shown.add_column(name, overflow="fold")  # keep the ends of cells in a narrow window
     for place, row in enumerate(ranking.rows, 1):
         if place <= top or row.taken or row.built:
             shown.add_row(*map(Text, cells(place, row, ranking, width)))
@@ -106,7 +106,7 @@ def table(ranking: Any, top: int, width: int) -> Table:
 
 
 def cells(place: int, row: Any, ranking: Any, width: int) -> tuple[str, ...]:
-    """Of one candidate; what the compiler said of it stands below its Config."""
+    """Return the cells of one candidate; the compiler's report stands below its Config."""
     candidate, said, estimate = row.candidate, row.built, row.candidate.estimate
     seconds, busiest = estimate.seconds, max(estimate.busy, key=lambda unit: estimate.busy[unit])
     below = [*map(str, candidate.parts)]

@@ -1,4 +1,4 @@
-"""The demo's tables: what `--verbose` tells of each run, in 80 columns."""
+"""The demo's tables: what `--verbose` shows for each run, in 80 columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .measure import Measurement
 from .problems import Job
 
 NOT_CHECKED = "not checked"
-# titles and widths: those of a GPU come to 79 columns
+# titles and widths: on a GPU 79 columns in total
 COLUMNS = {
     "  rung": 8,
     "max error\nbaseline": 9,
@@ -41,12 +41,12 @@ MEMORY_TOLD = {
 
 
 class Row(NamedTuple):
-    """One run: what ran, and how far from the truth it came out (None: not held against it)."""
+    """One run: what ran, and its error compared with the truth (None: not checked)."""
 
     job: Job
     run: Measurement
     accuracy: Accuracy | None
-    failures: Sequence[str] = ()  # what is to be said of the results that are too far from it
+    failures: Sequence[str] = ()  # messages about results over their tolerance
 
     @property
     def failed(self) -> bool:
@@ -58,12 +58,12 @@ class Row(NamedTuple):
 
     @property
     def of_roof(self) -> float | None:
-        """How near it came to what the memory can do, where that is what counts."""
+        """The share of the memory's best speed, if memory is the limit."""
         return None if self.run.roof_seconds is None else self.run.roof_seconds / self.run.seconds
 
 
 def print_table(rows: Sequence[Row], place: str) -> None:
-    """A line for each problem, with a row for each of its runs below."""
+    """Print a heading for each problem, with a row for each of its runs below."""
     console = Console(highlight=False)
     for number, (job, runs) in enumerate(groupby(rows, key=lambda row: row.job)):
         console.print(Text("\n".join(heading(job, place, console.width))))
@@ -72,24 +72,24 @@ def print_table(rows: Sequence[Row], place: str) -> None:
 
 
 def heading(job: Job, place: str, width: int) -> list[str]:
-    """ "softmax, simulator, float32: x 3×70, axis=0", in lines of this width."""
-    parts = ", ".join(part.replace(" ", NO_BREAK) for part in job.parts())  # "q k 2×3" stays together
-    told = textwrap.wrap(
+    """Return "softmax, simulator, float32: x 3×70, axis=0", in lines of this width."""
+    parts = ", ".join(part.replace(" ", NO_BREAK) for part in job.parts())  # keeps "q k 2×3" on one line
+    lines = textwrap.wrap(
         f"{job.task.name}, {place}, {job.problem.dtype}: {parts}",
         width,
         subsequent_indent=DEEPER,
         break_on_hyphens=False,
     )
-    return [line.replace(NO_BREAK, " ") for line in told]
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def table(rows: Sequence[Row], place: str, *, titles: bool = True) -> Table:
-    """Rung, errors, time, memory, and on a GPU speed and share of the roof: of runs of one problem."""
+    """Build the table of one problem's runs: rung, errors, time, memory, and on a GPU speed and share of the roof."""
     made = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=titles)
     columns = {**COLUMNS, **(COLUMNS_OF_GPU if place == "gpu" else {})}
     for title, width in columns.items():
         justify = "left" if "rung" in title else "right"
-        made.add_column(title, justify=justify, min_width=width, overflow="fold")  # no cell loses its end
+        made.add_column(title, justify=justify, min_width=width, overflow="fold")  # keep the ends of cells
     for row in rows:
         made.add_row(*map(Text, _cells(row, place)), style="bold red" if row.failed else None)
     return made
@@ -124,12 +124,12 @@ def _seconds(seconds: float) -> str:
 
 
 def digits(number: float) -> str:
-    """Three digits or more, and no exponent: "1.25", "612", "1023"."""
+    """Format a number with three digits or more, without exponent: "1.25", "612", "1023"."""
     return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
 
 
 def size(count: float) -> str:
-    """Bytes as a person reads them."""
+    """Format bytes for a person."""
     for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
             return f"{digits(count / 1024**power)} {name}"
@@ -137,7 +137,7 @@ def size(count: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a person reads it: "50 %"."""
+    """Format a share for a person: "50 %"."""
     return f"{100 * share:.0f} %" if share < 10 else "> 999 %"
 
 

@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parent / "machine_code.py"
 
 
 class Code(NamedTuple):
-    """Of a kernel."""
+    """Machine code of a kernel."""
 
     digest: str
     registers: int
@@ -30,14 +30,14 @@ class Code(NamedTuple):
 
 
 class Tree:
-    """A process that runs a tree's dualops, and what it says of that tree's kernels."""
+    """A process that runs a tree's dualops and reports on that tree's kernels."""
 
     def __init__(self, folder: str | Path, running: subprocess.Popen[str]):
         self.folder, self.running = folder, running
         self.keys: dict[str, str] = dict(json.loads(self._line()))
 
     def codes(self, names: Sequence[str]) -> Iterator[str | dict[str, Code]]:
-        """Build these: the name of each as it is built, then the code of all."""
+        """Build these kernels: yield the name of each as it is built, then the code of all."""
         numbers = {name: number for number, name in enumerate(self.keys)}
         assert self.running.stdin
         print(json.dumps([numbers[name] for name in names]), file=self.running.stdin, flush=True)
@@ -49,7 +49,7 @@ class Tree:
         assert self.running.stdout
         if line := self.running.stdout.readline():
             return line
-        raise CommandError(f"the kernels in {self.folder} could not be built")  # it said why
+        raise CommandError(f"the kernels in {self.folder} could not be built")  # the process has printed why
 
 
 def run(revision: str, operators: Sequence[str], architectures: Sequence[str], jobs: int) -> int:
@@ -81,7 +81,7 @@ def unpack(revision: str, folder: Path) -> None:
 
 @contextmanager
 def tree(folder: str | Path, asked: str) -> Iterator[Tree]:
-    """The kernels of the dualops in a folder."""
+    """Start a process for the kernels of the dualops in a folder."""
     command = [sys.executable, "-P", str(SCRIPT), asked]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     pipe = subprocess.PIPE
@@ -93,16 +93,16 @@ def tree(folder: str | Path, asked: str) -> Iterator[Tree]:
 
 
 def differences(before: Tree, after: Tree) -> Iterator[str]:
-    """A line for each kernel that differs. What has one key in both is not built."""
+    """Yield a line for each kernel that differs. A kernel with the same key in both trees is not built."""
     old, new = ({*one.keys.items()} - {*other.keys.items()} for one, other in ((before, after), (after, before)))
     codes = list[dict[str, Code]]()
     with progress(len(old) + len(new)) as advance:
         for one, changed in ((before, old), (after, new)):
-            for told in one.codes([name for name in one.keys if (name, one.keys[name]) in changed]):
-                if isinstance(told, str):
-                    advance(told)
+            for item in one.codes([name for name in one.keys if (name, one.keys[name]) in changed]):
+                if isinstance(item, str):
+                    advance(item)
                 else:
-                    codes.append(told)
+                    codes.append(item)
     was, now = codes
     gone = {name: code for name, code in was.items() if name not in now}
     for name, code in now.items():

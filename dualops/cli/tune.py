@@ -1,17 +1,17 @@
-"""The ways to do an operator's problems timed on this GPU: the fastest is what calls like them take from then on.
+"""Time the ways to serve an operator's problems on this GPU. Later calls with such a problem take the fastest.
 
-    python -m dualops tune matmul                                   at the sizes that it is timed at
+    python -m dualops tune matmul                                   at the sizes of the benchmarks
     python -m dualops tune flash_attention --problem "B=2 H=16 S=8192 D=128 causal=True"
     python -m dualops tune softmax --problem "x=8192x4096:bfloat16" --top 4
-    python -m dualops tune matmul --dry-run --arch rtx4090          which they are: nothing is timed, no GPU is needed
-    python -m dualops tune --clear                                  forget what was measured; with an operator: of it
+    python -m dualops tune matmul --dry-run --arch rtx4090          list the ways: times nothing, needs no GPU
+    python -m dualops tune --clear                                  forget all measured times, or an operator's
 
-A problem is said as `estimate` and `warm` take it: sizes of attention, matmul, retention, softmax and the norms, or
-arrays. What was timed before is not timed again, unless --anew; Ctrl-C loses nothing that was.
-`print(dualops.cuda.plan(...))` says what a call takes.
+State a problem as for `estimate` and `warm`: sizes of attention, matmul, retention, softmax and the norms, or arrays.
+What was timed before is not timed again without --anew. Ctrl-C loses nothing that was timed.
+`print(dualops.cuda.plan(...))` shows the way that a call takes.
 
-Exit code 2: what was asked for can't be read, is no problem of the operator's, there is no GPU to time it on or none of
-its ways works there, or the cache can't be written.
+Exit code 2: the request can't be read or is no problem of the operator's, there is no GPU or none of the ways works on
+it, or the cache can't be written.
 """
 
 from __future__ import annotations
@@ -35,20 +35,24 @@ from .progress import progress
 
 HELP = "time an operator's ways on this GPU and keep the fastest"
 
-DEFAULT = "h200"  # of --dry-run
+DEFAULT = "h200"  # for --dry-run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("operator", nargs="?", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}")
     parser.add_argument(
-        "--problem", action="append", default=[], metavar="TEXT", help="instead of what is timed, may be repeated"
+        "--problem",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a problem instead of the benchmark's; repeatable",
     )
     parser.add_argument("--forward", action="store_true", help="not the gradient")
-    parser.add_argument("--top", type=int, default=8, metavar="N", help="so many ways of each problem; default: 8")
-    parser.add_argument("--anew", action="store_true", help="also those that were timed before")
-    parser.add_argument("--dry-run", action="store_true", help="say which they are, and time none")
-    parser.add_argument("--arch", metavar="GPU", help=f"of --dry-run, such as rtx4090 or sm_80; default: {DEFAULT}")
-    parser.add_argument("--clear", action="store_true", help="forget what was measured, and time nothing")
+    parser.add_argument("--top", type=int, default=8, metavar="N", help="number of ways for each problem; default: 8")
+    parser.add_argument("--anew", action="store_true", help="time again what was timed before")
+    parser.add_argument("--dry-run", action="store_true", help="list the ways, and time none")
+    parser.add_argument("--arch", metavar="GPU", help=f"for --dry-run, such as rtx4090 or sm_80; default: {DEFAULT}")
+    parser.add_argument("--clear", action="store_true", help="forget measured times, and time nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"--arch {arguments.arch}: what is timed is this GPU, another one is for --dry-run")
     if arguments.clear:
         if arguments.dry_run or arguments.problem or arguments.forward or arguments.anew:
-            raise CommandError("--clear forgets all of an operator, expected no other option beside it")
+            raise CommandError("--clear forgets all times of an operator, expected no other option with it")
         _without_compiler()
         return _clear(name)
     if name is None:
@@ -76,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         problems = [(task, case) for case in _cases(name, arguments.problem) for task in _of_case(found, case)]
         absent_problem = import_module("dualops.cuda.offline").absent_problem
         for task, case in problems:
-            absent_problem(task.spec, case, task.backward)  # raises what is wrong, before any of them is timed
+            absent_problem(task.spec, case, task.backward)  # raises for a wrong problem before any is timed
         if arguments.dry_run:
             return _dry_run(problems, arguments.arch or DEFAULT, arguments.top)
         cache_folder()
@@ -86,13 +90,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _without_compiler() -> None:
-    """Where there is none, Numba has nothing but its simulator, and none is needed."""
+    """Select the simulator if there is no compiler; none is needed here."""
     if find_spec("numba_cuda") is None:
         os.environ[SWITCH] = "1"
 
 
 def _clear(name: str | None) -> int:
-    """Forget the records of an operator and its gradient, or all."""
+    """Forget the records of an operator and its gradient, or all records."""
     clear = import_module("dualops.cuda.tuned").clear
     try:
         count = clear() if name is None else clear(name) + clear(f"{name}_backward")
@@ -103,7 +107,7 @@ def _clear(name: str | None) -> int:
 
 
 def _cases(name: str, texts: Sequence[str]) -> list[Case]:
-    """What texts state, or what the operator is timed at. Raises ValueError for one that can't be read."""
+    """Return the cases that texts state, or the benchmark's. Raises ValueError for an unreadable text."""
     spec = OPERATORS[name]
     found = [_case(spec, text) for text in texts] or list(spec.tagged(Tag.BENCH))
     for case in found:
@@ -119,12 +123,12 @@ def _case(spec: Spec, text: str) -> Case:
 
 
 def _of_case(found: Sequence[Task], case: Case) -> list[Task]:
-    """Without the gradient of a case that has none."""
+    """Leave out the gradient of a case that has none."""
     return [task for task in found if case.backward or not task.backward]
 
 
 def _dry_run(problems: Sequence[tuple[Task, Case]], arch: str, top: int) -> int:
-    """The ways in the order that the operator puts them in."""
+    """Print the ways in the operator's own order."""
     device = import_module("dualops.cuda.cost").architecture(arch).device
     offline, operations = import_module("dualops.cuda.offline"), import_module("dualops.cuda.launch").OPERATIONS
     title = import_module("dualops.cuda.tuned").title
@@ -139,7 +143,7 @@ def _dry_run(problems: Sequence[tuple[Task, Case]], arch: str, top: int) -> int:
 
 
 def _tune(problems: Sequence[tuple[Task, Case]], top: int, anew: bool) -> int:
-    """Each problem's record, as soon as it is there."""
+    """Time each problem's ways, and print its record."""
     tune = import_module("dualops.cuda.tuning").tune
     with progress(len(problems) * top) as begin:
         for task, case in problems:
@@ -153,5 +157,5 @@ def _tune(problems: Sequence[tuple[Task, Case]], top: int, anew: bool) -> int:
 
 
 def _on_gpu(job: Job, arrays: Arrays) -> Arrays:
-    """A call's results: of sizes that the reference would take minutes for."""
+    """Compute forward's results on the GPU: at these sizes the reference would take minutes."""
     return Bench(job, arrays, None).results()

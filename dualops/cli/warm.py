@@ -1,15 +1,15 @@
-"""Kernels compiled ahead of time and kept on the disk, so that no call waits for a compiler. Launches nothing.
+"""Compile kernels ahead of time and keep them on the disk, so that no call waits for a compiler. Launches nothing.
 
-    python -m dualops warm                      every operator at the sizes that it is timed at
+    python -m dualops warm                      every operator at the sizes of the benchmarks
     python -m dualops warm softmax rms_norm     some of them
-    python -m dualops warm --problem "softmax:rows32768x*"      cases of such names, those timed beside peers too
+    python -m dualops warm --problem "softmax:rows32768x*"      cases with matching names, peer comparisons too
     python -m dualops warm flash_attention --problem "q=2x32x4096x128:bfloat16 k=2x8x4096x128 v=2x8x4096x128"
 
 A problem has a word for each array, name=SHAPE:DTYPE, and for each parameter, name=VALUE (causal=True), without spaces
-inside. The first array's dtype is float32 unless it is said, and the others follow it. SHAPE@0213 says in which order
-axes lie in memory, the slowest first. Where no operator is named, a problem begins with its own.
+inside. The default dtype of the first array is float32; the others follow the first. SHAPE@0213 gives the order of axes
+in memory, the slowest first. Without a named operator, a problem begins with its operator.
 
-Exit code 2: what was asked for can't be read, is no problem of the operator's, or can't be compiled or kept here.
+Exit code 2: the request can't be read, is no problem of the operator's, or can't be compiled or kept here.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ HELP = "compile kernels ahead of time, on all cores"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}; default: all")
     parser.add_argument(
-        "--problem", action="append", default=[], metavar="TEXT", help="instead of what is timed, may be repeated"
+        "--problem",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a problem instead of the benchmark's; repeatable",
     )
     parser.add_argument("--forward", action="store_true", help="no kernels for gradients")
     parser.add_argument(
         "--arch", nargs="+", default=[], metavar="ARCH", help='such as sm_90a, or "all"; default: the GPU'
     )
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="processes that compile side by side; default: one a core"
+        "--jobs", type=int, metavar="N", help="processes that compile in parallel; default: one per core"
     )
 
 
@@ -59,12 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(str(error)) from None
     began = time.perf_counter()
     kernels = import_module("dualops.cuda.cache").kernels
-    there = kernels().keys()
+    before = kernels().keys()
     try:
         with progress(len(wanted)) as advance:
             for report in offline.build_all(wanted, arguments.jobs, must_keep=True):
                 advance(f"{report.arch}  {report.name}")
-        built = len(kernels().keys() - there)
+        built = len(kernels().keys() - before)
     except OSError as error:
         raise not_kept(error) from None
     print(f"{len(wanted)} kernels in {folder}, {built} of them compiled now, in {time.perf_counter() - began:.1f} s")
@@ -72,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _problems(operators: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Operators, or problems that begin with theirs."""
+    """Return operators, or problems that begin with their operator's name."""
     known = operators_of(operators)
     if texts and len(operators) > 1:
         raise CommandError(

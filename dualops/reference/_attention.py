@@ -1,4 +1,4 @@
-"""What the forms of attention share: the options of a call as NumPy has them, and products that masks hold for."""
+"""Shared by the forms of attention: a call's options as NumPy functions, and masked products."""
 
 from __future__ import annotations
 
@@ -17,61 +17,62 @@ from ._rounding import abs_strides, arithmetic, bound
 
 
 class Options(NamedTuple):
-    """The options of a call, to be asked about any tile of scores."""
+    """The options of a call, as functions of any tile of scores."""
 
     chain: Chain
     args: tuple[Any, ...]
     problem: Problem
     offset: int  # position of query 0 among the keys
-    first: int  # number of batch 0, where a batch is one of several sequences
+    first: int  # number of batch 0, if a batch is one of several sequences
 
     def everywhere(self) -> At:
-        """The places of all scores."""
+        """Return the places of all scores."""
         return self.at(0, self.problem.Sq, 0, self.problem.Sk)
 
     def at(self, m0: int, m1: int, n0: int, n1: int) -> At:
-        """The places of the scores of queries m0 to m1 and keys n0 to n1."""
+        """Return the places of the scores of queries m0 to m1 and keys n0 to n1."""
         b, h = self.first + np.arange(self.problem.B), np.arange(self.problem.H)
         i, j = np.arange(m0, m1)[:, None], np.arange(n0, n1)
         distance = (i + self.offset - j).astype(numpy_dtype(compute_dtype(self.problem.dtype)))
         return At(b[:, None, None, None], h[:, None, None], i, j, i + self.offset, distance, j % 2)
 
     def scores(self, products: np.ndarray, at: At) -> np.ndarray:
-        """S of s0 = scale * q @ k.T: through all options, -inf where a mask is. [B, H, queries, keys]"""
+        """Apply all options to s0 = scale * q @ k.T; masked scores are -inf. [B, H, queries, keys]"""
         visible = self.chain.visible(self.args, at)
         return np.where(visible, self.chain.score(products, self.args, at), -np.inf).astype(products.dtype)
 
     def counts(self, scores: np.ndarray, lse: np.ndarray, at: At) -> np.ndarray:
-        """Which of these scores have a part in gradients: a score of -inf has one where its row is NaN, but not where a
-        mask hides it. lse [B, H, queries].
+        """Mark the scores that have a part in gradients. lse [B, H, queries].
+
+        A score of -inf has a part if its row is NaN, unless a mask hides it.
         """
         return (scores != -np.inf) | (np.isnan(lse)[..., None] & self.chain.visible(self.args, at))
 
     def slope(self, products: np.ndarray, at: At) -> np.ndarray:
-        """dS / ds0."""
+        """Return the slope dS / ds0."""
         return np.broadcast_to(self.chain.slope(products, self.args, at), products.shape)
 
     def weight(self, at: At) -> np.ndarray:
-        """What dropout multiplies the probabilities by."""
+        """Return the factor of the probabilities under dropout."""
         return self.chain.weight(self.args, at)
 
     def sinks(self) -> Any:
-        """A logit for each head, [H, 1], or None."""
+        """Return a logit for each head, [H, 1], or None."""
         return self.chain.sink(self.args, np.arange(self.problem.H))[:, None] if self.chain.sinks else None
 
     def key_range(self, m0: int, m1: int) -> tuple[int, int]:
-        """The keys that any of the queries m0 to m1 may see."""
+        """Return the range of keys that any of the queries m0 to m1 may see."""
         return self.chain.key_range(self.args, m0, m1, self.offset, self.problem.Sk)
 
     def query_range(self, n0: int, n1: int) -> tuple[int, int]:
-        """The queries that may see any of the keys n0 to n1."""
+        """Return the range of queries that may see any of the keys n0 to n1."""
         return self.chain.query_range(self.args, n0, n1, self.offset, self.problem.Sq)
 
 
 def bound_with_blocks(
     spec: Spec, given: Mapping[str, Any], *, backward: bool = False
 ) -> tuple[Problem, dict[str, Any]]:
-    """`bound`, with the array of a BlockMask in its place. It tells nothing that mask_mod does not tell."""
+    """Call `bound` with the array of a BlockMask. The array adds nothing to mask_mod: it only skips work."""
     if "options" in given:
         given = with_options(spec, given, given["options"], backward=backward)
         given.pop("options", None)
@@ -83,7 +84,7 @@ def bound_with_blocks(
 
 
 def options_of(problem: Problem, arrays: Mapping[str, Any], first: int = 0, *, gradient: bool = False) -> Options:
-    """The options of a problem whose arrays are at hand; with slopes for a gradient."""
+    """Return the options of a problem with its arrays; with slopes for a gradient."""
     dtype = numpy_dtype(compute_dtype(problem.dtype))
     having = variants(OPTIONS, problem)
     chain = compose(having, _verbs(dtype, gradient))
@@ -98,7 +99,7 @@ def _tanh_slope(x: Any, rate: Any) -> Any:
 
 
 def _verbs(dtype: np.dtype, gradient: bool) -> Verbs:
-    """What options are written in, on arrays whose arithmetic is in `dtype`."""
+    """Return the functions that options are written in, for arrays with arithmetic in `dtype`."""
     number = partial(np.asarray, dtype=dtype)
 
     def function(user: UserFunction) -> Callable[..., Any]:
@@ -126,7 +127,7 @@ def _verbs(dtype: np.dtype, gradient: bool) -> Verbs:
 
 
 def _in_numpy(args: Any, arrays: Mapping[str, Any], problem: Problem) -> Any:
-    """An option's arguments with arrays in place of their names, and floats of the dtype of arithmetic."""
+    """Replace names in an option's arguments by arrays, and floats by the dtype of arithmetic."""
     dtype = numpy_dtype(compute_dtype(problem.dtype)).type
 
     def resolve(value: Any) -> Any:
@@ -143,18 +144,18 @@ def _in_numpy(args: Any, arrays: Mapping[str, Any], problem: Problem) -> Any:
 
 
 def over_group(array: np.ndarray, group: int) -> np.ndarray:
-    """Key heads as the query heads see them: [B, Hkv, S, D] -> [B, H, S, D]."""
+    """Repeat key heads for the query heads: [B, Hkv, S, D] -> [B, H, S, D]."""
     return np.repeat(array, group, axis=1)
 
 
 def group_sum(array: np.ndarray, group: int) -> np.ndarray:
-    """The gradient of `over_group`: [B, H, S, D] -> [B, Hkv, S, D]."""
+    """Sum over each group, the gradient of `over_group`: [B, H, S, D] -> [B, Hkv, S, D]."""
     B, H, S, D = array.shape
     return array.reshape(B, H // group, group, S, D).sum(axis=2)
 
 
 def masked_product(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """left [.., m, k] @ right [.., k, n], where a pair that does not count adds nothing, even if `right` is NaN."""
+    """left [.., m, k] @ right [.., k, n]. A pair that does not count adds nothing, even if `right` is NaN."""
     if np.isfinite(right).all():
         return left @ right
     result = np.zeros((*left.shape[:-1], right.shape[-1]), left.dtype)
@@ -165,5 +166,5 @@ def masked_product(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> n
 
 
 def finite(row_max: np.ndarray) -> np.ndarray:
-    """0 in place of the -inf of a row that has seen nothing, so that -inf - (-inf) is never formed."""
+    """Replace the -inf of a row without visible keys by 0, so that -inf - (-inf) is never formed."""
     return np.where(row_max == -np.inf, 0, row_max).astype(row_max.dtype)

@@ -1,4 +1,4 @@
-"""Users' functions of numbers, called on arrays."""
+"""Call users' functions of numbers on arrays."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..spec.attention.function import UserFunction
 
 
 def elementwise(user: UserFunction, number: Callable[[Any], np.ndarray]) -> Callable[..., np.ndarray]:
-    """A user's function, on arrays that broadcast against one another: a score of `number`'s dtype, and integers.
+    """Call a user's function on arrays that broadcast together: a score of `number`'s dtype, and integers.
 
-    Returns scores of that dtype, or truth values where no score goes in, of the arrays' common shape. A function that
-    does to arrays what it does to their elements is called once; any other, which branches or calls `math`, once for
-    each element, with NumPy scalars. What it raises there, such as math.exp's OverflowError, comes through.
+    Returns an array of the common shape: scores of that dtype, or truth values for a function without a score. A
+    function that works on arrays as on their elements is called once. Any other, which branches or calls `math`, is
+    called once per element with NumPy scalars. Its exceptions, such as math.exp's OverflowError, propagate.
     """
     function = user.function
     dtype = number(0).dtype if user.parameters[0] == "score" else np.dtype(bool)
 
     def on_arrays(*arrays: Any) -> np.ndarray:
-        with np.errstate(all="ignore"):  # as on a GPU; np.where computes also what it does not choose
+        with np.errstate(all="ignore"):  # as on a GPU; np.where also computes the branch that it drops
             result = np.asarray(function(*arrays)).astype(dtype)
         return np.broadcast_to(result, np.broadcast_shapes(*map(np.shape, arrays)))
 
@@ -35,8 +35,9 @@ def elementwise(user: UserFunction, number: Callable[[Any], np.ndarray]) -> Call
 
 
 def _takes_arrays(user: UserFunction, on_arrays: Callable[..., Any], on_elements: Callable[..., Any]) -> bool:
-    """Whether a function gives on arrays what it gives on their elements. It is asked about two, so that no branch
-    on an array passes; in a function without branches all elements go the same way.
+    """Whether a function gives the same on arrays as on their elements.
+
+    It is tested with two elements: a branch on an array then fails. Without branches, all elements take the same path.
     """
     samples = {"score": np.array([0.5, -0.75]), "i": np.array([0, 1]), "j": np.array([1, 0])}
     arrays = [samples.get(name, np.array([0, 0])) for name in user.parameters]

@@ -1,4 +1,4 @@
-"""What rms_norm and layer_norm share in NumPy. Rows lie along the last axis: x [..., N]."""
+"""Shared by rms_norm and layer_norm in NumPy. Rows lie along the last axis: x [..., N]."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._rounding import arithmetic
 
 
 def with_residual(x: np.ndarray, residual: np.ndarray | None) -> np.ndarray:
-    """x + residual, rounded to x's dtype: it is a result, and what is normalised. [..., N]"""
+    """Return x + residual, rounded to x's dtype: a result, and the input of the norm. [..., N]"""
     if residual is None:
         return x
     with np.errstate(invalid="ignore", over="ignore"):
@@ -16,11 +16,11 @@ def with_residual(x: np.ndarray, residual: np.ndarray | None) -> np.ndarray:
 
 
 def row_mean(rows: np.ndarray) -> np.ndarray:
-    """The mean of each row; NaN of one without elements. [...]"""
+    """Return the mean of each row; NaN for a row without elements. [...]"""
     return np.asarray(rows.sum(axis=-1) / rows.dtype.type(rows.shape[-1]))
 
 
 def sum_of_rows(rows: np.ndarray) -> np.ndarray:
-    """The sum of all rows, in pairs rather than one row after another, which rounds less. [N]"""
+    """Return the sum of all rows. NumPy adds in pairs, which rounds less than one row after another. [N]"""
     columns = np.ascontiguousarray(np.moveaxis(rows, -1, 0))  # [N, ...]
     return columns.sum(axis=tuple(range(1, columns.ndim)))

@@ -1,4 +1,4 @@
-"""What references share: the door (`bound`) and the dtype that arithmetic is carried in (`arithmetic`)."""
+"""Shared by the references: argument checks (`bound`) and the dtype of arithmetic (`arithmetic`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..spec.named import with_options
 
 
 def bound(spec: Spec, given: Mapping[str, Any], *, backward: bool = False) -> tuple[Problem, dict[str, Any]]:
-    """The problem that a call with these arguments states, and its arrays by name; or the spec's error.
+    """Return the problem of a call and its arrays by name, or raise the spec's error.
 
-    given: arrays and parameters by name (what else is in it is passed over), None for an optional array; with `options`
-    among them those are more of them, and what they leave out has its default.
+    given: arrays and parameters by name, None for an optional array; other names are ignored. Its `options`, if
+    present, are further arguments by name; those left out have their defaults.
     """
     if "options" in given:
         given = with_options(spec, given, given["options"], backward=backward)
@@ -45,16 +45,16 @@ def bound(spec: Spec, given: Mapping[str, Any], *, backward: bool = False) -> tu
 
 
 def abs_strides(array: np.ndarray) -> np.ndarray:
-    """`array`, or a copy where a stride is negative or no whole element: a reference reads any layout."""
+    """Return `array`, or a copy if a stride is negative or no multiple of the item size."""
     odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
     return array.copy() if odd else array
 
 
 def arithmetic(array: np.ndarray) -> np.ndarray:
-    """`array` in the dtype that it is computed in: float64 as it is, everything narrower as float32."""
+    """Return `array` in the dtype of arithmetic: float64 stays, narrower dtypes become float32."""
     return array if array.dtype == np.float64 else array.astype(np.float32)
 
 
 def rows_last(array: np.ndarray, axis: int) -> np.ndarray:
-    """`arithmetic(array)` with `axis` last and contiguous: NumPy then sums a row alike whatever lies beside it."""
+    """Return `arithmetic(array)` with `axis` last and contiguous: NumPy's sum of a row then ignores the other rows."""
     return np.ascontiguousarray(np.moveaxis(arithmetic(array), axis, -1))

@@ -1,4 +1,4 @@
-"""Block masks in NumPy: a tile of pairs after another. What they are: `dualops/spec/attention/blocks.py`."""
+"""Block masks in NumPy, tile by tile. The format: `dualops/spec/attention/blocks.py`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ._functions import elementwise
 def block_mask(
     mask_mod: Callable[..., Any], B: int | None, H: int | None, Sq: int, Sk: int, *, like: np.ndarray | None = None
 ) -> BlockMask:
-    """Which tiles of 128 x 128 (query, key) a mask_mod hides, cuts and shows.
+    """Build the block mask of a mask_mod: which tiles of 128 x 128 (query, key) it hides, cuts and shows.
 
-    mask_mod: (b, h, i, j) -> whether query i sees key j. B, H: batches and heads that it tells apart; None or 1 where
-    it is the same for all of them, which are then asked about as number 0. Sq, Sk: queries and keys. like: an array of
-    the library that the mask is for; here there is one.
-    Returns a BlockMask, which `flash_attention` takes beside the function: its `lists` [B, H, tiles of queries,
-    1 + tiles of keys] of int32 say how many tiles of keys are to be visited, and which. Raises TypeError and ValueError
+    mask_mod: (b, h, i, j) -> whether query i sees key j. B, H: batches and heads that it distinguishes; None or 1 if
+    they are all alike, and it is then called with number 0. Sq, Sk: queries and keys. like: an array of the library
+    that the mask is for; here only NumPy.
+    Returns a BlockMask, to be passed to `flash_attention` together with the function. Its `lists` [B, H, tiles of
+    queries, 1 + tiles of keys] of int32 say how many tiles of keys to visit, and which. Raises TypeError and ValueError
     for a wrong call.
     """
     _, mask_mod = as_they_are(None, mask_mod)

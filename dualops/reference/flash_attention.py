@@ -74,20 +74,20 @@ def flash_attention(
     window (left, right): key j is seen from position - left to position + right; None is unbounded
     key_padding_mask [B, Sk] of bool: True keeps a key
     mask_mod: (b, h, i, j) -> whether query i sees key j
-    block_mask: what `block_mask(mask_mod, ...)` made of it, or the `lists` of one; nothing here needs it
+    block_mask: the result of `block_mask(mask_mod, ...)`, or its `lists`; the reference does not need it
     sinks [H]: one more logit in the softmax, without a value
     dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p, as `spec/attention/dropout.py` says;
         seed is an integer of 64 bits, or an int64 array without axes
 
-    What score_mod and mask_mod read from outside counts as it is at this call. They may change nothing there, nor
-    import in their bodies.
+    Variables that score_mod and mask_mod read from outside have their values at this call. The functions must not
+    change them, nor import in their bodies.
 
-    Returns o [B, H, Sq, Dv] of q's dtype; with return_lse also lse [B, H, Sq] (float32, float64 for float64), the
-    natural logarithm of the sum of exponentials, the sink's among them. A query that sees no key gives o = 0 and
-    lse = -inf (or the sink); so does one whose scores are all -inf. A row with a score of NaN or +inf is NaN; its
-    gradient makes NaN of dk and dv of all keys that it sees, also where a score is -inf, and of none that a mask hides.
-    Arithmetic is float32 (float64 for float64); probabilities are rounded to q's dtype before they meet v, as a tensor
-    core would have them.
+    Returns o [B, H, Sq, Dv] of q's dtype. With return_lse also lse [B, H, Sq] (float32, float64 for float64), the
+    natural logarithm of the sum of exponentials, including the sink's. A query that sees no key, or only scores of
+    -inf, gives o = 0 and lse = -inf (or the sink). A row with a score of NaN or +inf is NaN. Its gradient sets dk and
+    dv to NaN for all keys that it sees, even if a score is -inf. Keys that a mask hides are not affected.
+    Arithmetic is float32 (float64 for float64). Probabilities are rounded to q's dtype before the product with v, as
+    for a tensor core.
     Raises TypeError and ValueError for a wrong call.
     """
     problem, arrays = bound_with_blocks(SPEC, locals())
@@ -108,12 +108,14 @@ def flash_attention_backward(
     bias_gradient: bool = True,
     **options: Unpack[Keywords[np.ndarray]],
 ) -> tuple[np.ndarray, ...]:
-    """The gradient, from what forward took and gave; o, lse and do are as forward returned them and as they come in.
+    """The gradient, from forward's inputs and results; o, lse and do are as forward returned them and as they come in.
 
-    dlse [B, H, Sq]: the gradient of lse, if it was used. bias_gradient: whether dbias is wanted. options: as forward
-    had them, return_lse too, though lse is needed either way. score_mod and mask_mod must read what they read then.
-    Returns dq, dk, dv, then dbias (bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if
-    there are sinks; each of the dtype of its input. dS and P are rounded to q's dtype before they meet a matrix.
+    dlse [B, H, Sq]: the gradient of lse, if lse was used. bias_gradient: whether to return dbias. options: those of
+    forward, return_lse too, though lse is needed either way. score_mod and mask_mod must read the same values as in
+    forward.
+    Returns dq, dk, dv, then dbias (bias's shape) if there is a bias and bias_gradient is set, then dsinks [H] if there
+    are sinks; each of the dtype of its input. dS and P are rounded to q's dtype before they are multiplied with a
+    matrix.
     """
     problem, arrays = bound_with_blocks(SPEC, locals(), backward=True)
     found = options_of(problem, arrays, gradient=True)
@@ -128,7 +130,7 @@ def flash_attention_backward(
 
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> tuple[np.ndarray, np.ndarray]:
-    """o and lse of whole sequences."""
+    """Compute o and lse of whole sequences."""
     problem, at = options.problem, options.everywhere()
     keys, values = (over_group(arithmetic(x), problem.group) for x in (k, v))  # [B, H, Sk, D | Dv]
     with np.errstate(all="ignore"):
@@ -158,7 +160,7 @@ def attend_backward(
     dlse: np.ndarray | None,
     options: Options,
 ) -> tuple[np.ndarray, ...]:
-    """dq, dk, dv of whole sequences; dS [B, H, Sq, Sk] and delta [B, H, Sq] for the gradients of bias and sinks."""
+    """Compute dq, dk, dv; also dS [B, H, Sq, Sk] and delta [B, H, Sq] for the gradients of bias and sinks."""
     problem, at = options.problem, options.everywhere()
     group = problem.group
     keys, values = (over_group(arithmetic(x), group) for x in (k, v))  # [B, H, Sk, D | Dv]
@@ -198,12 +200,12 @@ def sinks_gradient(options: Options, lse: np.ndarray, delta: np.ndarray) -> np.n
 
 
 def _transposed(scores: np.ndarray, rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What masked_product takes for scores.T @ rows."""
+    """Return the arguments of masked_product for scores.T @ rows."""
     return scores.swapaxes(-1, -2), rows, counts.swapaxes(-1, -2)
 
 
 def sum_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The gradient of broadcasting an array of `shape`: the sum over the axes that it was broadcast on."""
+    """Sum over the axes that an array of `shape` was broadcast along: the gradient of broadcasting."""
     lacking = array.ndim - len(shape)
     axes = [lacking + axis for axis, size in enumerate(shape) if size == 1]
     return array.sum(axis=(*range(lacking), *axes), keepdims=True).reshape(shape)

@@ -1,10 +1,10 @@
-"""Attention in NumPy, the blocked form of FlashAttention-2 (Dao 2023, arXiv:2307.08691), as the kernels go.
+"""Attention in NumPy, the blocked form of FlashAttention-2 (Dao 2023, arXiv:2307.08691), as the kernels compute it.
 
-Never more than [block_q, block_kv] scores of a head are alive. Forward takes one tile of keys after another and keeps,
-of those seen so far, the row's maximum, the row's sum in units of exp(maximum), and the unnormalised result in the same
-units (Algorithm 1). Backward makes each tile of probabilities again from lse (Algorithm 2), first for dk and dv, which
-belong to a tile of keys, then for dq, which belongs to a tile of queries, so that no sum needs another's result.
-Tiles that the masks hide as a whole are never visited.
+At most [block_q, block_kv] scores of a head exist at a time. Forward takes one tile of keys after another. It keeps, of
+the keys so far, the row's maximum, the row's sum in units of exp(maximum), and the unnormalised result in the same
+units (Algorithm 1). Backward recomputes each tile of probabilities from lse (Algorithm 2): first for dk and dv, which
+belong to a tile of keys, then for dq, which belongs to a tile of queries. So no sum needs another's result. Tiles that
+the masks hide completely are skipped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def flash_attention_blocked(
     block_kv: int = BLOCK,
     **options: Unpack[Keywords[np.ndarray]],
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """`flash_attention`, a tile of queries against one tile of keys after another.
+    """`flash_attention`, one tile of queries and one tile of keys at a time.
 
     Arguments and results are those of `flash_attention`; block_q, block_kv: queries and keys of a tile.
     """
@@ -112,7 +112,7 @@ def flash_attention_backward_blocked(
     bias_gradient: bool = True,
     **options: Unpack[Keywords[np.ndarray]],
 ) -> tuple[np.ndarray, ...]:
-    """`flash_attention_backward`, tile by tile; arguments and results are its."""
+    """`flash_attention_backward`, tile by tile, with the same arguments and results."""
     problem, arrays = bound_with_blocks(SPEC, locals(), backward=True)
     asked, group = options_of(problem, arrays, gradient=True), problem.group
     keys, values = (over_group(arithmetic(x), group) for x in (k, v))  # [B, H, Sk, D | Dv]
@@ -121,7 +121,7 @@ def flash_attention_backward_blocked(
     delta = (d_out * arithmetic(o)).sum(axis=-1) - (0 if dlse is None else dlse)  # [B, H, Sq]
 
     def tile(m0: int, m1: int, n0: int, n1: int) -> tuple[np.ndarray, ...]:
-        """weight * P and ds0, rounded, dS, and which scores count, of one tile. [B, H, block_q, block_kv]"""
+        """Compute rounded weight * P and ds0, dS, and which scores count, of one tile. [B, H, block_q, block_kv]"""
         at = asked.at(m0, m1, n0, n1)
         products = queries[:, :, m0:m1] @ keys[:, :, n0:n1].swapaxes(-1, -2) * factor
         scores = asked.scores(products, at)
@@ -158,13 +158,13 @@ def flash_attention_backward_blocked(
 
 
 def _part(shape: tuple[int, ...], axis: int, first: int, end: int) -> tuple[slice, ...]:
-    """The part of an axis that a tile's scores were broadcast from, if the axis is there."""
+    """Return the part of an axis that a tile's scores were broadcast from, if the axis exists."""
     if len(shape) < -axis:
         return ()
     return (slice(None) if shape[axis] == 1 else slice(first, end),)
 
 
 def _tiles(first: int, end: int, block: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `block`."""
+    """Yield consecutive ranges of at most `block`."""
     for start in range(first, end, block):
         yield start, min(start + block, end)

@@ -1,4 +1,4 @@
-"""Attention of sequences of different lengths that lie one after another: the plain form on each."""
+"""Attention of packed sequences of different lengths: the plain form on each sequence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONAL = [entry.name for option in OPTIONS_VARLEN for entry in option.inputs]
 
 
 class Sequence(NamedTuple):
-    """One of the sequences: where its queries and keys lie among all of them, and the options there."""
+    """One of the sequences: the places of its queries and keys among all tokens, and its options."""
 
     queries: slice
     keys: slice
@@ -68,16 +68,16 @@ def flash_attention_varlen(
     max_seqlen_k: int | None = None,
     **options: Unpack[KeywordsVarlen[np.ndarray]],
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """`flash_attention` of B sequences whose tokens lie one after another, without padding.
+    """`flash_attention` of B sequences of different lengths, packed without padding.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]; cu_seqlens [B + 1] of int32 begin at 0 and
-    never fall; max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence
-    belong to none: o is 0 there and lse -inf. options are those of `flash_attention`; their b, i and j count the
-    sequences, and places in a sequence.
-    In place of cu_seqlens_k, k_starts and k_lengths [B] of int32 may say where keys are: sequence b has the keys
-    k_starts[b] to k_starts[b] + k_lengths[b]. Such ranges may overlap, leave gaps and come in any order.
-    A max_seqlen of None is as many as there are tokens.
+    cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]. cu_seqlens [B + 1] of int32 begin at 0 and
+    never fall. max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence
+    belong to none: their o is 0 and their lse -inf. options are those of `flash_attention`; b counts the sequences, and
+    i and j the tokens within a sequence.
+    k_starts and k_lengths [B] of int32 may replace cu_seqlens_k: sequence b has the keys k_starts[b] to k_starts[b] +
+    k_lengths[b]. Such ranges may overlap, leave gaps and come in any order.
+    A max_seqlen of None means the number of all tokens.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
     """
     problem, arrays = bound(SPEC, locals())
@@ -107,8 +107,8 @@ def flash_attention_varlen_backward(
 ) -> tuple[np.ndarray, ...]:
     """The gradient: dq, dk, dv as q, k, v, then dsinks [H] if there are sinks. See `flash_attention_backward`.
 
-    Tokens that belong to no sequence have gradients of 0, whatever do and dlse hold there. A key in several ranges has
-    the sum of what each sequence gives.
+    Tokens that belong to no sequence have gradients of 0, whatever their do and dlse are. A key in several ranges has
+    the sum of the gradients from each sequence.
     """
     problem, arrays = bound(SPEC, locals(), backward=True)
     dq, dk, dv = np.zeros_like(q), np.zeros(k.shape, lse.dtype), np.zeros(v.shape, lse.dtype)
@@ -130,7 +130,7 @@ def flash_attention_varlen_backward(
 
 
 def sequences(problem: Problem, arrays: Mapping[str, Any], *, gradient: bool = False) -> Iterator[Sequence]:
-    """The sequences of a call, each with the options that it has as a batch of one."""
+    """Yield the sequences of a call, each with its options as a batch of one."""
     params = {param.name: problem.params[param.name] for param in ONE.params}
     for b, (queries, keys) in enumerate(spans_of(arrays)):
         here = {"q": _heads(arrays["q"][queries]), "k": _heads(arrays["k"][keys]), "v": _heads(arrays["v"][keys])}

@@ -59,12 +59,12 @@ def layer_norm(
     """(h - mean) * rstd * w + b, with h = x + residual; mean and rstd = 1 / sqrt(variance + eps) are each row's.
 
     x [..., N] of float64, float32, float16 or bfloat16 (ml_dtypes), any strides with a contiguous last axis; residual
-    of its shape and dtype. w and b [N] of x's dtype or float32 (float64 for float64); None is 1 and 0. The variance is
+    has its shape and dtype. w and b [N] of x's dtype or float32 (float64 for float64); None is 1 and 0. The variance is
     the mean of (h - mean)^2. eps: 0 or more.
 
-    Returns y of x's shape and dtype; with a residual also summed = x + residual, of x's dtype; with return_stats also
+    Returns y of x's shape and dtype. With a residual also summed = x + residual, of x's dtype. With return_stats also
     mean and rstd [...], float32 (float64 for float64). Arithmetic is float32 (float64 for float64); summed is rounded,
-    then y. A row with a NaN or an infinity is NaN, and no other is.
+    then y. A row with a NaN or an infinity is NaN; other rows are not affected.
     Raises TypeError and ValueError for a wrong call.
     """
     problem, _ = bound(SPEC, locals())
@@ -104,13 +104,12 @@ def layer_norm_backward(
 ) -> np.ndarray | tuple[np.ndarray, ...]:
     """The gradient of layer_norm.
 
-    x [..., N]: what was normalised, which is summed where there was a residual. mean and rstd [...]: as forward
-    returned them. dy and dsummed: the gradients of y and, if it was used, of summed. b: says that there is one, and of
-    what dtype db is. w_gradient, b_gradient: whether dw and db are wanted. eps, return_stats: as forward had them; rstd
-    has what is needed of them.
+    x [..., N]: forward's x, or summed if there was a residual. mean and rstd [...]: as forward returned them. dy and
+    dsummed: the gradients of y and, if it was used, of summed. b: only its presence and dtype are used, for db.
+    w_gradient, b_gradient: whether to return dw and db. eps, return_stats: forward's; not needed beyond rstd.
 
-    Returns dx, which is the residual's gradient too, of x's shape and dtype; with w and with b, if they are wanted,
-    also dw [N] of w's dtype and db [N] of b's, 0 if there are no rows.
+    Returns dx, which is the residual's gradient too, of x's shape and dtype. With w and b, on request, also dw [N] of
+    w's dtype and db [N] of b's dtype, 0 if there are no rows.
     """
     problem, _ = bound(SPEC, locals(), backward=True)
     rows, dy_rows = rows_last(x, -1), rows_last(dy, -1)  # [..., N]

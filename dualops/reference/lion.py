@@ -1,6 +1,6 @@
 """Lion in NumPy: one step of the optimizer of Chen et al. 2023 (arXiv:2302.06675), Algorithm 2.
 
-Every operation is one of `number`, float32 or float64, so that it is rounded by itself: kernels have the same bits.
+Every operation is one of `number`, float32 or float64, and rounded by itself: kernels give the same bits.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def lion(
     weight_decay: float = 0.0,
     master: Arrays | None = None,
 ) -> tuple[Any, ...]:
-    """One step: what params and momenta, and master where there is one, become. Nothing is overwritten.
+    """One step: return the new params and momenta, and the new master if there is one. Nothing is overwritten.
 
     params: an array of float64, float32, float16 or bfloat16 (ml_dtypes), or a list of arrays; then grads, momenta and
     master are lists of the same length. grads: in the params' dtype or in float32; momenta: in any of the three
     narrower dtypes; master: the params in float32. With float64 params all are float64.
     lr: a number, or a float array without axes. betas: two numbers from 0 to 1; weight_decay: 0 or more.
 
-    Returns (params, momenta) or (params, momenta, master), arrays or lists as they were given, in the dtypes that they
-    had. Raises ValueError for shapes or lengths that differ and values out of their range, TypeError for other dtypes.
+    Returns (params, momenta) or (params, momenta, master), as arrays or lists like the arguments, in their dtypes.
+    Raises ValueError for different shapes or lengths and values out of range, TypeError for other dtypes.
 
     >>> p, m = lion(np.ones(3), np.array([5.0, -1.0, 0.0]), np.zeros(3), lr=0.5)
     >>> p.tolist()
@@ -63,7 +63,7 @@ def lion(
 
 
 def _lion(params: Any, grads: Any, momenta: Any, lr: Any, master: Any, **options: Any) -> tuple[np.ndarray, ...]:
-    """The step of one array."""
+    """Compute the step of one array."""
     given = {"params": params, "grads": grads, "momenta": momenta, "lr": lr, "master": master, **options}
     problem, _ = bound(SPEC, given)
     g, m = arithmetic(grads), arithmetic(momenta)

@@ -54,15 +54,16 @@ def matmul(
     precision: str | None = None,
     return_preactivation: bool = False,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """act(op(a) @ op(b) + bias), where op transposes the last two axes if it is told to.
+    """act(op(a) @ op(b) + bias), where op transposes the last two axes on request.
 
     a [..., M, K] ([..., K, M] with transpose_a), b [..., K, N] ([..., N, K] with transpose_b) of one dtype (float64,
-    float32, float16, bfloat16), the axes before the last two broadcasting; bias [N] of that dtype or float32 (float64
-    for float64). activation: None, "relu", "gelu" (exact, by the error function) or "silu". precision: None, "tf32" or
-    "3xtf32", how float32 is multiplied (float64 as it is, 16 bits have none).
+    float32, float16, bfloat16); the axes before the last two broadcast. bias [N] of that dtype or float32 (float64 for
+    float64). activation: None, "relu", "gelu" (exact, by the error function) or "silu". precision: how float32 is
+    multiplied: None (as float32), "tf32" or "3xtf32". float64 is always multiplied as float64; 16-bit dtypes accept no
+    precision.
 
-    Returns y [..., M, N] of a's dtype; with return_preactivation also what the activation came upon. Arithmetic is
-    float32 (float64 for float64), results are rounded once. K = 0 leaves act(bias).
+    Returns y [..., M, N] of a's dtype; with return_preactivation also the activation's input. Arithmetic is float32
+    (float64 for float64), results are rounded once. K = 0 leaves act(bias).
     Raises TypeError and ValueError for a wrong call.
     """
     problem, _ = bound(SPEC, locals())
@@ -76,10 +77,10 @@ def matmul(
 
 
 def matmul_tiled(a: np.ndarray, b: np.ndarray, tile: int = 32, depth: int = 8) -> np.ndarray:
-    """a [M, K] @ b [K, N] as the kernel of the rung simt has it: a tile of the result at a time.
+    """a [M, K] @ b [K, N] as the kernel of the rung simt computes it: one tile of the result at a time.
 
-    Each tile is the sum of products of thin slices, `depth` columns of a and as many rows of b, which are read once for
-    tile * tile * depth multiplications: on a GPU they wait in shared memory.
+    Each tile is the sum of products of thin slices, `depth` columns of a and as many rows of b. A slice is read once
+    for tile * tile * depth multiplications; a GPU keeps it in shared memory.
     """
     bound(SPEC, {"a": a, "b": b, "bias": None, **{param.name: param.default for param in SPEC.params}})
     left, right = arithmetic(a), arithmetic(b)
@@ -114,20 +115,20 @@ def matmul_backward(
     b_gradient: bool = True,
     bias_gradient: bool = True,
 ) -> np.ndarray | tuple[np.ndarray, ...]:
-    """The gradient, from what forward took, dy [..., M, N] and, beside an activation, the preactivation.
+    """The gradient, from forward's inputs, dy [..., M, N] and, with an activation, the preactivation.
 
     dpreactivation [..., M, N]: the gradient of the preactivation as a result, if it was used. a_gradient, b_gradient,
-    bias_gradient: whether da, db, dbias are wanted.
-    Returns those of da, db and dbias that are wanted (dbias where there is a bias), each of the shape and dtype of its
-    input. dz is rounded to a's dtype before it meets a matrix.
+    bias_gradient: whether to return da, db, dbias.
+    Returns the requested ones of da, db and dbias (dbias only with a bias), each of the shape and dtype of its input.
+    dz is rounded to a's dtype before it is multiplied with a matrix.
     """
     problem, _ = bound(SPEC, locals(), backward=True)
     gradients = []
     with np.errstate(all="ignore"):
-        # dL/dz = dL/dy * act'(z), and what reached z by itself
+        # dL/dz = dL/dy * act'(z), plus the gradient of z as a result
         dz = arithmetic(dy)  # [..., M, N]
         if problem.activation is not None:
-            assert preactivation is not None  # `bound` asks for it
+            assert preactivation is not None  # `bound` requires it
             dz = _slopes(arithmetic(preactivation), dz, problem.activation)  # [..., M, N]
         if dpreactivation is not None:
             dz = dz + arithmetic(dpreactivation)  # [..., M, N]
@@ -156,23 +157,24 @@ def _product(left: np.ndarray, right: np.ndarray, precision: str | None) -> np.n
         return left @ right
     if precision == "tf32":
         return as_tf32(left) @ as_tf32(right)
-    # (A + a)(B + b) = AB + Ab + aB + ab, of which ab is below float32's last bit
+    # (A + a)(B + b) = AB + Ab + aB + ab; ab is below float32's last bit
     (upper_left, lower_left), (upper_right, lower_right) = tf32_parts(left), tf32_parts(right)
     return upper_left @ upper_right + (upper_left @ lower_right + lower_left @ upper_right)
 
 
 def as_tf32(x: np.ndarray) -> np.ndarray:
-    """float32 numbers rounded to 11 bits of mantissa, ties away from zero, as cvt.rna.tf32 does."""
+    """Round float32 numbers to 11 bits of mantissa, ties away from zero, as cvt.rna.tf32 does."""
     bits = np.ascontiguousarray(x).view(np.uint32)
     rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return np.where(np.isfinite(x), rounded, x)
 
 
 def tf32_parts(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 numbers as sums of two of 11 bits, to a last bit of float32.
+    """Split float32 numbers into sums of two 11-bit numbers, to a last bit of float32.
 
-    What has no such parts is its sign's 1 and itself. An infinity so meets the other factor's upper part alone, whose
-    sign and whose 0 are the factor's own: what is infinite or NaN as a float32 product is that here.
+    A number without such parts is split into (1 with its sign, the number). An infinity then meets only the other
+    factor's upper part, which has that factor's sign or is 0 like it. So a product is infinite or NaN exactly where the
+    float32 product is.
     """
     upper = as_tf32(x)
     finite = np.isfinite(upper)
@@ -181,7 +183,7 @@ def tf32_parts(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """x summed over the axes that an array of `shape` was broadcast along to have x's."""
+    """Sum x over the axes that an array of `shape` was broadcast along to get x's shape."""
     x = x.sum(axis=tuple(range(x.ndim - len(shape))))
     spread = tuple(axis for axis, size in enumerate(shape) if size == 1 and x.shape[axis] != 1)
     return x.sum(axis=spread, keepdims=True)

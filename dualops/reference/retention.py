@@ -1,4 +1,4 @@
-"""Retention in NumPy: its normalizers and states around the three forms of `retention_forms.py`, and the gradient."""
+"""Retention in NumPy: normalizers and states for the three forms of `retention_forms.py`, and the gradient."""
 
 from __future__ import annotations
 
@@ -58,30 +58,30 @@ def retention(
 
     gamma [H]: the decay of each head, above 0 and at most 1; float32 (float64 for float64); 1 - 2^(-5 - h) if None
     log_decay [B, H, S]: in place of gamma, the natural logarithm of the decay of each head and step, finite and at most
-        0; dtype as gamma. gamma^(p - j) is then the product of the decays of the steps after j, up to p; Sq is Sk
+        0; gamma's dtype. gamma^(p - j) is then the product of the decays of the steps after j, up to p; Sq is Sk
     scale: of q @ k.T, 1 / sqrt(D) if None
-    form: "parallel" makes all s; "recurrent" goes from token to token, with a state; "chunk" does the one within chunks
-        and the other between them. Their results are the same. Sq must be Sk but in the parallel form
-    normalize: None: n = 1; "signed": n_i = max(1, |sum_j s_ij|); "abs", in the parallel form alone:
-        n_i = max(1, sum_j |s_ij|), through which no gradient goes
-    mask [H, Sq, Sk]: in place of the decay, for all j; the parallel form alone; q's dtype, or that of gamma
-    initial_state [B, H, D, Dv]: the sum of gamma^age * k^T v of what came before; dtype as gamma. With "signed" also
+    form: "parallel" computes all s; "recurrent" goes from token to token, with a state; "chunk" is parallel within
+        chunks and recurrent between them. Their results are the same. Sq must be Sk except in the parallel form
+    normalize: None: n = 1; "signed": n_i = max(1, |sum_j s_ij|); "abs", only in the parallel form:
+        n_i = max(1, sum_j |s_ij|), which has no gradient
+    mask [H, Sq, Sk]: in place of the decay, for all j; only in the parallel form; q's dtype or gamma's
+    initial_state [B, H, D, Dv]: the sum of gamma^age * k^T v of earlier keys; gamma's dtype. With "signed" also
         initial_norm [B, H, D], the same sum of k
 
-    Returns o [B, H, Sq, Dv] of q's dtype, rounded once. With return_state also the state after the last key, what the
-    next call's initial_state is, and with "signed" its norm. With return_row_sum, if it normalizes, also the sum that
-    n_i is made of, [B, H, Sq], which backward needs. States and sums are float32 (float64 for float64).
+    Returns o [B, H, Sq, Dv] of q's dtype, rounded once. With return_state also the state after the last key, which is
+    the next call's initial_state, and with "signed" its norm. With return_row_sum, if it normalizes, also the sum in
+    n_i, [B, H, Sq], which backward needs. States and sums are float32 (float64 for float64).
     Raises TypeError and ValueError for a wrong call.
 
-    With its decays, this operator is also, for x, q, k, v as above and a head's B, C [B, S, D] that all heads share:
+    With its decays, this operator also computes the following. x, q, k, v are as above; a head's B, C [B, S, D] are
+    shared by all heads:
 
         lightning attention-2    retention(q, k, v, gamma=np.exp(-slopes), scale=1.0)                  slopes [H]
         simple GLA               retention(q, k, v, log_decay=log_gates)                               [B, H, S]
         SSD of Mamba-2           retention(C, B, dtx, log_decay=dt * A, scale=1.0)                     dt [B, H, S]
 
-    where C and B are np.broadcast_to(C[:, None], (B, H, S, D)), which takes no memory, and dtx is
-    (dt[..., None] * x).astype(x.dtype); dt is positive and A [H, 1] negative. Beside q of 16 bits slopes, log_gates, dt
-    and A are float32.
+    where C and B are np.broadcast_to(C[:, None], (B, H, S, D)), which needs no memory, and dtx is (dt[..., None] *
+    x).astype(x.dtype); dt is positive and A [H, 1] negative. If q has 16 bits, slopes, log_gates, dt and A are float32.
     """
     problem, arrays = bound(SPEC, locals())
     results = retain(problem, arrays)
@@ -102,12 +102,12 @@ def retention_backward(
     dstate_norm: np.ndarray | None = None,
     **options: Unpack[Keywords[np.ndarray]],
 ) -> tuple[np.ndarray, ...]:
-    """The gradient of `retention`, from what it took and do [B, H, Sq, Dv].
+    """The gradient of `retention`, from its inputs and do [B, H, Sq, Dv].
 
-    row_sum: as forward returned it, where it normalized; o too, with "signed". dstate [B, H, D, Dv] and dstate_norm
-    [B, H, D]: the gradients of the last state and its norm, where they were used. options: as `retention`
-    had them; return_state and return_row_sum have no meaning here.
-    Returns dq, dk, dv, then dinitial_state, dinitial_norm and dlog_decay where there is such an input; each of its
+    row_sum: as forward returned it, if it normalized; o too, with "signed". dstate [B, H, D, Dv] and dstate_norm [B, H,
+    D]: the gradients of the last state and its norm, if they were used. options: those of `retention`; return_state and
+    return_row_sum have no effect here.
+    Returns dq, dk, dv, then dinitial_state, dinitial_norm and dlog_decay for the inputs that are given; each of its
     input's dtype.
     """
     problem, arrays = bound(SPEC, locals(), backward=True)
@@ -117,7 +117,7 @@ def retention_backward(
 
 @np.errstate(all="ignore")  # as on a GPU
 def retain(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """All results of whole sequences [B, H, S, ...], by name; none that the call can't have."""
+    """Compute all results of whole sequences [B, H, S, ...], by name; only those that the call can have."""
     q, k, v = (arithmetic(arrays[name]) for name in ("q", "k", "v"))
     q = q * q.dtype.type(problem.scale)  # [B, H, Sq, D]
     signed = problem.normalize == "signed"
@@ -143,7 +143,7 @@ def retain(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, np.n
 
 @np.errstate(all="ignore")
 def retain_backward(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """All gradients of whole sequences, by name."""
+    """Compute all gradients of whole sequences, by name."""
     q, k, v, du = (arithmetic(arrays[name]) for name in ("q", "k", "v", "do"))
     scale = q.dtype.type(problem.scale)
     q = q * scale  # [B, H, Sq, D]
@@ -151,7 +151,7 @@ def retain_backward(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[
         # o = u / n:  du_i = do_i / n_i
         du = du / _normalizer(arrays["row_sum"])  # [B, H, Sq, Dv]
     if problem.normalize == "signed":
-        # n = |r|:  dr_i = -sign(r_i) * (do_i . o_i) / n_i;  r is u's column for a value of 1
+        # n = |r|:  dr_i = -sign(r_i) * (do_i . o_i) / n_i;  r is u's column for the value 1
         r = arrays["row_sum"]  # [B, H, Sq]
         dr = np.where(np.abs(r) <= 1, 0, -np.sign(r) * (du * arithmetic(arrays["o"])).sum(axis=-1)).astype(r.dtype)
         du = np.concatenate([du, dr[..., None]], axis=-1)  # [B, H, Sq, Dv + 1]
@@ -172,7 +172,7 @@ def retain_backward(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[
 
 
 def decay_of(problem: Problem, arrays: Mapping[str, np.ndarray]) -> AnyDecay:
-    """log2(gamma) by way of float64, as it is multiplied by as many as Sk; or that of each step."""
+    """Return log2(gamma), computed in float64 since it is multiplied by up to Sk; or the decay of each step."""
     if "log_decay" in arrays:
         return StepDecay(arrays["log_decay"])
     gamma = arrays["gamma"].astype(np.float64) if "gamma" in arrays else default_gamma(problem.H)
@@ -180,7 +180,7 @@ def decay_of(problem: Problem, arrays: Mapping[str, np.ndarray]) -> AnyDecay:
 
 
 def _weights(problem: Problem, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """What q @ k.T is multiplied by, and what counts of it. [H, Sq, Sk]"""
+    """Return the factors of q @ k.T, and which of them count. [H, Sq, Sk]"""
     if "mask" in arrays:
         mask = arithmetic(arrays["mask"])
         return mask, np.ones(mask.shape, bool)
@@ -188,19 +188,19 @@ def _weights(problem: Problem, arrays: Mapping[str, np.ndarray]) -> tuple[np.nda
 
 
 def _normalizer(row_sum: np.ndarray) -> np.ndarray:
-    """n = max(1, |sum|), NaN where the sum is. [B, H, Sq, 1]"""
+    """Return n = max(1, |sum|), NaN where the sum is NaN. [B, H, Sq, 1]"""
     return np.maximum(1, np.abs(row_sum))[..., None]
 
 
 def _initial(arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """The initial state, beside it its norm if there is one. [B, H, D, Dv or Dv + 1]"""
+    """Return the initial state, with its norm as a last column if there is one. [B, H, D, Dv or Dv + 1]"""
     if "initial_norm" in arrays:
         return np.concatenate([arrays["initial_state"], arrays["initial_norm"][..., None]], axis=-1)
     return arrays.get("initial_state")
 
 
 def _incoming(arrays: Mapping[str, np.ndarray], v: np.ndarray) -> np.ndarray | None:
-    """The gradient of the last state, beside it that of its norm if v has a column of ones; 0 for what was not used."""
+    """Return the last state's gradient, with its norm's as a last column if v has a column of ones; 0 if unused."""
     if "dstate" not in arrays and "dstate_norm" not in arrays:
         return None
     B, H, _, Dv = v.shape

@@ -1,14 +1,15 @@
 """The three forms of retention and of its gradient: parallel, chunk, recurrent. Sun et al. 2023, arXiv:2307.08621.
 
 Each takes q, k [B, H, S, D] and v [B, H, S, Dv] in the dtype of arithmetic, q times scale, and the state before the
-first key [B, H, D, Dv] (None: there is none), and gives u = sum of s * v and the state after the last key:
+first key [B, H, D, Dv] (or None). It returns u = sum of s * v and the state after the last key:
 
     u_i = sum_(j <= i) gamma^(i - j) * (q_i . k_j) * v_j + gamma^(i + 1) * q_i @ state
     state' = sum_j gamma^(S - 1 - j) * k_j^T v_j + gamma^S * state
 
-A column of ones beside v makes u's last column the sum of s, and the state's last column the sum of keys: that is all
-that a normalizer needs (`retention.py`). The gradients take du and dstate', and give those of q, k, v and state. Powers
-of gamma are those of a head, or of each step (`StepDecay`), whose logarithms then have a gradient too.
+With a column of ones appended to v, u's last column is the sum of s, and the state's last column the sum of keys. A
+normalizer needs nothing else (`retention.py`). The gradients take du and dstate', and return those of q, k, v and
+state. Powers of gamma are per head (`Decay`) or per step (`StepDecay`). The logarithms of the latter have a gradient
+too.
 """
 
 from __future__ import annotations
@@ -28,85 +29,85 @@ Gradients = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | N
 
 
 class Decay(NamedTuple):
-    """Powers of gamma, a head each: gamma^n = exp2(n * log2(gamma))."""
+    """Powers of gamma for each head: gamma^n = exp2(n * log2(gamma))."""
 
     log2_gamma: np.ndarray  # [H]
 
     def part(self, tokens: slice) -> Decay:
-        """That of some tokens of the sequence."""
+        """Return the decay of some tokens of the sequence."""
         return self
 
     def power(self, n: np.ndarray) -> np.ndarray:
-        """gamma^n of whole numbers n [...]. [H, ...]"""
+        """Return gamma^n for whole numbers n [...]. [H, ...]"""
         each = self.log2_gamma.reshape(-1, *(1,) * n.ndim)
         return np.exp2(n.astype(each.dtype) * each)
 
     def between(self, Sq: int, Sk: int) -> Pair:
-        """gamma^(p - j) of query and key, 0 where the query does not see the key; where it does. [H, Sq, Sk]"""
+        """Return gamma^(p - j) of query and key, 0 for an unseen key; and which keys are seen. [H, Sq, Sk]"""
         distance = np.arange(Sk - Sq, Sk)[:, None] - np.arange(Sk)  # [Sq, Sk]
         seen = distance >= 0
         weights = np.where(seen, self.power(np.maximum(distance, 0)), 0).astype(self.log2_gamma.dtype)
         return weights, np.broadcast_to(seen, weights.shape)
 
     def from_start(self, S: int) -> np.ndarray:
-        """What a query has of the state before the first key: gamma^(i + 1). [H, S, 1]"""
+        """Return the factor of the initial state in each query: gamma^(i + 1). [H, S, 1]"""
         return self.power(np.arange(1, S + 1)[:, None])
 
     def to_end(self, S: int) -> np.ndarray:
-        """What the state after the last key has of a key: gamma^(S - 1 - j). [H, S, 1]"""
+        """Return the factor of each key in the last state: gamma^(S - 1 - j). [H, S, 1]"""
         return self.power(np.arange(S)[::-1, None])
 
     def over(self, S: int) -> np.ndarray:
-        """What is left of a state after S keys: gamma^S. [H, 1, 1]"""
+        """Return the factor of a state after S keys: gamma^S. [H, 1, 1]"""
         return self.power(np.array([[S]]))
 
 
 @dataclass(frozen=True)
 class StepDecay:
-    """The same where each step has a decay of its own: instead of gamma^(i - j), the product of those of (j, i].
+    """Powers for a decay per step: the product of the decays of the steps (j, i] replaces gamma^(i - j).
 
-    Products are exp of a difference of sums, which are kept in float64: far into a sequence float32 would know the sums
-    well and their difference to a few digits. For arithmetic in float64 that holds of float64 too, so that beside the
-    sums there is what their additions left over.
+    Products are exp of a difference of prefix sums, which are float64. Far into a sequence, float32 would hold the sums
+    well and their difference to a few digits only. Arithmetic in float64 has the same problem, so the rounding error of
+    each addition is kept as well.
     """
 
     logs: np.ndarray  # [B, H, S]
 
     @cached_property
     def sums(self) -> np.ndarray:
-        """Of the steps before a token, then of all; and what is left over of them. float64 [2, B, H, S + 1]"""
+        """Prefix sums of log_decay before each token and of all, and their rounding errors. float64 [2, B, H, S + 1]"""
         bounded = np.maximum(self.logs.astype(np.float64), LEAST_LOG)
         sums = np.cumsum(np.pad(bounded, ((0, 0), (0, 0), (1, 0))), axis=-1)
         before, after = sums[..., :-1], sums[..., 1:]
         added = after - before
-        rests = (before - (after - added)) + (bounded - added)  # of each addition, exactly
+        rests = (before - (after - added)) + (bounded - added)  # the exact rounding error of each addition
         return np.stack([sums, np.cumsum(np.pad(rests, ((0, 0), (0, 0), (1, 0))), axis=-1)])
 
     def part(self, tokens: slice) -> StepDecay:
-        """That of some tokens of the sequence."""
+        """Return the decay of some tokens of the sequence."""
         return StepDecay(self.logs[..., tokens])
 
     def between(self, Sq: int, Sk: int) -> Pair:
-        """[B, H, S, S]"""
+        """Return the product of decays between query and key, and which keys are seen. [B, H, S, S]"""
         ends = self.sums[..., 1:]
         seen = np.tri(Sq, Sk, dtype=bool)
         weights = self._exp(np.where(seen, ends[..., :, None] - ends[..., None, :], -np.inf))
         return weights, np.broadcast_to(seen, weights.shape)
 
     def from_start(self, S: int) -> np.ndarray:
-        """[B, H, S, 1]"""
+        """Return the factor of the initial state in each query. [B, H, S, 1]"""
         return self._exp(self.sums[..., 1:, None])
 
     def to_end(self, S: int) -> np.ndarray:
-        """[B, H, S, 1]"""
+        """Return the factor of each key in the last state. [B, H, S, 1]"""
         return self._exp((self.sums[..., -1:] - self.sums[..., 1:])[..., None])
 
     def over(self, S: int) -> np.ndarray:
-        """[B, H, 1, 1]"""
+        """Return the factor of a state after all keys. [B, H, 1, 1]"""
         return self._exp(self.sums[..., -1:, None])
 
     def _exp(self, differences: np.ndarray) -> np.ndarray:
-        """differences: of sums, and of what is left over of these. [2, ...]"""
+        """Return exp of differences of the sums and of their rounding errors, [2, ...]."""
         return np.exp((differences[0] + differences[1]).astype(self.logs.dtype))
 
 
@@ -114,7 +115,7 @@ AnyDecay = Decay | StepDecay
 
 
 def scores(q: np.ndarray, k: np.ndarray, weights: np.ndarray, seen: np.ndarray) -> Pair:
-    """s = (q @ k.T) * weights, 0 where a key is not seen, and where it is. [B, H, Sq, Sk]"""
+    """s = (q @ k.T) * weights, 0 for an unseen key; and which keys are seen. [B, H, Sq, Sk]"""
     products = q @ _T(k)  # [B, H, Sq, Sk]
     seen = np.broadcast_to(seen, products.shape)
     return np.where(seen, products * weights, 0).astype(q.dtype), seen
@@ -142,7 +143,7 @@ def parallel_backward(
 
 
 def parallel_with_state(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: AnyDecay, state: np.ndarray | None) -> Pair:
-    """The parallel form between a state and the next one: all of a sequence, or a chunk of it."""
+    """Compute the parallel form between a state and the next one: of a whole sequence, or of a chunk."""
     S = q.shape[2]
     u = parallel(q, k, v, *decay.between(S, S))  # [B, H, S, Dv]
     after = _T(k * decay.to_end(S)) @ v  # [B, H, D, Dv]
@@ -161,13 +162,13 @@ def parallel_with_state_backward(
     state: np.ndarray | None,
     dafter: np.ndarray | None,
 ) -> Gradients:
-    """dq, dk, dv, dstate and that of log_decay; dafter: the gradient of the next state."""
+    """Compute dq, dk, dv, dstate and dlog_decay; dafter: the gradient of the next state."""
     S = q.shape[2]
     dq, dk, dv = parallel_backward(q, k, v, du, *decay.between(S, S))
     dlogs = None
     if isinstance(decay, StepDecay):
         dlogs = _step_gradient(q, k, v, du, decay, state, dafter)
-    # du_i reaches the state as gamma^(i + 1) * q_i^T du_i
+    # the term of the state: gamma^(i + 1) * q_i^T du_i
     dstate = _T(q * decay.from_start(S)) @ du  # [B, H, D, Dv]
     if state is not None:
         dq = dq + decay.from_start(S) * (du @ _T(state))
@@ -187,9 +188,9 @@ def _step_gradient(
     state: np.ndarray | None,
     dafter: np.ndarray | None,
 ) -> np.ndarray:
-    """dlogs_t: all that passes over step t, from a key j < t, or the state, to a query i >= t, or the next state.
+    """dlogs_t: the sum of all terms from a key j < t, or the state, to a query i >= t, or the next state. [B, H, S]
 
-    Nothing is subtracted, so that it is as exact as its terms, and a NaN reaches what it passes over. [B, H, S]
+    Nothing is subtracted: the sum is as exact as its terms, and a NaN in a term reaches the steps that it spans.
     """
     S = q.shape[2]
     e, seen = scores(du, v, *decay.between(S, S))  # [B, H, S, S]
@@ -210,7 +211,7 @@ def _step_gradient(
 
 
 def chunk(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: AnyDecay, state: np.ndarray | None) -> Pair:
-    """One chunk of tokens after another, each with the state that those before it leave."""
+    """Compute one chunk of tokens after another, each with the state of those before it."""
     u = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)  # [B, H, S, Dv]
     for part in _chunks(q.shape[2]):
         u[part], state = parallel_with_state(q[part], k[part], v[part], decay.part(part[-1]), state)
@@ -226,7 +227,7 @@ def chunk_backward(
     state: np.ndarray | None,
     dafter: np.ndarray | None,
 ) -> Gradients:
-    """Forwards for the states, which are made again, then backwards with the gradient of the state after each chunk."""
+    """Go forward to recompute the states, then backward with the gradient of the state after each chunk."""
     parts = list(_chunks(q.shape[2]))
     states = []
     for part in parts:
@@ -265,13 +266,13 @@ def recurrent_backward(
     state: np.ndarray | None,
     dafter: np.ndarray | None,
 ) -> Gradients:
-    """dstate_j = q_j^T du_j + gamma * dstate_(j+1), which is all that u_j, u_(j+1) ... and the last state add up to;
+    """dstate_j = q_j^T du_j + gamma * dstate_(j+1), the sum of the terms of u_j, u_(j+1) ... and the last state;
 
     dq_j = state_j @ du_j;  dk_j = dstate_j @ v_j;  dv_j = k_j @ dstate_j;  dlogs_j = gamma_j * state_(j-1) . dstate_j
     """
     dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
     dlogs: np.ndarray | None = None
-    before = [state]  # each token: kept where they are asked for alone
+    before = [state]  # the state before each token; kept only here
     if isinstance(decay, StepDecay):
         dlogs = np.zeros_like(decay.logs)
     for j, after in enumerate(_states(k, v, decay, _state(k, v) if state is None else state)):
@@ -290,29 +291,29 @@ def recurrent_backward(
 
 
 def _states(k: np.ndarray, v: np.ndarray, decay: AnyDecay, state: np.ndarray) -> Iterator[np.ndarray]:
-    """The state after each key. [B, H, D, Dv]"""
+    """Yield the state after each key. [B, H, D, Dv]"""
     for j in range(k.shape[2]):
         gamma = decay.part(slice(j, j + 1)).over(1)  # [H, 1, 1], or [B, H, 1, 1]
         state = gamma * state + k[:, :, j, :, None] * v[:, :, j, None]
         yield state
 
 
-# --- what they share -----------------------------------------------------------------------------
+# --- shared ----------------------------------------------------------------------------------------
 
 
 def _state(k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """The state that knows no keys."""
+    """Return the state before any keys, 0."""
     return np.zeros((*k.shape[:2], k.shape[-1], v.shape[-1]), k.dtype)
 
 
 def _chunks(S: int) -> Iterator[tuple[slice, slice, slice]]:
-    """The places of CHUNK tokens after another, the last of what is left."""
+    """Yield slices of CHUNK tokens each; the last has the rest."""
     for start in range(0, S, CHUNK):
         yield slice(None), slice(None), slice(start, start + CHUNK)
 
 
 def _sums_before(array: np.ndarray) -> np.ndarray:
-    """Of each place of the last axis, the sum of those before it; its own is not touched."""
+    """Return for each place of the last axis the sum of those before it, without its own."""
     return np.cumsum(np.concatenate([np.zeros_like(array[..., :1]), array[..., :-1]], axis=-1), axis=-1)
 
 

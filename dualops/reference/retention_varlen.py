@@ -1,4 +1,4 @@
-"""Retention of sequences of different lengths that lie one after another: the chunk form on each."""
+"""Retention of packed sequences of different lengths: the chunk form on each sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..spec.retention import KeywordsVarlen
 from ._rounding import bound
 from .retention import retain, retain_backward
 
-# how results and inputs lie among all tokens: by token and head, by head and token, by sequence
+# the order of axes among all tokens: by token and head, by head and token, by sequence
 _TOKENS = ("q", "k", "v", "log_decay", "o", "do", "dq", "dk", "dv", "dlog_decay")
 _ROWS = ("row_sum",)
 _STATES = ("initial_state", "initial_norm", "state", "state_norm", "dstate", "dstate_norm")
@@ -30,15 +30,15 @@ def retention_varlen(
     max_seqlen: int | None = None,
     **options: Unpack[KeywordsVarlen[np.ndarray]],
 ) -> Any:
-    """`retention` in its chunk form, of B sequences whose tokens lie one after another, without padding.
+    """`retention` in its chunk form, of B sequences of different lengths, packed without padding.
 
-    q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens [B + 1]
+    q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]. cu_seqlens [B + 1]
     of int32 begin at 0 and never fall; max_seqlen is the length of the longest, or more. Tokens behind the last
-    sequence belong to none: o and row_sum are 0 there. normalize: None or "signed". log_decay is [total, H]. options
-    are those of `retention`; each sequence has a state of its own.
-    A max_seqlen of None is as many as there are tokens.
-    Returns o [total, H, Dv], then what was asked for: the states [B, H, D, Dv], their norms [B, H, D], row_sum
-    [H, total].
+    sequence belong to none: their o and row_sum are 0. normalize: None or "signed". log_decay is [total, H]. options
+    are those of `retention`; each sequence has its own state.
+    A max_seqlen of None means the number of all tokens.
+    Returns o [total, H, Dv], then the results on request: the states [B, H, D, Dv], their norms [B, H, D], and
+    row_sum [H, total].
     """
     problem, arrays = bound(SPEC, locals())
     wanted = [output for output in SPEC.outputs if output.when(problem)]
@@ -68,7 +68,7 @@ def retention_varlen_backward(
 ) -> tuple[np.ndarray, ...]:
     """The gradient: dq, dk, dv as q, k, v, then those of initial_state, initial_norm and log_decay.
 
-    Tokens that belong to no sequence have gradients of 0, whatever do holds there. See `retention_backward`.
+    Tokens that belong to no sequence have gradients of 0, whatever their do is. See `retention_backward`.
     """
     problem, arrays = bound(SPEC, locals(), backward=True)
     wanted = [output for output in SPEC.gradients if output.when(problem)]
@@ -83,20 +83,20 @@ def retention_varlen_backward(
 def sequences(
     problem: Problem, arrays: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[int, slice, Problem, dict[str, np.ndarray]]]:
-    """Number and tokens of each sequence, and the call that it is as a batch of one."""
+    """Yield number and tokens of each sequence, and its call as a batch of one."""
     ends = arrays["cu_seqlens"].astype(np.int64)
     params = {param.name: problem.params[param.name] for param in ONE.params if param.name in problem.params}
     bind = ONE.bind_backward if "do" in arrays else ONE.bind
     for b in range(problem.B):
         tokens = slice(ends[b], ends[b + 1])
         inputs = {name: _of_sequence(name, x, b, tokens) for name, x in arrays.items() if name != "cu_seqlens"}
-        # of contiguous copies: NumPy reads any layout, and that of the whole was found right
+        # contiguous copies: the layout of the whole was checked already
         metas = {name: ArrayMeta.of_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
         yield b, tokens, bind(metas, params), inputs
 
 
 def _of_sequence(name: str, array: np.ndarray, b: int, tokens: slice) -> np.ndarray:
-    """The part of an array that is sequence b's, as a batch of one; a view."""
+    """Return a view of sequence b's part of an array, as a batch of one."""
     if name in _TOKENS:
         return array[tokens].swapaxes(0, 1)[None]  # [1, H, S, D]
     if name in _ROWS:

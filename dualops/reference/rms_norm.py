@@ -59,12 +59,12 @@ def rms_norm(
     """h * rstd * (w + offset), with h = x + residual and rstd = 1 / sqrt(mean(h^2) + eps) of each row.
 
     x [..., N] of float64, float32, float16 or bfloat16 (ml_dtypes), any strides with a contiguous last axis; residual
-    of its shape and dtype. w [N] of x's dtype or float32 (float64 for float64); None is 1, and has no offset.
-    eps: 0 or more. offset: added to w, 1 where w is kept as its difference from 1.
+    has its shape and dtype. w [N] of x's dtype or float32 (float64 for float64); None is 1, without offset. eps: 0 or
+    more. offset: added to w; 1 if w is stored as its difference from 1.
 
-    Returns y of x's shape and dtype; with a residual also summed = x + residual, of x's dtype; with return_rstd also
-    rstd [...], float32 (float64 for float64). Arithmetic is float32 (float64 for float64); summed is rounded, then y.
-    A NaN or an infinity leaves a NaN in its row and in no other.
+    Returns y of x's shape and dtype. With a residual also summed = x + residual, of x's dtype. With return_rstd also
+    rstd [...], float32 (float64 for float64). Arithmetic is float32 (float64 for float64); summed is rounded, then y. A
+    row with a NaN or an infinity contains a NaN; other rows are not affected.
     Raises TypeError and ValueError for a wrong call.
     """
     problem, _ = bound(SPEC, locals())
@@ -98,12 +98,12 @@ def rms_norm_backward(
 ) -> np.ndarray | tuple[np.ndarray, ...]:
     """The gradient of rms_norm.
 
-    x [..., N]: what was normalised, which is summed where there was a residual. rstd [...]: as forward returned it. dy
-    and dsummed: the gradients of y and, if it was used, of summed. w_gradient: whether dw is wanted. eps, return_rstd:
-    as forward had them; rstd has what is needed of them.
+    x [..., N]: forward's x, or summed if there was a residual. rstd [...]: as forward returned it. dy and dsummed: the
+    gradients of y and, if it was used, of summed. w_gradient: whether to return dw. eps, return_rstd: forward's; not
+    needed beyond rstd.
 
-    Returns dx, which is the residual's gradient too, of x's shape and dtype; with w, if it is wanted, also dw [N] of
-    w's dtype, 0 if there are no rows.
+    Returns dx, which is the residual's gradient too, of x's shape and dtype. With w, on request, also dw [N] of w's
+    dtype, 0 if there are no rows.
     """
     problem, _ = bound(SPEC, locals(), backward=True)
     rows, dy_rows = rows_last(x, -1), rows_last(dy, -1)  # [..., N]

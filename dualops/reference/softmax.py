@@ -12,10 +12,10 @@ from ._rounding import bound, rows_last
 
 
 def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    """exp(x) / sum(exp(x)) along `axis`, by way of the row's maximum.
+    """exp(x) / sum(exp(x)) along `axis`, with the row's maximum subtracted first.
 
     x: any shape, float64, float32, float16 or bfloat16 (ml_dtypes). Returns y of x's shape and dtype. Arithmetic is
-    float32 (float64 for float64), y is rounded once. A row with a NaN, or with +inf, is NaN; so is a row of -inf alone.
+    float32 (float64 for float64), y is rounded once. A row with a NaN or +inf is NaN; so is a row of only -inf.
     Raises ValueError for an axis out of range, TypeError for another dtype.
     """
     axis = bound(SPEC, {"x": x, "axis": axis})[0].axis
@@ -30,10 +30,10 @@ def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def softmax_online(x: np.ndarray, axis: int = -1, block: int = 128) -> np.ndarray:
-    """The same, reading each row in blocks, once for maximum and sum together and once for the result (Algorithm 3).
+    """softmax in two passes over blocks of a row: one for maximum and sum together, one for the result (Algorithm 3).
 
-    This is what a kernel does when a row is too long to be kept: the running sum is in units of exp(running maximum),
-    and is rescaled whenever that maximum rises.
+    A kernel does this for a row that is too long to keep. The running sum is in units of exp(running maximum), and is
+    rescaled whenever that maximum rises.
     """
     axis = bound(SPEC, {"x": x, "axis": axis})[0].axis
     rows = rows_last(x, axis)  # [..., N]
@@ -45,7 +45,7 @@ def softmax_online(x: np.ndarray, axis: int = -1, block: int = 128) -> np.ndarra
         for start in range(0, rows.shape[-1], block):
             piece = rows[..., start : start + block]  # [..., block]
             new_max = np.maximum(row_max, piece.max(axis=-1))  # [...]
-            # while all of a row is -inf nothing has been summed, and there is nothing to rescale
+            # while all of a row is -inf, the sum is 0 and needs no rescaling
             rescale = np.where(row_sum == 0, 0, np.exp(row_max - new_max)).astype(rows.dtype)  # [...]
             row_sum = row_sum * rescale + np.exp(piece - new_max[..., None]).sum(axis=-1)  # [...]
             row_sum = np.where(new_max == -np.inf, 0, row_sum).astype(rows.dtype)

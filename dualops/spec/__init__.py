@@ -12,7 +12,7 @@ from .rms_norm import SPEC as rms_norm
 from .rope import SPEC as rope, SPEC_TABLES as rope_tables
 from .softmax import SPEC as softmax
 
-# as the demo shows them
+# in the demo's order
 OPERATORS: dict[str, Spec] = {
     spec.name: spec
     for spec in (

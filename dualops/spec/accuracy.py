@@ -1,26 +1,26 @@
-"""How near is near enough: one rule for tests, demo and benchmarks.
+"""The accuracy rule: one rule for tests, demo and benchmarks.
 
     error(kernel, truth) <= 2 * error(baseline, truth) + c * eps        in maximum and in root mean square
 
 *truth* is the reference in float64. The *baseline* is the reference in the storage dtype: float32 arithmetic, rounded
-where the spec says. Both errors are relative to the truth's own maximum or root mean square; eps is that of the compute
-dtype, so that the floor forgives a last bit of arithmetic and never a rounding to half precision. In float64 the
-baseline is the truth and c * eps is what remains. The rule is FlashAttention's `check_tensor_vs_ref`, with a smaller
-floor. A NaN or an infinity must stand exactly where the truth has it.
+where the spec says. Both errors are relative to the truth's own maximum or root mean square. eps is that of the compute
+dtype: the floor allows a last bit of arithmetic and never a rounding to half precision. In float64 the baseline is the
+truth and only c * eps remains. The rule is FlashAttention's `check_tensor_vs_ref`, with a smaller floor. A NaN or an
+infinity must stand exactly where the truth has it.
 
 A limit can be *vacuous*: it would pass results that have nothing to do with the truth, because the baseline itself
 fails (x * x overflows in float32 for rows near 1e30). Then nothing was checked, and the result does not pass. A limit
-is vacuous where it would pass a result that is off by half of the size of what is compared, in one element (maximum) or
-in all of them (root mean square). That size is the largest of three:
+is vacuous if it would pass a result that is off by half of a reference size. The error counts in one element (maximum)
+or in all of them (root mean square). The reference size is the largest of three:
 
 - the truth's own size: its maximum, or its root mean square
-- `terms`, what the result is a difference of. A gradient that cancels to 1e-9 of its terms is known to eps of the
-  terms: a limit far above the truth is right there, since it is far below the terms
-- the storage dtype's smallest normal number. Where all of the truth is smaller, zeros are the right result
+- `terms`, the magnitudes that the result is a difference of. A gradient that cancels to 1e-9 of its terms is accurate
+  to eps of the terms. A limit far above the truth is right for it, since the limit is far below the terms
+- the storage dtype's smallest normal number. If all of the truth is smaller, zeros are the right result
 
-Two more cases count as vacuous. `terms` are infinite: nothing is known of the result, as of the cosine of 1e18 radians.
-Or the baseline is not finite where the truth is, and the result is as little finite there: float16 can't hold 1e5, so
-neither can a kernel. A result that is finite there is held to the limit as any other, and may pass.
+Two more cases count as vacuous. `terms` may be infinite: then nothing is known of the result, as of the cosine of 1e18
+radians. Or the baseline is not finite although the truth is, and the result is not finite either: float16 can't hold
+1e5, so neither can a kernel. A result that is finite in such a place is held to the limit like any other, and may pass.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Errors(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """What `compare` found."""
+    """Verdict of `compare`."""
 
     passed: bool
     kernel: Errors
@@ -49,18 +49,18 @@ class Accuracy(NamedTuple):
     limit: Errors
     worst: tuple[int, ...]  # coordinate of the largest error
     message: str
-    vacuous: bool = False  # within a limit that says nothing: `passed` is False
+    vacuous: bool = False  # within a limit that says nothing; `passed` is False
 
     @property
     def ratio(self) -> float:
-        """The kernel's share of what it was allowed, the worse of maximum and root mean square; inf if vacuous."""
+        """Return the kernel's share of its limit, the worse of maximum and root mean square; inf if vacuous."""
         if self.vacuous:
             return float("inf")
         return max(k / limit if limit else (0.0 if k == 0 else np.inf) for k, limit in zip(self.kernel, self.limit))
 
 
 FLOAT64_FLOOR = 32.0
-VACUOUS = 0.5  # share of the size of what is compared, from which on a limit says nothing
+VACUOUS = 0.5  # a limit says nothing from this share of the reference size on
 
 
 def compare(
@@ -73,11 +73,11 @@ def compare(
     name: str = "result",
     terms: float = 0.0,
 ) -> Accuracy:
-    """Hold `actual` against `truth` (float64) by the rule above; `dtype` is the storage dtype of the problem.
+    """Compare `actual` with `truth` (float64) by the rule above; `dtype` is the storage dtype of the problem.
 
-    `terms` is the magnitude of what the result is a difference of, where that may cancel: the arithmetic can't know the
-    difference better than to eps of the terms, so that c * eps is meant in units of them where they are larger.
-    Infinite terms say that nothing is known of the result.
+    `terms` is the magnitude of the terms whose difference is the result, if they may cancel. Arithmetic knows the
+    difference only to eps of the terms: c * eps is in units of the terms where they are larger. Infinite terms mean
+    that nothing is known of the result.
     """
     if actual.shape != truth.shape:
         raise ValueError(f"{name}: shape {actual.shape}, expected {truth.shape}")
@@ -87,7 +87,7 @@ def compare(
         return Accuracy(True, Errors(0, 0), Errors(0, 0), Errors(0, 0), (), f"{name}: empty")
     x, base = actual.astype(np.float64), baseline.astype(np.float64)
     strange = ~np.isfinite(truth)
-    lost = ~strange & ~np.isfinite(base)  # by the baseline
+    lost = ~strange & ~np.isfinite(base)  # the baseline is not finite here
     misplaced = np.where(strange, ~_same_strange(x, truth), ~np.isfinite(x))
     forgiven = slack(dtype, floor)
     if misplaced.any():
@@ -100,10 +100,10 @@ def compare(
         return Accuracy(False, bad, Errors(0, 0), Errors(forgiven, forgiven), worst, message, vacuous)
     if not np.isfinite(terms):
         unknown = Errors(np.inf, np.inf)
-        told = f"{name}: nothing is checked: the arithmetic knows nothing of a result of terms this large"
-        return Accuracy(False, unknown, Errors(0, 0), unknown, (), told, True)
+        message = f"{name}: nothing is checked: the arithmetic knows nothing of a result of terms this large"
+        return Accuracy(False, unknown, Errors(0, 0), unknown, (), message, True)
     size = np.where(strange, 0.0, np.abs(truth))
-    known = _eps(dtype) * terms  # of a truth below that nothing is known: errors are then relative to it
+    known = _eps(dtype) * terms  # a truth below this is unknown: errors are then relative to this size
     unit = max(float(size.max()), known) or 1.0
     units = Errors(unit, max(unit * _rms(size / unit), known) or 1.0)
     kernel, distance = _errors(x, truth, strange, units)
@@ -127,7 +127,7 @@ def compare(
 
 
 def slack(dtype: str, floor: float) -> float:
-    """c * eps of the rule, in a problem of this dtype."""
+    """Return c * eps of the rule for a problem of this dtype."""
     return (FLOAT64_FLOOR if dtype == "float64" else floor) * _eps(dtype)
 
 
@@ -145,7 +145,7 @@ def _same_strange(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 def _errors(x: np.ndarray, truth: np.ndarray, left_out: np.ndarray, units: Errors) -> tuple[Errors, np.ndarray]:
     with np.errstate(invalid="ignore", over="ignore"):
-        # in units of the largest, so that no square overflows or vanishes
+        # in units of the largest, so that no square overflows or underflows
         distance = np.where(left_out, 0.0, np.abs(x - truth)) / units.max
         rms = _rms(distance) * (units.max / units.rms)
     return Errors(float(distance.max()), rms), distance

@@ -1,12 +1,12 @@
-"""What an operator is: the record that references, kernels, bridges, benchmarks and tests derive from.
+"""The record that defines an operator. References, kernels, bridges, benchmarks and tests derive from it.
 
     Spec      the operator: inputs, parameters, outputs, gradients, cost, accuracy, cases, generator
-    ArrayMeta shape, dtype, strides, device and address of an array, whichever library it comes from
-    Problem   one call that was found right by `Spec.bind`: its axes have sizes, its parameters are normal
+    ArrayMeta shape, dtype, strides, device and address of an array of any library
+    Problem   one valid call, the result of `Spec.bind`: sizes of its axes, normalised parameters
     Case      a named problem to test, time, simulate or compile
 
-`Spec.bind` is the only validator of dualops. It sees metadata alone, so that NumPy arrays, device arrays, torch tensors
-and torch's fakes get the same clear error: `softmax: x has dtype int32, expected one of float64, float32, ...`.
+`Spec.bind` is the only validator of dualops. It sees only metadata: NumPy arrays, device arrays, torch tensors and
+torch's fake tensors get the same clear error: `softmax: x has dtype int32, expected one of float64, float32, ...`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .meta import FLOATS, HUGE, ArrayMeta, compute_dtype, contiguous_strides, de
 
 
 class Tag(StrEnum):
-    """What a case is for."""
+    """The purpose of a case."""
 
     TEST = "test"  # compared with float64 truth wherever kernels run
     BENCH = "bench"  # timed by asv
-    COMPARE = "compare"  # timed beside peers, on request
+    COMPARE = "compare"  # timed against peers, on request
     EDGE = "edge"  # ragged, empty, extreme: also run under the sanitizers
     SIM = "sim"  # at most two seconds in the simulator
     DEMO = "demo"  # fills a GPU, and its float64 reference takes seconds
@@ -36,18 +36,18 @@ class Tag(StrEnum):
 
 
 class Role(StrEnum):
-    """What an input is to the problem, which says what dtype it may have."""
+    """An input's role in the problem, which decides its dtype."""
 
-    DATA = "data"  # the problem's dtype, which is that of the first input
-    WEIGHT = "weight"  # the problem's dtype, or the one that it is computed in
-    STATISTIC = "statistic"  # the dtype that the problem is computed in
-    STATE = "state"  # kept from call to call, in any dtype that the arithmetic holds: momenta
+    DATA = "data"  # the problem's dtype, which is the first input's
+    WEIGHT = "weight"  # the problem's dtype, or the compute dtype
+    STATISTIC = "statistic"  # the compute dtype
+    STATE = "state"  # kept between calls, in any dtype up to the compute dtype: momenta
     OTHER = "other"  # one of its own dtypes: masks, positions, seeds
 
 
 @dataclass(frozen=True)
 class Input:
-    """An array argument: its name, its symbolic axes, and what it may hold."""
+    """An array argument: its name, its symbolic axes, and its dtypes."""
 
     name: str
     axes: tuple[str, ...] | None  # None: any shape; `Spec.measure` names the axes
@@ -55,11 +55,11 @@ class Input:
     optional: bool = False
     contiguous_last: bool = False  # the last axis must have stride 1
     role: Role = Role.DATA
-    host: bool = False  # may be a Python number (an integer, or a float where dtypes are): a launch passes its value on
-    doc: str = ""  # of an option, for those who take it by name
+    host: bool = False  # may be a Python number (integer, or float for float dtypes): a launch passes its value
+    doc: str = ""  # of an option, for functions that take it by name
 
     def dtype_for(self, dtype: str) -> str:
-        """What a generator makes of it in a problem of this dtype."""
+        """Return the dtype that a generator uses for it in a problem of this dtype."""
         if self.role is Role.OTHER:
             return self.dtypes[0]
         return dtype if self.role in (Role.DATA, Role.STATE) else compute_dtype(dtype)
@@ -83,11 +83,11 @@ class Output:
     shape: Callable[[Problem], tuple[int, ...]]
     dtype: Callable[[Problem], str]
     like: str
-    # whether this problem has it: a matter of which inputs are there, and of parameters, alone
+    # whether this problem has it: depends only on parameters and on which inputs are given
     when: Callable[[Problem], bool] = lambda problem: True
     contiguous_last: bool = False  # the last axis must have stride 1
-    row_major: bool = False  # its axes lie in their own order, not in that of `like`
-    asked_by: str = ""  # the parameter that asks for it, where that is not return_<name>
+    row_major: bool = False  # its axes have their own order in memory, not that of `like`
+    asked_by: str = ""  # the parameter that requests it, if that is not return_<name>
 
 
 @dataclass(frozen=True)
@@ -99,23 +99,23 @@ class Case:
     shapes: Mapping[str, tuple[int, ...]]
     params: Mapping[str, Any] = field(default_factory=dict)
     tags: frozenset[Tag] = frozenset({Tag.TEST})
-    backward: bool = True  # gradients are wanted too
+    backward: bool = True  # with gradients too
     seed: int = 0
-    # of an input that is timed in another order of axes in memory than its own: they, from the slowest to the fastest
+    # input -> its axes from the slowest to the fastest in memory, if it is timed in another order
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    dtypes: Mapping[str, str] = field(default_factory=dict)  # of inputs that have another than `Input.dtype_for` says
+    dtypes: Mapping[str, str] = field(default_factory=dict)  # of inputs whose dtype differs from `Input.dtype_for`
 
     @property
     def id(self) -> str:
         return f"{self.name}-{self.dtype}"
 
     def dtype_of(self, wanted: Input) -> str:
-        """What a generator makes of an input."""
+        """Return the dtype that a generator uses for an input."""
         return self.dtypes.get(wanted.name) or wanted.dtype_for(self.dtype)
 
 
 class Problem:
-    """A call that `Spec.bind` found right. Sizes and parameters read as attributes: `problem.N`, `problem.axis`."""
+    """A valid call, returned by `Spec.bind`. Sizes and parameters are attributes: `problem.N`, `problem.axis`."""
 
     __slots__ = ("arrays", "dims", "dtype", "params", "spec")
 
@@ -135,11 +135,11 @@ class Problem:
         return itemsize(self.dtype)
 
     def dtype_of(self, name: str) -> str | None:
-        """The dtype of an input, None if the call is without it."""
+        """Return the dtype of an input, None if the call does not have it."""
         return self.arrays[name].dtype if name in self.arrays else None
 
     def outputs(self, which: Sequence[Output] | None = None) -> dict[str, ArrayMeta]:
-        """Shape, dtype and strides of every result, as yet without an address."""
+        """Return shape, dtype and strides of every result, without an address."""
         metas = {}
         for output in self.spec.outputs if which is None else which:
             if not output.when(self):
@@ -147,13 +147,13 @@ class Problem:
             shape, like = output.shape(self), self.arrays[output.like]
             follows = len(shape) == len(like.shape) and not output.row_major
             strides = dense_strides_like(shape, like) if follows else contiguous_strides(shape)
-            if output.contiguous_last and strides[-1] != 1 and shape[-1] > 1:  # overlapping rows, of a sliding window
+            if output.contiguous_last and strides[-1] != 1 and shape[-1] > 1:  # overlapping rows of a sliding window
                 strides = contiguous_strides(shape)
             metas[output.name] = ArrayMeta(shape, output.dtype(self), strides, like.device, 0)
         return metas
 
     def nbytes(self, *names: str) -> int:
-        """Bytes of those of its arrays, results and gradients that it has, by name."""
+        """Return the bytes of the named arrays, results and gradients; missing ones count as 0."""
         results = [output for output in (*self.spec.outputs, *self.spec.gradients) if output.name in names]
         metas = {**self.arrays, **self.outputs(results)}
         return sum(metas[name].size * itemsize(metas[name].dtype) for name in names if name in metas)
@@ -165,7 +165,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a problem must do at the least: each input read once, each result written once."""
+    """The least work of a problem: each input is read once, each result is written once."""
 
     flops: Callable[[Problem], int]
     bytes_read: Callable[[Problem], int]
@@ -183,7 +183,7 @@ def any_special(name: str, case: Case, backward: bool) -> tuple[float, bool] | N
 
 @dataclass(frozen=True)
 class Spec:
-    """An operator. See the module's docstring."""
+    """An operator; see the module's docstring."""
 
     name: str
     formula: str
@@ -191,10 +191,10 @@ class Spec:
     inputs: tuple[Input, ...]
     params: tuple[Param, ...]
     outputs: tuple[Output, ...]
-    gradient_inputs: tuple[Input, ...]  # what backward takes: saved results, then incoming gradients
-    gradients: tuple[Output, ...]  # what backward returns
+    gradient_inputs: tuple[Input, ...]  # backward's arrays: saved results, then incoming gradients
+    gradients: tuple[Output, ...]  # backward's results
     saved: tuple[str, ...]  # inputs and outputs that forward keeps for backward
-    # (operator as the message names it, arrays, params, sizes of axes) -> sizes beyond the symbolic axes; checks
+    # (operator's name in messages, arrays, params, sizes of axes) -> sizes beyond the symbolic axes; checks
     measure: Callable[[str, dict[str, ArrayMeta], dict[str, Any], dict[str, Any]], dict[str, Any]]
     forward_cost: Cost
     backward_cost: Cost | None
@@ -203,50 +203,50 @@ class Spec:
     rungs: tuple[str, ...]
     cases: tuple[Case, ...]
     generate: Callable[[Spec, Case, np.random.Generator], dict[str, np.ndarray]]
-    gradient_params: tuple[Param, ...] = ()  # what backward takes beyond `params`
-    values: Callable[[str, Mapping[str, np.ndarray], Problem], None] | None = None  # checks values that are on the host
-    parent: str = ""  # the operator in whose files this variant lives
-    # a saved input -> the result that is saved in its place by a call that has it: x + residual for x
+    gradient_params: tuple[Param, ...] = ()  # backward's parameters beyond `params`
+    values: Callable[[str, Mapping[str, np.ndarray], Problem], None] | None = None  # checks values on the host
+    parent: str = ""  # the operator whose files contain this variant
+    # a saved input -> the result that a call saves instead, if it has it: x + residual for x
     saved_instead: Mapping[str, str] = field(default_factory=dict)
-    # a saved input or result -> whether this problem's backward needs it, a matter of parameters; all others it does
+    # a saved input or result -> whether this problem's backward needs it, by its parameters; the others always
     saved_when: Mapping[str, Callable[[Problem], bool]] = field(default_factory=dict)
-    gradient_shared: Mapping[str, str] = field(default_factory=dict)  # an input -> the input whose gradient is its own
-    updates: Mapping[str, str] = field(default_factory=dict)  # a result -> the input that is overwritten without out=
-    exact: bool = False  # kernels must give the reference's bits (a NaN counts as any other)
-    # what fuzzers run: (random numbers, most elements) -> shapes and parameters of a random problem that is legal in
-    # every dtype, with no array larger than that. tests/test_parity.py asks for one of every operator
+    gradient_shared: Mapping[str, str] = field(default_factory=dict)  # an input -> the input with the same gradient
+    updates: Mapping[str, str] = field(default_factory=dict)  # a result -> the input that it overwrites without out=
+    exact: bool = False  # kernels must match the reference bit for bit (all NaNs count as equal)
+    # for fuzzers: (random numbers, most elements) -> shapes and parameters of a random problem that is valid in every
+    # dtype, with no larger array. tests/test_parity.py requires one for every operator
     draw: Callable[[np.random.Generator, int], Drawn] | None = None
-    # (an input of floats, case, backward) -> the largest special value that tests put into it, and whether it may be
-    # infinite: what the kernels' arithmetic and float64 have alike. None: no special values, not even NaN
+    # (a float input, case, backward) -> the largest special value that tests put into it, and whether it may be
+    # infinite: values that act alike in the kernels' arithmetic and in float64. None: no special values, not even NaN
     special: Callable[[str, Case, bool], tuple[float, bool] | None] = any_special
-    # which special numbers tests put among incoming gradients. An infinity is none of them as a rule: times a
-    # probability that is tiny in float64 and 0 in float32, it is an infinity there and a NaN here
+    # special numbers that tests put into incoming gradients. By default without infinity: times a probability that is
+    # tiny in float64 and 0 in float32, it gives inf in one and NaN in the other
     special_gradients: tuple[float, ...] = (np.nan, 0.0)
-    # (arrays, problem) -> how large the terms of each result are, by its name: `terms` of `compare`. None: nothing
-    # cancels that the truth would not show, or else a module of `dualops.testing.terms` says what does
+    # (arrays, problem) -> magnitude of each result's terms by name: `terms` of `compare`. None: nothing cancels without
+    # the truth showing it, or a module of `dualops.testing.terms` computes it
     terms: Terms | None = None
-    gradient_terms: Terms | None = None  # the same of gradients
+    gradient_terms: Terms | None = None  # `terms` for the gradients
 
     def tagged(self, tag: Tag) -> list[Case]:
         return [case for case in self.cases if tag in case.tags]
 
     def request(self, output: Output) -> str | None:
-        """The parameter that asks for a result; None for one that is returned unasked."""
+        """Return the parameter that requests a result; None if it is always returned."""
         name = output.asked_by or f"return_{output.name}"
         return name if any(param.name == name for param in self.params) else None
 
     @property
     def requests(self) -> dict[str, bool]:
-        """The parameters that ask for results which forward returns on request alone and backward needs."""
+        """Return the parameters that request optional results which backward needs."""
         return {name: True for out in self.outputs if out.name in self.saved and (name := self.request(out))}
 
     @property
     def wide(self) -> dict[str, Any]:
-        """Parameters of the float64 truth, beside those of a call: the results' dtype, where one says that."""
+        """Return extra parameters of the float64 truth: the results' dtype, if an operator has that parameter."""
         return {param.name: "float64" for param in self.params if param.name == "dtype"}
 
     def bind(self, arrays: Mapping[str, ArrayMeta | None], params: Mapping[str, Any] | None = None) -> Problem:
-        """The problem that a forward call states, or the error that the caller made.
+        """Validate a forward call and return its problem.
 
         Raises TypeError for a wrong kind of argument (dtype, mixed dtypes, unknown parameter), ValueError for a wrong
         value (rank, size, domain, device), NotImplementedError for negative strides.
@@ -254,7 +254,7 @@ class Spec:
         return self._bind(self.inputs, self.params, arrays, params or {}, self.name)
 
     def bind_backward(self, arrays: Mapping[str, ArrayMeta | None], params: Mapping[str, Any] | None = None) -> Problem:
-        """The same for the backward call."""
+        """Validate a backward call and return its problem, with the errors of `bind`."""
         params_of_both = self.params + self.gradient_params
         return self._bind(self.gradient_inputs, params_of_both, arrays, params or {}, f"{self.name}_backward")
 
@@ -303,7 +303,8 @@ class Spec:
                 raise NotImplementedError(f"{op}: {wanted.name} has a negative stride in {meta.strides}")
         params = self.normal_params(accepted, given, op)
         dims |= self.measure(op, present, params, dims)
-        return Problem(self, params.get("dtype", dtype), dims, params, present)  # a parameter, where no input says it
+        # a parameter, if no input has the dtype
+        return Problem(self, params.get("dtype", dtype), dims, params, present)
 
     @staticmethod
     def _check_dtype(op: str, wanted: Input, meta: ArrayMeta, first: Input, dtype: str) -> None:
@@ -337,7 +338,7 @@ class Spec:
 
     @staticmethod
     def normal_params(accepted: tuple[Param, ...], given: Mapping[str, Any], op: str) -> dict[str, Any]:
-        """The normal forms of parameters, defaults for those that are not given, or the error of one of them."""
+        """Return normalised parameters, with defaults for missing ones. Raises the domain's error."""
         params = {}
         for param in accepted:
             value = given.get(param.name, param.default)
@@ -357,9 +358,9 @@ class Spec:
         out: Mapping[str, ArrayMeta],
         told: Mapping[str, str] | None = None,
     ) -> None:
-        """Check arrays that the caller gave for the results (`out=`) against what they must be.
+        """Check the arrays that the caller passed for the results (`out=`).
 
-        told: what messages call them, where not "out y": those that are an input too.
+        told: names for messages in place of "out y", for results that are inputs too.
         """
         dense = {output.name for output in (*self.outputs, *self.gradients) if output.contiguous_last}
         for name, meta in out.items():

@@ -1,7 +1,7 @@
-"""Domains of parameters: a function from a value to its normal form, which raises ValueError or TypeError.
+"""Domains of parameters: functions from a value to its normal form, which raise ValueError or TypeError.
 
-A normal form is Python's own number, truth value or string: NumPy's scalars promote what they meet (np.float64 is a
-float, and makes a float32 array one of float64), and are told from Python's wherever a type is asked for.
+A normal form is a plain Python number, truth value or string. NumPy's scalars would promote arrays (np.float64 is a
+float, and turns a float32 array into float64), and differ from Python's wherever a type is compared.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ LONGEST_SHOWN = 200  # characters
 
 
 def shown(value: Any) -> str:
-    """A value in an error's message: as Python writes it, in one line that is not too long."""
+    """Format a value for an error's message: its repr on one line, shortened."""
     try:
-        told = " ".join(repr(value).split())
-    except Exception:  # not every value can be written: 10**5000, an object whose repr raises
-        told = f"a {type(value).__module__}.{type(value).__qualname__}"
-    return told if len(told) <= LONGEST_SHOWN else f"{told[:LONGEST_SHOWN]}..."
+        text = " ".join(repr(value).split())
+    except Exception:  # some values have no repr: 10**5000, or an object whose repr raises
+        text = f"a {type(value).__module__}.{type(value).__qualname__}"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def boolean(value: Any) -> bool:
@@ -40,7 +40,7 @@ def integer(value: Any) -> int:
 
 
 def length(value: Any) -> Any:
-    """A size: an integer of 0 or more. What only stands for an integer, in a traced call, stays what it is."""
+    """A size: an integer of 0 or more. A symbolic integer of a traced call is returned unchanged."""
     stands_for_one = hasattr(value, "__index__") and not (isinstance(value, Integral) or hasattr(value, "dtype"))
     number = value if stands_for_one else integer(value)
     if number < 0:
@@ -49,7 +49,7 @@ def length(value: Any) -> Any:
 
 
 def length_or_all(value: Any) -> Any:
-    """A length, or None: as many as there are."""
+    """A length, or None for the number of all tokens."""
     return None if value is None else length(value)
 
 

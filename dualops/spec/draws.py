@@ -1,4 +1,4 @@
-"""What the random problems of all operators are made of: sizes of axes. See `Spec.draw`."""
+"""Random sizes of axes, for the random problems of all operators. See `Spec.draw`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Drawn = tuple[Shapes, dict[str, Any]]  # shapes and parameters
 
 
 def random_size(rng: np.random.Generator, limit: int) -> int:
-    """A size up to `limit`, with a liking for 0, 1, primes, and powers of two and their neighbours."""
+    """Draw a size up to `limit`, often 0, 1, a prime, or a power of two or its neighbour."""
     kind = rng.random()
     if limit < 2 or kind < 0.1:
         size = 1
@@ -21,7 +21,7 @@ def random_size(rng: np.random.Generator, limit: int) -> int:
         size = (1 << int(rng.integers(1, limit.bit_length() + 1))) + int(rng.integers(-1, 2))
     elif kind < 0.7:
         size = _prime_below(int(rng.integers(2, limit + 1)))
-    else:  # evenly over the magnitudes
+    else:  # uniform over the magnitudes
         size = int(np.exp(rng.uniform(0.0, np.log(limit))))
     return min(size, limit)
 

@@ -1,35 +1,35 @@
-"""flash_attention(q, k, v): what it is. Dao et al. 2022 (arXiv:2205.14135), Dao 2023 (arXiv:2307.08691).
+"""The spec of flash_attention(q, k, v). Dao et al. 2022 (arXiv:2205.14135), Dao 2023 (arXiv:2307.08691).
 
 Query i of Sq stands at position i + Sk - Sq among the keys, or at position i with `causal="top_left"` (torch's way);
-causal, window and ALiBi count from there. In this order: scale * q @ k.T; the options, each a record in `attention/`; a
-softmax; its probabilities, through dropout, times v.
+causal, window and ALiBi count from there. The order is: scale * q @ k.T; the options, each a record in `attention/`; a
+softmax; dropout of its probabilities; the product with v.
 
 A query sees the keys that no mask (causal, window, key_padding_mask, mask_mod, the ends of a sequence) hides. A score
-of -inf, as a bias of -inf gives, is no mask: its key is seen, with probability 0. The first two are as in torch's math
-backend (`SDPBackend.MATH`); the others are not, where torch multiplies NaN by 0:
+of -inf, as a bias of -inf gives, is no mask: its key is seen, with probability 0. The first two rules below match
+torch's math backend (`SDPBackend.MATH`). The others differ where torch multiplies NaN by 0:
 
-- A row that sees no key, or scores of -inf alone, gives o = 0, lse = -inf (with a sink: the sink) and gradients of 0.
+- A row that sees no key, or only scores of -inf, gives o = 0, lse = -inf (with a sink: the sink) and gradients of 0.
 - A row with a score of NaN or +inf is NaN: its o, lse and dq, and dk, dv and dbias of every key that the query sees,
   also of one whose own score is -inf.
-- A row whose lse is a number leaves out keys whose scores are -inf: a NaN in such a key or value does not reach the
-  row, nor one in the row's do the key.
-- A row leaves out keys that a mask hides: a NaN in a key or value that no query sees stays there, and a NaN row does
-  not reach dk, dv and dbias of keys that the query does not see.
-- A row whose scores are finite in float32 has a softmax, whatever their size. Scores that float32 can't separate from a
-  greatest one beyond 2**20 may count as equal to it in gradients, since the saved lse is a float32.
+- A row whose lse is a number ignores keys whose scores are -inf: a NaN in such a key or value does not reach the row,
+  and a NaN in the row's do does not reach the key.
+- A row ignores keys that a mask hides. A NaN in a key or value that no query sees stays there. A NaN row does not reach
+  dk, dv and dbias of keys that the query does not see.
+- A row whose scores are finite in float32 has a softmax, whatever their size. If the greatest score exceeds 2**20,
+  gradients may treat scores as equal to it that float32 can't separate from it, since the saved lse is a float32.
 - A token of varlen that belongs to no sequence, because cu_seqlens end before it, gives o = 0, lse = -inf (with a sink
-  too) and gradients of 0; so does a key in no range.
+  too) and gradients of 0. A key in no range has gradients of 0 too.
 
 Key ranges: sequence b of varlen has the keys k_starts[b] to k_starts[b] + k_lengths[b]. Ranges may overlap, repeat,
-leave gaps, be empty and come in any order. A key's dk and dv are the sums, in float32 and in the order of b, of those
-that each sequence gives alone, each rounded to the storage dtype.
+leave gaps, be empty and come in any order. A key's dk and dv are sums over the sequences, in float32 and in the order
+of b; each sequence's part is rounded to the storage dtype.
 
-    P = exp(S - lse)                 S as the options leave it, s0 = scale * q @ k.T before them
+    P = exp(S - lse)                 S after the options, s0 = scale * q @ k.T before them
     dP = weight * (do @ v.T)         weight: 0 or 1 / (1 - dropout_p)
     dS = P * (dP - delta)            delta = rowsum(do * o) - dlse
     ds0 = dS * slope                 slope = dS / ds0 through softcap and score_mod
     dq = scale * ds0 @ k    dk = scale * ds0.T @ q    dv = (weight * P).T @ do
-    dbias = dS, summed over what the bias is broadcast on    dsinks = -sum(exp(sink - lse) * delta)
+    dbias = dS, summed over the broadcast axes of the bias    dsinks = -sum(exp(sink - lse) * delta)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .lengths import LONGEST, check_ends, check_ranges, longest_in
 from .meta import ArrayMeta, compute_dtype, itemsize
 
 MAX_HEAD_DIM = 512
-KEYS = ("cu_seqlens_k", "k_starts", "k_lengths")  # the arrays that say where keys of varlen are
+KEYS = ("cu_seqlens_k", "k_starts", "k_lengths")  # the arrays that place the keys of varlen
 
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
@@ -69,14 +69,14 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
 def measure_varlen(
     op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]
 ) -> dict[str, Any]:
-    """B sequences; Sq and Sk are the most that one of them can have, packed_k what all have together."""
+    """Measure B sequences; Sq and Sk are the most tokens of one sequence, packed_k the number of all keys."""
     if sizes["B+1"] < 1:
         raise ValueError(f"{op}: cu_seqlens_q has no elements, expected B+1 of them")
     B = sizes["B+1"] - 1
     given = [name for name in KEYS if name in arrays]
     if given not in (["cu_seqlens_k"], ["k_starts", "k_lengths"]):
-        told = " and ".join(given) if given else "nothing"
-        raise TypeError(f"{op}: the keys are given by {told}, expected cu_seqlens_k alone, or k_starts and k_lengths")
+        names = " and ".join(given) if given else "nothing"
+        raise TypeError(f"{op}: the keys are given by {names}, expected cu_seqlens_k alone, or k_starts and k_lengths")
     Sq, Sk = (longest_in(params, f"max_seqlen_{side}", sizes[f"total_{side}"]) for side in ("q", "k"))
     if "k_starts" in arrays:
         if sizes["B"] != B:
@@ -91,7 +91,7 @@ def measure_varlen(
 
 
 def check_lengths(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
-    """Sequences and key ranges stay within the tokens, and none is longer than was said."""
+    """Check that sequences and key ranges stay within the tokens and within max_seqlen."""
     for side in ("q", "k") if "cu_seqlens_k" in arrays else ("q",):
         tokens = (side, f"total_{side}", problem.dims[f"total_{side}"])
         longest = (f"max_seqlen_{side}", problem.params[f"max_seqlen_{side}"])
@@ -102,7 +102,7 @@ def check_lengths(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -
 
 
 def visible_pairs(problem: Problem) -> int:
-    """Pairs (query, key) that causal mask and window let through, in one head of one batch."""
+    """Count the pairs (query, key) that causal mask and window show, in one head of one batch."""
     Sq, Sk = problem.Sq, problem.Sk
     left, right = band(problem)
     position = np.arange(Sq) + (0 if problem.causal == "top_left" else Sk - Sq)
@@ -115,7 +115,7 @@ def _scores_flops(problem: Problem) -> int:
 
 
 def _parts_bytes(problem: Problem) -> int:
-    """dk and dv of each sequence, where ranges may share keys."""
+    """Bytes of dk and dv of each sequence, if ranges may share keys."""
     p = problem
     return p.packed_k * p.Hkv * (p.D + p.Dv) * itemsize(p.dtype) if "k_starts" in p.arrays else 0
 
@@ -151,7 +151,7 @@ def _lengths(name: str, axis: str, **options: Any) -> Input:
 
 
 def _gradient(name: str, **options: Any) -> Output:
-    """The gradient of an input: like it in shape, dtype and order of axes, without its gaps."""
+    """The gradient of an input: the same shape, dtype and order of axes, but dense."""
     return Output(
         f"d{name}",
         lambda p: p.arrays[name].shape,
@@ -170,7 +170,7 @@ def _spec(
     lengths: tuple[Input, ...] = (),
     longest: tuple[Param, ...] = (),
 ) -> dict[str, Any]:
-    """What the two forms share. tokens, keys: axes of q and k but for the last; statistic: those of lse."""
+    """Build the spec of either form. tokens, keys: axes of q and k except the last; statistic: those of lse."""
     qkv = (
         Input("q", (*tokens, "D"), contiguous_last=True),
         Input("k", (*keys, "D"), contiguous_last=True),
@@ -224,7 +224,7 @@ SPEC = Spec(
     name="flash_attention",
     **_spec(("B", "H", "Sq"), ("B", "Hkv", "Sk"), ("B", "H", "Sq"), OPTIONS),
     measure=measure,
-    gradient_params=(Param("bias_gradient", True, boolean, "whether dbias is wanted"),),
+    gradient_params=(Param("bias_gradient", True, boolean, "whether to return dbias"),),
     cases=CASES,
     draw=draw,
 )
@@ -239,7 +239,7 @@ SPEC_VARLEN = Spec(
             _lengths("cu_seqlens_q", "B+1"),
             _lengths("cu_seqlens_k", "B+1", optional=True),
             _lengths("k_starts", "B", optional=True, doc="the first key of each sequence, in place of cu_seqlens_k"),
-            _lengths("k_lengths", "B", optional=True, doc="how many keys each has, from there on"),
+            _lengths("k_lengths", "B", optional=True, doc="how many keys each sequence has"),
         ),
         (
             *(Param(f"max_seqlen_{side}", None, length_or_all, LONGEST) for side in ("q", "k")),

@@ -1,7 +1,7 @@
-"""layer_norm(x, w, b): what it is. Ba, Kiros & Hinton 2016, "Layer Normalization".
+"""The spec of layer_norm(x, w, b). Ba, Kiros & Hinton 2016, "Layer Normalization".
 
-With a residual, h = x + residual is a result too (`summed`), and is what is normalised; without one h is x. Backward
-takes h, and has one gradient for x and residual. The variance is that of the row itself: its sum is divided by N.
+With a residual, h = x + residual is normalised, and is a result too (`summed`); without one h is x. Backward takes h,
+and has one gradient for x and residual. The variance is that of the row itself: its sum is divided by N.
 
     y = xhat * w + b                    xhat = (h - mean(h)) * rstd,  rstd = 1 / sqrt(mean((h - mean(h))^2) + eps)
     g = dy * w                          the gradient of xhat
@@ -54,7 +54,7 @@ def _cases() -> tuple[Case, ...]:
 
 
 def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Any rows, with and without weights, shifts, residual and statistics."""
+    """Draw any rows, with and without weights, shifts, residual and statistics."""
     shapes = drawn_rows(rng, max_elements, ("w", "b"))
     return shapes, {"return_stats": bool(rng.integers(2)), "eps": drawn_eps(rng)}
 

@@ -1,4 +1,4 @@
-"""Where sequences lie among the tokens: cumulative lengths, or ranges that may overlap; checked and drawn."""
+"""The places of sequences among the tokens: cumulative lengths, or ranges that may overlap; checks and random draws."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 
-LONGEST = "of the longest sequence, or more; as many as there are tokens if None"  # what a parameter says
+LONGEST = "of the longest sequence, or more; as many as there are tokens if None"  # docstring of a parameter
 
 
 def longest_in(params: dict[str, Any], name: str, total: Any) -> Any:
-    """The most tokens that one of the sequences can have, by the parameter of that name; None there becomes `total`."""
+    """Return the most tokens of one sequence, from the parameter of that name; None there becomes `total`."""
     if params[name] is None:
         params[name] = total
     return longest_of(params[name], total)
 
 
 def longest_of(said: Any, total: Any) -> Any:
-    """The most tokens that one of the sequences can have: what the caller said, but never more than there are in all.
+    """Return the most tokens of one sequence: the caller's number, but never more than all tokens.
 
-    torch's symbolic sizes have a minimum of their own, for a comparison would tie a compiled function to its outcome.
+    torch's symbolic sizes have their own minimum, since a comparison would specialise a compiled function on its
+    outcome.
     """
     for one, other in ((said, total), (total, said)):
         if hasattr(one, "__sym_min__"):
@@ -29,10 +30,10 @@ def longest_of(said: Any, total: Any) -> Any:
 
 
 def check_ends(op: str, name: str, values: np.ndarray, tokens: tuple[str, str, int], longest: tuple[str, int]) -> None:
-    """Raise ValueError unless the ends begin at 0, never fall, stay within the tokens and lie near enough.
+    """Raise ValueError unless the ends begin at 0, never fall, stay within the tokens, and no sequence is too long.
 
-    tokens: the array that holds the tokens, its axis of them and its size there. longest: the parameter that says how
-    long a sequence may be, and its value.
+    tokens: the array of tokens, its token axis and the size of that axis. longest: the parameter that limits the length
+    of a sequence, and its value.
     """
     ends = values.astype(np.int64)
     lengths = np.diff(ends)
@@ -53,7 +54,7 @@ def check_ends(op: str, name: str, values: np.ndarray, tokens: tuple[str, str, i
 def check_ranges(
     op: str, starts: np.ndarray, lengths: np.ndarray, total: int, longest: tuple[str, int], sum_of: tuple[str, int]
 ) -> None:
-    """Raise ValueError unless each range of keys lies within the tokens of k, and none is longer than was said.
+    """Raise ValueError unless each range of keys lies within the tokens of k and within the parameter's length.
 
     longest, sum_of: the parameters that bound one length and the sum of all, and their values.
     """
@@ -67,13 +68,13 @@ def check_ranges(
         raise ValueError(
             f"{op}: k_starts + k_lengths is {starts[b]} + {lengths[b]} at {b}, k has total_k={total}, expected no more"
         )
-    for (name, bound), found, told in ((longest, lengths.max(initial=0), "longest"), (sum_of, lengths.sum(), "sum")):
+    for (name, bound), found, which in ((longest, lengths.max(initial=0), "longest"), (sum_of, lengths.sum(), "sum")):
         if found > bound:
-            raise ValueError(f"{op}: {name} is {bound}, expected {found} or more, the {told} of k_lengths")
+            raise ValueError(f"{op}: {name} is {bound}, expected {found} or more, the {which} of k_lengths")
 
 
 def spans_of(arrays: Mapping[str, Any]) -> list[tuple[slice, slice]]:
-    """The queries and the keys of each sequence of attention, of arrays by their names."""
+    """Return the query and key slices of each attention sequence, from arrays by name."""
     ends_q, ends_k = arrays["cu_seqlens_q"], arrays.get("cu_seqlens_k")
     keys = (arrays["k_starts"], arrays["k_lengths"]) if ends_k is None else (ends_k[:-1], np.diff(ends_k))
     both = (zip(starts.tolist(), lengths.tolist()) for starts, lengths in ((ends_q[:-1], np.diff(ends_q)), keys))
@@ -81,7 +82,7 @@ def spans_of(arrays: Mapping[str, Any]) -> list[tuple[slice, slice]]:
 
 
 def random_ranges(total: int, B: int, longest: int, most: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Ranges of B sequences, of at most `longest` of `total` tokens each, and of at most `most` together.
+    """Draw ranges of B sequences, of at most `longest` of `total` tokens each, and of at most `most` together.
 
     Some are empty, some begin where another does; they overlap, leave gaps and come in any order.
     """
@@ -97,14 +98,14 @@ def random_ranges(total: int, B: int, longest: int, most: int, rng: np.random.Ge
 
 
 def random_ends(total: int, B: int, longest: int, rng: np.random.Generator) -> np.ndarray:
-    """Where B sequences of at most `longest` tokens, `total` in all, end; the first one begins at 0.
+    """Draw the ends of B sequences of at most `longest` tokens, `total` in all; the first begins at 0.
 
-    Where they cannot have so many, they have half of what they can, or more; the other tokens belong to none.
+    If the sequences can't hold all tokens, they have at least half of what they can; the other tokens belong to none.
     """
     if B * longest < total:
         total = int(rng.integers(B * longest // 2, B * longest + 1))
     lengths = np.zeros(B, np.int64)
-    for others, place in zip(reversed(range(B)), rng.permutation(B)):  # others: still without a length
+    for others, place in zip(reversed(range(B)), rng.permutation(B)):  # others: sequences still without a length
         rest = total - int(lengths.sum())
         least = max(0, rest - others * longest)
         lengths[place] = rest if others == 0 else rng.integers(least, min(longest, rest) + 1)

@@ -1,4 +1,4 @@
-"""lion(params, grads, momenta, lr): what it is. Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms".
+"""The spec of lion(params, grads, momenta, lr). Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms".
 
 For each element, in float32 (float64 for float64 params), every operation rounded by itself and in this order:
 
@@ -6,12 +6,13 @@ For each element, in float32 (float64 for float64 params), every operation round
     p = p * (1 - lr * weight_decay) - lr * sign(c)         sign(0) = 0, sign(NaN) = NaN
     m = beta2 * m + (1 - beta2) * g
 
-lr, weight_decay, the betas and their differences from 1 are rounded to float32 first, from float64, once each. The
+lr, weight_decay, the betas and their differences from 1 are first rounded from float64 to float32, once each. The
 product lr * weight_decay and 1 minus it are float32 operations like the others, since lr may be on the device. So the
-result is a matter of bits, and kernels have those of the reference.
+result is defined to the bit, and kernels give the reference's bits.
 
 The spec describes one tensor; the public functions take lists of them, which `bind_list` binds. In a call with
-`master`, float32 copies of the params, p is read there and written there, and params get it rounded to their dtype.
+`master`, float32 copies of the params, p is read from master and written to it, and params get it rounded to their
+dtype.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from .domains import finite
 from .draws import Drawn, random_size
 from .meta import FLOATS, HUGE, ArrayMeta, compute_dtype
 
-LISTS = ("params", "grads", "momenta", "master")  # of which a public function takes one array or a list
+LISTS = ("params", "grads", "momenta", "master")  # a public function takes one array or a list for each
 
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """N elements, whatever the shape."""
+    """Count the elements N, in any shape."""
     shape = arrays["params"].shape
     for name in LISTS[1:]:
         if name in arrays and arrays[name].shape != shape:
@@ -70,7 +71,7 @@ def check_lengths(op: str, lists: Mapping[str, Sequence[Any]]) -> None:
 def bind_list(
     op: str, lists: Mapping[str, Sequence[ArrayMeta]], lr: ArrayMeta, params: Mapping[str, Any]
 ) -> list[Problem]:
-    """The problem of each tensor, or the spec's error with the tensor's number: `lion: grads[3] has shape ...`."""
+    """Validate each tensor and return its problem; errors have the tensor's number: `lion: grads[3] has shape ...`."""
     problems = []
     for i in range(len(lists["params"])):
         try:
@@ -84,9 +85,9 @@ def bind_list(
 
 
 def numbered(error: Exception, op: str, i: int) -> Exception:
-    """An error about one tensor, that says which of a list it is."""
-    told = str(error).removeprefix(f"{op}: ").removeprefix(f"{SPEC.name}: ")
-    return type(error)(f"{op}: " + re.sub(rf"\b({'|'.join(LISTS)})\b", rf"\1[{i}]", told))
+    """Add the tensor's number in its list to an error."""
+    message = str(error).removeprefix(f"{op}: ").removeprefix(f"{SPEC.name}: ")
+    return type(error)(f"{op}: " + re.sub(rf"\b({'|'.join(LISTS)})\b", rf"\1[{i}]", message))
 
 
 def check_apart(
@@ -97,10 +98,10 @@ def check_apart(
     written: Sequence[bool] | np.ndarray,
     source: Sequence[int] | np.ndarray | None = None,
 ) -> None:
-    """Raise ValueError where memory that is written holds anything else that is written or read.
+    """Raise ValueError if written memory overlaps other memory that is written or read.
 
-    Of each array its name for a message, its address, its bytes, whether it is written and, for one that is a result,
-    the number of the array that it may overwrite; for others their own number.
+    For each array: its name for messages, its address, its bytes, whether it is written, and a number. That is the
+    array that a result may overwrite, else the array itself.
     """
     begin = np.array(starts, np.uint64)
     end = begin + np.array(nbytes, np.uint64)
@@ -125,13 +126,13 @@ def check_apart(
 
 
 def _read(problem: Problem) -> int:
-    """params are not read where there is a master."""
+    """Count the bytes read; params are not read if there is a master."""
     source = "master" if "master" in problem.arrays else "params"
     return problem.nbytes(source, "grads", "momenta")
 
 
 def _result(name: str, **options: Any) -> Output:
-    """What an input becomes."""
+    """Return the output that replaces an input."""
     return Output(
         f"new_{name}",
         lambda p: p.arrays[name].shape,
@@ -155,7 +156,7 @@ def _cases() -> tuple[Case, ...]:
         master: bool = False,
         **params: Any,
     ) -> None:
-        """wide: which of grads and momenta are in the dtype of the arithmetic; the others have the params'."""
+        """wide: which of grads and momenta have the compute dtype; the others have the params'."""
         shapes: dict[str, tuple[int, ...]] = {**dict.fromkeys(LISTS[:3], shape), "lr": ()}
         if master:
             shapes["master"] = shape
@@ -164,13 +165,13 @@ def _cases() -> tuple[Case, ...]:
             cases.append(Case(name, dtype, shapes, params, frozenset(tags), backward=False, dtypes=own))
 
     decayed: dict[str, Any] = {"weight_decay": 0.1}
-    # what people run: 10 bytes a parameter, 20, and 22 with master weights
+    # common problems: 10 bytes a parameter, 20, and 22 with master weights
     add("params268m", (2**28,), half, {Tag.BENCH}, **decayed)
     add("params67m", (2**26,), ("float32",), {Tag.BENCH}, **decayed)
     add("master67m", (2**26,), half, {Tag.BENCH}, wide="momenta", master=True, **decayed)
     add("params4096x4096", (4096, 4096), ("float32", "bfloat16"), {Tag.DEMO}, **decayed)
     add("master4096x4096", (4096, 4096), half, {Tag.DEMO}, wide="momenta", master=True, **decayed)
-    # around a vector, around a block's share, several blocks
+    # sizes around a vector, around a block's share, and several blocks
     for size in (1, 7, 9, 4099, 100_003):
         add(f"size{size}", (size,), FLOATS, {Tag.TEST, Tag.EDGE}, **decayed)
     add("size70000", (70_000,), FLOATS, {Tag.TEST}, wide="momenta", master=True, betas=(0.95, 0.98), weight_decay=1.0)
@@ -203,7 +204,7 @@ def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.n
 
 
 def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Any shape, with a master in a third of the draws."""
+    """Draw any shape, with a master in a third of the draws."""
     shape, left = [], max_elements
     for _ in range(int(rng.integers(1, 5))):
         shape.append(random_size(rng, left))
@@ -219,7 +220,7 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
-    """A master is no larger than its params can be; lr is a number of its own."""
+    """Special values: a master is no larger than its params can be; lr is an ordinary number."""
     return None if name == "lr" else (HUGE[case.dtype], True)
 
 
@@ -252,7 +253,7 @@ SPEC = Spec(
         bytes_written=lambda p: p.nbytes("new_params", "new_momenta", "new_master"),
     ),
     backward_cost=None,
-    rounding="each operation in float32 (float64 for float64); p and m once more, to the dtypes they are kept in",
+    rounding="each operation in float32 (float64 for float64); p and m then to their storage dtypes",
     floor=1.0,
     rungs=("naive", "simt", "table"),
     cases=_cases(),

@@ -1,21 +1,21 @@
-"""matmul(a, b): what it is. y = act(op(a) @ op(b) + bias), where op transposes the last two axes if it is told to.
+"""The spec of matmul(a, b): y = act(op(a) @ op(b) + bias), where op transposes the last two axes on request.
 
 a [..., M, K], or [..., K, M] with transpose_a; b [..., K, N], or [..., N, K] with transpose_b; the axes before the last
-two broadcast as NumPy's do. K = 0 leaves act(bias).
+two broadcast as in NumPy. K = 0 leaves act(bias).
 
-    z = op(a) @ op(b) + bias         the preactivation, a result on request: backward needs it where there is an act
+    z = op(a) @ op(b) + bias         the preactivation, a result on request: backward needs it with an activation
     dz = dy * act'(z) + dpreactivation
     d op(a) = dz @ op(b).T    d op(b) = op(a).T @ dz    dbias = sum of dz over rows and batches
 
-da and db lie as a and b do, and are summed over the batch axes that a or b was broadcast along. act is relu, gelu
-(Hendrycks & Gimpel 2016, arXiv:1606.08415: z * Phi(z), by the error function) or silu (z * sigmoid(z)).
+da and db have the layouts of a and b, and are summed over the batch axes that a or b was broadcast along. act is relu,
+gelu (Hendrycks & Gimpel 2016, arXiv:1606.08415: z * Phi(z), by the error function) or silu (z * sigmoid(z)).
 
-float32 is multiplied as float32 unless `precision` says otherwise, which dtypes of 16 bits do not have; float64 is
-multiplied as it is. "tf32" rounds both factors to 11 bits of mantissa, "3xtf32" splits each in two such parts and
-leaves out the product of the lower ones. To round is not to cut off, as tensor cores do with float32 that nobody has
-rounded: in units of the last of the 11 bits rounding errs by 1/sqrt(12), to both sides, and cutting by as much around a
-mean of 1/2, so that a product's error is sqrt(2/12) = 0.4 after the one, and sqrt(2/12 + 1) = 1.1 after the other, in
-every sum, however long. That is 2.7 times the baseline's, and the rule of accuracy allows 2.
+`precision` changes how float32 is multiplied; 16-bit dtypes do not accept it, and float64 ignores it. "tf32" rounds
+both factors to 11 bits of mantissa. "3xtf32" splits each into two such parts and omits the product of the lower ones.
+Kernels round the factors; a tensor core would truncate unrounded float32. In units of the last of the 11 bits, rounding
+errs by 1/sqrt(12) to both sides, and truncation by as much around a mean of 1/2. So in a sum of any length a product's
+error is sqrt(2/12) = 0.4 with rounding, and sqrt(2/12 + 1) = 1.1 with truncation. That is 2.7 times the baseline's, and
+the rule of accuracy allows 2.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .meta import FLOATS, ArrayMeta
 ACTIVATIONS = ("relu", "gelu", "silu")
 PRECISIONS = ("tf32", "3xtf32")
 Shape = tuple[int, ...]
-LONGEST = 400  # rows, columns, terms of a random problem
+LONGEST = 400  # rows, columns and terms of a random problem
 
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """M, N, K; the batch axes of the result, and B, their product."""
+    """Measure M, N, K; the batch axes of the result, and B, their product."""
     precision, dtype = params["precision"], arrays["a"].dtype
     if precision is not None and dtype not in ("float32", "float64"):
         raise ValueError(f"{op}: precision is {precision!r}, a is {dtype}, expected float32 for it")
@@ -52,12 +52,12 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
         if name in arrays and arrays[name].shape != (*batch, M, N):
             raise ValueError(f"{op}: {name} has shape {arrays[name].shape}, expected {(*batch, M, N)}, as the result")
     if "dy" in arrays and "preactivation" not in arrays and params["activation"] is not None:
-        raise TypeError(f"{op}: preactivation is missing, expected it beside activation {params['activation']!r}")
+        raise TypeError(f"{op}: preactivation is missing, expected it with activation {params['activation']!r}")
     return {"M": M, "N": N, "K": K, "batch": batch, "B": prod(batch)}
 
 
 def _matrix(op: str, name: str, shape: Shape, axes: str, transposed: bool) -> Shape:
-    """The last two sizes of an array, in the order of `axes`."""
+    """Return the last two sizes of an array, in the order of `axes`."""
     if len(shape) < 2:
         rows, columns = reversed(axes) if transposed else axes
         raise ValueError(f"{op}: {name} has {len(shape)} axes {shape}, expected at least 2: [..., {rows}, {columns}]")
@@ -65,7 +65,7 @@ def _matrix(op: str, name: str, shape: Shape, axes: str, transposed: bool) -> Sh
 
 
 def _broadcast(op: str, a: Shape, b: Shape) -> Shape:
-    """The common shape of two, aligned at their ends."""
+    """Return the common shape of two shapes, aligned at their ends."""
     rank = max(len(a), len(b))
     batch = []
     for mine, theirs in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
@@ -76,7 +76,7 @@ def _broadcast(op: str, a: Shape, b: Shape) -> Shape:
 
 
 def has_dz(problem: Problem) -> bool:
-    """Whether the gradient of the preactivation is not dy itself."""
+    """Whether the gradient of the preactivation differs from dy."""
     return problem.activation is not None or "dpreactivation" in problem.arrays
 
 
@@ -93,7 +93,7 @@ def _wanted(problem: Problem, name: str) -> bool:
 
 
 def _read_backward(problem: Problem) -> int:
-    """dy, what dz takes beside it, and the factor that each wanted gradient needs."""
+    """Count the bytes of dy, of the other terms of dz, and of the factor that each requested gradient needs."""
     factors = [other for name, other in (("a", "b"), ("b", "a")) if _wanted(problem, name)]
     slopes = ["preactivation"] * (problem.activation is not None)
     return problem.nbytes("dy", "dpreactivation", *slopes, *factors)
@@ -118,7 +118,7 @@ OUTPUTS = (
 
 
 def _gradient(name: str) -> Output:
-    """The gradient of an input: like it in shape, dtype and order of axes, without its gaps."""
+    """The gradient of an input: the same shape, dtype and order of axes, but dense."""
     return Output(
         f"d{name}",
         lambda p: p.arrays[name].shape,
@@ -137,7 +137,7 @@ GRADIENTS = tuple(_gradient(entry.name) for entry in INPUTS)
 def shapes_of(
     M: int, N: int, K: int, *, layout: str = "nn", a: Shape = (), b: Shape = (), bias: bool = False
 ) -> tuple[dict[str, Shape], dict[str, bool]]:
-    """Shapes and transposes of a problem. layout: "n" or "t" for each matrix; a, b: their batch axes."""
+    """Return shapes and transposes of a problem. layout: "n" or "t" for each matrix; a, b: their batch axes."""
     of_a, of_b = ((M, K), (K, M))[layout[0] == "t"], ((K, N), (N, K))[layout[1] == "t"]
     shapes: dict[str, Shape] = {"a": (*a, *of_a), "b": (*b, *of_b)}
     if bias:
@@ -167,12 +167,12 @@ def _cases() -> tuple[Case, ...]:
 
     single, half, both = ("float32",), ("bfloat16",), ("float32", "bfloat16")
     linear: dict[str, Any] = {"layout": "nt", "bias": True, "activation": "gelu", "return_preactivation": True}
-    # what people run
+    # common problems
     add("square4096", (4096, 4096, 4096), both, {Tag.BENCH})
     add("batch16_1024", (1024, 1024, 1024), single, {Tag.BENCH}, a=(16,), b=(16,))
     add("linear8192x4096x4096", (8192, 4096, 4096), half, {Tag.BENCH}, **linear)
     add("linear2048x2048x1024", (2048, 2048, 1024), both, {Tag.DEMO}, **linear)
-    # what a product is judged by, beside cuBLAS: every layout, small ones, thin ones, one that is no multiple of a tile
+    # comparisons with cuBLAS: every layout, small and thin matrices, one that is no multiple of a tile
     forward: dict[str, Any] = {"dtypes": half, "tags": {Tag.COMPARE}, "backward": False}
     for layout in ("nt", "tn", "tt"):
         add(f"square4096_{layout}", (4096, 4096, 4096), **forward, layout=layout)
@@ -189,7 +189,7 @@ def _cases() -> tuple[Case, ...]:
         add(f"tf32_square4096_{layout}", (4096, 4096, 4096), **forward, layout=layout, precision="tf32")
     for layout in ("nn", "nt"):
         add(f"3xtf32_square4096_{layout}", (4096, 4096, 4096), **forward, layout=layout, precision="3xtf32")
-    # every layout, whole tiles and ragged ones, and what a product meets beside its matrices, two by two
+    # every layout, whole tiles and ragged ones, and the other inputs, in pairs
     exact, ragged = {Tag.TEST}, {Tag.TEST, Tag.EDGE}
     add("m256n384k320", (256, 384, 320), FLOATS, exact)
     add("m256n128k160_nt", (256, 128, 160), FLOATS, exact, layout="nt", bias=True, activation="silu")
@@ -201,8 +201,8 @@ def _cases() -> tuple[Case, ...]:
     add("m70n5k300_tt", (70, 5, 300), FLOATS, ragged, layout="tt", a=(2,), b=(2,), bias=True, activation="relu")
     add("m1n1000k1", (1, 1000, 1), FLOATS, ragged, activation="silu", return_preactivation=True)
     add("m7n3k20000", (7, 3, 20000), both, ragged, layout="nt", activation="gelu", bias=True)
-    add("batch70000", (2, 3, 4), both, exact, a=(70000,), b=(70000,))  # more than a grid's second axis has
-    # float32 on tensor cores: factors that are loaded as they lie, and such as are copied first; long sums
+    add("batch70000", (2, 3, 4), both, exact, a=(70000,), b=(70000,))  # more than a grid's second axis can have
+    # float32 on tensor cores: factors that are loaded directly, and factors that are copied first; long sums
     for precision in PRECISIONS:
         shape: dict[str, Any] = {"dtypes": single, "precision": precision}
         add(f"{precision}_m256n128k160_nt", (256, 128, 160), tags=exact, layout="nt", **shape)
@@ -210,7 +210,7 @@ def _cases() -> tuple[Case, ...]:
         add(f"{precision}_m257n130k71", (257, 130, 71), tags=ragged, a=(2,), bias=True, activation="gelu", **shape)
         add(f"{precision}_m70n5k300_tt", (70, 5, 300), tags=ragged, layout="tt", a=(2,), b=(2,), bias=True, **shape)
         add(f"{precision}_m7n3k20000", (7, 3, 20000), tags=exact, layout="nt", **shape)
-    # nothing to do, or to add
+    # empty results, and empty sums
     nothing = {Tag.TEST, Tag.EDGE, Tag.SIM}
     add("no_rows", (0, 5, 7), both, nothing, bias=True)
     add("no_columns", (5, 0, 7), both, nothing, layout="tn", bias=True)
@@ -244,7 +244,7 @@ def _cases() -> tuple[Case, ...]:
 
 
 def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Any layouts, batch axes that broadcast in every way, any options together."""
+    """Draw any layouts, batch axes that broadcast in every way, any options together."""
     K = random_size(rng, min(max_elements, LONGEST))
     M, N = (random_size(rng, min(max_elements // max(K, 1), LONGEST)) for _ in range(2))
     if max_elements < M * N:
@@ -257,12 +257,12 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
     if rng.random() < 0.5:
         params["activation"] = str(rng.choice(ACTIVATIONS))
     if rng.random() < 0.25:
-        params["precision"] = str(rng.choice(PRECISIONS))  # of float32
+        params["precision"] = str(rng.choice(PRECISIONS))  # only for float32
     return shapes, params
 
 
 def _drawn_batches(rng: np.random.Generator, most: int) -> tuple[Shape, Shape]:
-    """Batch axes of a and b, in half of the draws none, whose common shape has at most so many places."""
+    """Draw batch axes of a and b, none in half of the draws, whose common shape has at most this many places."""
     if rng.random() < 0.5:
         return (), ()
     full: list[int] = []
@@ -272,13 +272,13 @@ def _drawn_batches(rng: np.random.Generator, most: int) -> tuple[Shape, Shape]:
     for _ in range(2):
         shape = tuple(1 if rng.random() < 0.3 else size for size in full)
         leading = next((axis for axis, size in enumerate(shape) if size != 1), len(shape))
-        shapes.append(shape[int(rng.integers(leading + 1)) :])  # axes of one place may be left out
+        shapes.append(shape[int(rng.integers(leading + 1)) :])  # leading axes may be left out
     return shapes[0], shapes[1]
 
 
 def special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
-    """No sum that overflows in half precision. No infinity in a gradient: a slope, or a rounded dz, that is tiny in
-    float64 and 0 in float32 makes of it an infinity here and a NaN there.
+    """Special values: no sum overflows in half precision, and no infinity in a gradient. A slope, or a rounded dz, may
+    be tiny in float64 and 0 in float32: times infinity that gives inf in one and NaN in the other.
     """
     return 16.0, not backward
 
@@ -291,7 +291,7 @@ SPEC = Spec(
     params=(
         Param("transpose_a", False, boolean, "a is [..., K, M]"),
         Param("transpose_b", False, boolean, "b is [..., N, K]"),
-        Param("activation", None, one_of(None, *ACTIVATIONS), "what comes upon the sum"),
+        Param("activation", None, one_of(None, *ACTIVATIONS), "applied to the sum"),
         Param("precision", None, one_of(None, *PRECISIONS), "how float32 is multiplied; None is as float32"),
         Param("return_preactivation", False, boolean, "also return op(a) @ op(b) + bias"),
     ),
@@ -303,7 +303,7 @@ SPEC = Spec(
     ),
     gradients=GRADIENTS,
     gradient_params=tuple(
-        Param(f"{entry.name}_gradient", True, boolean, f"d{entry.name} is wanted") for entry in INPUTS
+        Param(f"{entry.name}_gradient", True, boolean, f"whether to return d{entry.name}") for entry in INPUTS
     ),
     saved=("a", "b", "bias", "preactivation"),
     saved_when={"preactivation": lambda p: p.activation is not None and p.return_preactivation},
@@ -319,7 +319,7 @@ SPEC = Spec(
         bytes_written=lambda p: _written(p, GRADIENTS),
         extra_memory=lambda p: p.B * p.M * p.N * p.itemsize if has_dz(p) else 0,  # dz
     ),
-    rounding="results once, to the storage dtype, and dz before it meets a matrix; all else in float32",
+    rounding="results once, to the storage dtype, and dz before it is multiplied with a matrix; all else in float32",
     floor=8.0,
     rungs=("naive", "simt", "sm80", "sm90"),
     cases=_cases(),

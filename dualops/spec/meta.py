@@ -12,7 +12,7 @@ import numpy as np
 from .domains import finite, integer, shown
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
-# a quarter of the largest number; in float64 what can still be squared
+# a quarter of the largest number; in float64 a number whose square is finite
 HUGE = {"float16": 16376.0, "bfloat16": 2.0**125, "float32": 2.0**125, "float64": 2.0**500}
 _DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ("bfloat16",)} | {
     name: np.dtype(name) for name in ("float64", "float32", "float16", "int64", "int32", "uint8", "bool")
@@ -20,29 +20,29 @@ _DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ("bfloat16
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """NumPy's dtype of a dualops dtype name (`"bfloat16"` comes from ml_dtypes)."""
+    """Return NumPy's dtype for a dualops dtype name (`"bfloat16"` comes from ml_dtypes)."""
     return _DTYPES[name]
 
 
 def itemsize(name: str) -> int:
-    """Bytes of one element of dtype `name`."""
+    """Return the bytes of one element of dtype `name`."""
     return _DTYPES[name].itemsize
 
 
 def compute_dtype(name: str) -> str:
-    """The dtype that arithmetic and statistics are carried in: float64 for float64, float32 for all else."""
+    """Return the dtype of arithmetic and statistics: float64 for float64, float32 for all else."""
     return "float64" if name == "float64" else "float32"
 
 
 def in_elements(strides: Sequence[int], nbytes: int) -> tuple[int, ...]:
-    """Strides of elements of `nbytes` bytes each, from bytes. Raises ValueError where they are not whole elements."""
+    """Convert strides from bytes to elements of `nbytes` bytes. Raises ValueError if they are not whole elements."""
     if any(stride % nbytes for stride in strides):
         raise ValueError(f"strides are {tuple(strides)} bytes, expected multiples of the {nbytes} of an element")
     return tuple(stride // nbytes for stride in strides)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides in elements."""
+    """Return row-major strides in elements."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -51,11 +51,11 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def dense_strides_like(shape: Sequence[int], like: ArrayMeta) -> tuple[int, ...]:
-    """Strides of a dense array of `shape` whose axes lie in memory in the order of `like`'s (torch's `empty_like`)."""
+    """Return strides of a dense array of `shape` with the memory order of `like`'s axes (torch's `empty_like`)."""
     if tuple(shape) == like.shape and like.is_dense:
         return like.strides
     inner_first = list(reversed(range(len(shape))))
-    for end in range(1, len(shape)):  # an insertion sort, since a broadcast axis can't be compared: it stays in place
+    for end in range(1, len(shape)):  # an insertion sort: a broadcast axis can't be compared, and stays in place
         place = end
         for before in reversed(range(end)):
             inner, outer = inner_first[before], inner_first[place]
@@ -73,27 +73,27 @@ def dense_strides_like(shape: Sequence[int], like: ArrayMeta) -> tuple[int, ...]
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to one past the last in memory (strides are not negative)."""
+    """Count the elements from the first to the last in memory, including gaps (strides are not negative)."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 class ArrayMeta(NamedTuple):
-    """All that a spec and a launch need to know of an array; never its values."""
+    """All that a spec and a launch need to know of an array, without its values."""
 
     shape: tuple[int, ...]
     dtype: str
     strides: tuple[int, ...]  # in elements
     device: str  # "cpu", "cuda:0", "meta" ...
-    pointer: int | float  # address of element 0; 0 if there is none; of a number on the host its value
-    read_only: bool = False  # whether its library forbids to write to it: no array for a result
+    pointer: int | float  # address of element 0, or 0 without one; for a number on the host its value
+    read_only: bool = False  # its library forbids writing: it can't be a result
 
     @classmethod
     def of_numpy(cls, array: np.ndarray) -> ArrayMeta:
-        """Of a NumPy array. Raises ValueError if its strides are not whole elements (a field of a record array)."""
+        """Describe a NumPy array. Raises ValueError for strides of no whole elements (a field of a record array)."""
         strides = in_elements(array.strides, array.itemsize)
-        dtype = array.dtype.name if array.dtype.isnative else array.dtype.str  # ">f4" is no dtype of ours
+        dtype = array.dtype.name if array.dtype.isnative else array.dtype.str  # ">f4" is not a supported dtype
         return cls(array.shape, dtype, strides, "cpu", array.ctypes.data, not array.flags.writeable)
 
     @property
@@ -102,12 +102,12 @@ class ArrayMeta(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """Elements from the first to one past the last in memory (strides are not negative)."""
+        """Count the elements from the first to the last in memory, including gaps (strides are not negative)."""
         return extent(self.shape, self.strides)
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements fill their extent, each place once, in whatever order of axes; an empty array does."""
+        """Whether the elements fill their extent without gaps or overlaps, in any order of axes; true if empty."""
         if 0 in self.shape:
             return True
         step = 1
@@ -120,13 +120,13 @@ class ArrayMeta(NamedTuple):
 
     @property
     def is_row_major(self) -> bool:
-        """Whether its elements lie one after another, row by row; an axis of size 1 may have any stride."""
+        """Whether the elements are row-major without gaps; an axis of size 1 may have any stride."""
         dense = contiguous_strides(self.shape)
         return all(size == 1 or mine == own for size, mine, own in zip(self.shape, self.strides, dense, strict=True))
 
     @property
     def overlaps_itself(self) -> bool:
-        """Whether two elements may share a place: some axis steps no further than the axes inside it reach."""
+        """Whether two elements may share a place: some axis has a stride within the reach of the axes inside it."""
         if 0 in self.shape:
             return False
         reach = 0
@@ -139,19 +139,19 @@ class ArrayMeta(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes from the first element to the end of the last."""
+        """Return the bytes from the first element to the end of the last."""
         return self.extent * itemsize(self.dtype)
 
 
 class Strided(NamedTuple):
-    """An array argument of a kernel: its name until the launch, then its memory; and its strides in elements."""
+    """An array argument of a kernel: its name (at the launch, its memory), and its strides in elements."""
 
     data: Any
     strides: tuple[Any, ...]
 
 
 def check_plain(array: np.ndarray, op: str, name: str) -> None:
-    """Raise TypeError for an array whose type gives arithmetic a meaning of its own: np.matrix, a masked array."""
+    """Raise TypeError for an array type with arithmetic of its own: np.matrix, a masked array."""
     kind = type(array)
     if kind is np.ndarray or kind is np.memmap:
         return
@@ -162,8 +162,9 @@ def check_plain(array: np.ndarray, op: str, name: str) -> None:
 
 
 def take_turns(one: ArrayMeta, other: ArrayMeta) -> bool:
-    """Whether two arrays whose extents overlap lie in each other's gaps: parts of the same rows, as q and k are of one
-    projection. Tried is each stride as the length of a row; False where none tells them apart.
+    """Whether two arrays with overlapping extents lie in each other's gaps, as q and k of one projection do.
+
+    Each stride is tried as the length of a row; False if none separates them.
     """
     both = [
         (meta.pointer, size, [(n - 1, step * size) for n, step in zip(meta.shape, meta.strides) if n > 1])
@@ -179,8 +180,8 @@ def take_turns(one: ArrayMeta, other: ArrayMeta) -> bool:
 
 
 def number_meta(value: Any, op: str, name: str, dtypes: Sequence[str] = ("int64",)) -> ArrayMeta:
-    """Of a number that stays on the host, an integer of 64 bits or, for `dtypes` of floats, a finite float: its
-    "address" is its value.
+    """Describe a number on the host: a 64-bit integer or, for float `dtypes`, a finite float. Its "address" is its
+    value.
     """
     if dtypes[0] in FLOATS:
         return _float_meta(value, op, name)

@@ -1,11 +1,11 @@
-"""Options by name: what a function that takes `**options` accepts, from the spec.
+"""Options by name: `**options` of a function, derived from the spec.
 
     @names_options(SPEC, backward=True)
     def flash_attention_backward(q, k, v, o, lse, do, dlse=None, **options: Unpack[Options[np.ndarray]]): ...
 
-An operator's options are written out once in a package, in the operator's own function. Its gradient and its variants
-take them by name, so that a new option is no business of theirs. `help` and `inspect.signature` show them all, type
-checkers have them from a TypedDict, and a name that is none of them is refused with those that are.
+A package writes an operator's options once, in the operator's own function. Its gradient and its variants take them by
+name, so a new option does not change them. `help` and `inspect.signature` show all options, type checkers read them
+from a TypedDict, and an unknown name raises an error that lists the known ones.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def arguments_of(spec: Spec, *, backward: bool = False) -> tuple[tuple[Input, ...], tuple[Param, ...]]:
-    """All that a direction takes."""
+    """Return the arrays and the parameters of a direction."""
     return (spec.gradient_inputs, spec.params + spec.gradient_params) if backward else (spec.inputs, spec.params)
 
 
 def defaults_of(spec: Spec, *, backward: bool = False) -> dict[str, Any]:
-    """What a call may leave out, optional arrays and parameters, and their defaults."""
+    """Return the optional arrays and parameters of a call, and their defaults."""
     inputs, params = arguments_of(spec, backward=backward)
     return {entry.name: None for entry in inputs if entry.optional} | {param.name: param.default for param in params}
 
@@ -33,7 +33,7 @@ def defaults_of(spec: Spec, *, backward: bool = False) -> dict[str, Any]:
 def with_options(
     spec: Spec, given: Mapping[str, Any], options: Mapping[str, Any], *, backward: bool = False
 ) -> dict[str, Any]:
-    """The arguments of a call, with defaults for options that it left out. Raises TypeError for one that is unknown."""
+    """Add defaults for the options that a call leaves out. Raises TypeError for an unknown one."""
     known = defaults_of(spec, backward=backward)
     if not options.keys() <= known.keys():
         raise refusal(f"{spec.name}_backward" if backward else spec.name, options, known)
@@ -41,38 +41,38 @@ def with_options(
 
 
 def refusal(op: str, names: Iterable[str], known: Iterable[str]) -> TypeError:
-    """The error of a call with names of which some are not known."""
+    """Return the error of a call with unknown names."""
     known = list(known)
-    told = ", ".join(name for name in names if name not in known)
-    return TypeError(f"{op}: unknown argument {told}, expected one of {', '.join(known)}")
+    unknown = ", ".join(name for name in names if name not in known)
+    return TypeError(f"{op}: unknown argument {unknown}, expected one of {', '.join(known)}")
 
 
 def names_options(spec: Spec, *, backward: bool = False) -> Callable[[Function], Function]:
-    """Decorator of a function with `**options`: its signature and its docstring say what they are."""
+    """Decorate a function with `**options`: its signature and its docstring list the options."""
 
-    def told(function: Any) -> Any:
+    def decorated(function: Any) -> Any:
         text, full = (of(function, spec, backward=backward) for of in (described, written_out))
         function.__doc__, function.__signature__ = text, full
         return function
 
-    return told
+    return decorated
 
 
 def written_out(function: Callable[..., Any], spec: Spec, *, backward: bool = False) -> Signature:
-    """The function's signature with the options in place of `**options`, before what it takes by keyword itself."""
-    told = signature(function)
-    own = [each for each in told.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    """Return the function's signature with the options in place of `**options`, before its own keyword arguments."""
+    declared = signature(function)
+    own = [each for each in declared.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default)
         for name, default in defaults_of(spec, backward=backward).items()
-        if name not in told.parameters
+        if name not in declared.parameters
     ]
     by_keyword = [each for each in own if each.kind is Parameter.KEYWORD_ONLY]
-    return told.replace(parameters=[*own[: len(own) - len(by_keyword)], *options, *by_keyword])
+    return declared.replace(parameters=[*own[: len(own) - len(by_keyword)], *options, *by_keyword])
 
 
 def described(function: Callable[..., Any], spec: Spec, *, backward: bool = False) -> str:
-    """The function's docstring with a line for each of the options."""
+    """Return the function's docstring with a line for each of the options."""
     own = signature(function).parameters
     inputs, params = arguments_of(spec, backward=backward)
     found = [entry for entry in (*inputs, *params) if entry.doc and entry.name not in own]

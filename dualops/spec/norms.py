@@ -1,4 +1,4 @@
-"""What rms_norm and layer_norm share: sizes and their checks, inputs and results, cost, cases, generator, draws, terms.
+"""Shared by rms_norm and layer_norm: sizes and checks, inputs and results, cost, cases, generator, draws, terms.
 
 Both normalise the rows of x [..., N] along the last axis, M of them. A row without elements (N = 0) has statistics of
 0 / 0, NaN; sums over no rows (M = 0) are 0.
@@ -28,12 +28,12 @@ SUMMED = Output(
     when=lambda p: "residual" in p.arrays,
     contiguous_last=True,
 )
-# of sums that backward keeps for dw at the most, and as many for db: four blocks on each SM of an H200
+# most row sums that backward keeps for dw, and as many for db: four blocks on each SM of an H200
 PARTIAL_ROWS = 528
 
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """M rows of N elements."""
+    """Measure M rows of N elements."""
     x = arrays["x"].shape
     if not x:
         raise ValueError(f"{op}: x has no axes, expected at least one")
@@ -53,22 +53,22 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
 
 
 def data(name: str, *, optional: bool = False) -> Input:
-    """An array of x's shape and dtype."""
+    """An input of x's shape and dtype."""
     return Input(name, None, optional=optional, contiguous_last=True)
 
 
 def vector(name: str) -> Input:
-    """Weights or shifts, one a column."""
+    """An input with one number a column: weights or shifts."""
     return Input(name, ("N",), optional=True, contiguous_last=True, role=Role.WEIGHT)
 
 
 def statistic(name: str) -> Input:
-    """A number a row."""
+    """An input with one number a row."""
     return Input(name, None, role=Role.STATISTIC)
 
 
 def statistic_result(name: str, request: str) -> Output:
-    """A number a row, returned if the parameter `request` asks for it."""
+    """A result with one number a row, returned if the parameter `request` is set."""
     return Output(
         name,
         lambda p: p.arrays["x"].shape[:-1],
@@ -80,7 +80,7 @@ def statistic_result(name: str, request: str) -> Output:
 
 
 def result(name: str) -> Output:
-    """An array of x's shape and dtype that every call has."""
+    """A result of x's shape and dtype that every call has."""
     return Output(name, lambda p: p.arrays["x"].shape, lambda p: p.dtype, like="x", contiguous_last=True)
 
 
@@ -97,11 +97,11 @@ def vector_gradient(name: str) -> Output:
 
 
 def vector_gradient_param(name: str) -> Param:
-    return Param(f"{name}_gradient", True, boolean, f"whether d{name} is wanted")
+    return Param(f"{name}_gradient", True, boolean, f"whether to return d{name}")
 
 
 def eps_param(default: float) -> Param:
-    return Param("eps", default, non_negative, "what is added to the mean of squares, under the root")
+    return Param("eps", default, non_negative, "added to the mean of squares, under the root")
 
 
 def request_param(name: str, what: str) -> Param:
@@ -109,7 +109,7 @@ def request_param(name: str, what: str) -> Param:
 
 
 def costs(forward_flops: int, backward_flops: int) -> tuple[Cost, Cost]:
-    """Of both directions. The numbers are flops an element of a call without weights and residual."""
+    """Return the cost of both directions. The numbers are flops per element without weights and residual."""
 
     def elements(problem: Problem) -> int:
         return problem.M * problem.N
@@ -121,7 +121,7 @@ def costs(forward_flops: int, backward_flops: int) -> tuple[Cost, Cost]:
         return sum(x.size * itemsize(x.dtype) for x in problem.outputs(outputs).values())
 
     def wanted(problem: Problem) -> int:
-        """How many sums over rows there are."""
+        """Count the sums over rows."""
         return len(problem.outputs(problem.spec.gradients)) - 1
 
     def partial_bytes(problem: Problem) -> int:
@@ -135,7 +135,7 @@ def costs(forward_flops: int, backward_flops: int) -> tuple[Cost, Cost]:
     )
     backward = Cost(
         flops=lambda p: elements(p) * (backward_flops + ("w" in p.arrays) + ("dsummed" in p.arrays) + 2 * wanted(p)),
-        bytes_read=lambda p: nbytes(p, "b"),  # of b its dtype alone is wanted
+        bytes_read=lambda p: nbytes(p, "b"),  # only the dtype of b is used
         bytes_written=lambda p: written(p, p.spec.gradients),
         extra_memory=partial_bytes,
     )
@@ -146,7 +146,9 @@ def costs(forward_flops: int, backward_flops: int) -> tuple[Cost, Cost]:
 
 
 def case_maker(vectors: tuple[str, ...], request: str) -> Callable[..., list[Case]]:
-    """(name, shape, dtypes, tags, ...) -> cases. vectors: that a call has if not told; request: asks for statistics."""
+    """Return a function (name, shape, dtypes, tags, ...) -> cases. vectors: the default ones; request: asks for
+    statistics.
+    """
 
     def make(
         name: str,
@@ -160,7 +162,7 @@ def case_maker(vectors: tuple[str, ...], request: str) -> Callable[..., list[Cas
         asked: bool = False,
         **params: Any,
     ) -> list[Case]:
-        """narrow: weights have x's dtype. asked: statistics are returned."""
+        """narrow: weights have x's dtype. asked: return statistics."""
         shapes = {"x": shape, **dict.fromkeys(has, shape[-1:]), **({"residual": shape} if residual else {})}
         params |= {request: True} if asked else {}
         return [
@@ -172,14 +174,14 @@ def case_maker(vectors: tuple[str, ...], request: str) -> Callable[..., list[Cas
 
 
 def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
-    """What both operators are tested, timed, simulated and compiled on."""
+    """Return the cases of both operators to test, time, simulate and compile."""
     cases: list[Case] = []
 
     def add(*args: Any, **options: Any) -> None:
         cases.extend(make(*args, **options))
 
     bf16, single, both = ("bfloat16",), ("float32",), ("float32", "bfloat16")
-    # what people run
+    # common problems
     for columns, rows in ((1024, 32768), (4096, 32768), (16384, 32768), (65536, 8192)):
         add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.BENCH}, narrow=True)
     for columns, rows in ((262144, 2048), (1048576, 512)):
@@ -188,7 +190,7 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("residual32768x4096", (32768, 4096), bf16, {Tag.BENCH}, narrow=True, residual=True)
     add("rows8192x4096", (8192, 4096), single, {Tag.DEMO}, has=())
     add("residual8192x4096", (8192, 4096), bf16, {Tag.DEMO}, narrow=True, residual=True)
-    # every length of row, with each of the options
+    # every range of row lengths, with each of the options
     edge = {Tag.TEST, Tag.EDGE}
     add("rows70x1", (70, 1), FLOATS, edge, asked=True)
     add("rows5x31", (5, 31), FLOATS, edge, residual=True)
@@ -202,7 +204,7 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("rows3x300000", (3, 300000), both, {Tag.TEST}, narrow=True)
     add("rows3x1000000", (3, 1000000), bf16, {Tag.TEST}, narrow=True)
     add("rows5000x40", (5000, 40), FLOATS, {Tag.TEST}, asked=True)
-    # gradients have a Config for each of these, whose blocks take more rows than a ring has stages
+    # the gradient has a Config for each of these lengths; blocks take more rows than a ring has stages
     for columns, rows in ((256, 9000), (512, 5000), (768, 5000), (2048, 2500), (3072, 1800), (5120, 1000)):
         add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True)
     add("residual4000x1024", (4000, 1024), bf16, {Tag.TEST}, narrow=True, residual=True)
@@ -245,7 +247,7 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
 
 
 def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Normal values, those of x around 1, so that a row's mean is not small beside its deviation; weights around 1."""
+    """Normal values; x around 1, so that a row's mean is not small compared with its deviation; weights around 1."""
     arrays = standard_normal(spec, case, rng)
     dtypes = {wanted.name: numpy_dtype(case.dtype_of(wanted)) for wanted in spec.inputs}
     for name in arrays.keys() & {"x", "w"}:
@@ -257,7 +259,7 @@ def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.n
 
 
 def drawn_rows(rng: np.random.Generator, max_elements: int, vectors: tuple[str, ...]) -> Shapes:
-    """Shapes of up to four axes, with each of the vectors in most draws and a residual in some."""
+    """Draw shapes of up to four axes, with each of the vectors in most draws and a residual in some."""
     N = random_size(rng, max_elements)
     left, outer = max_elements // max(N, 1), []
     for _ in range(int(rng.integers(0, 4))):
@@ -269,16 +271,20 @@ def drawn_rows(rng: np.random.Generator, max_elements: int, vectors: tuple[str, 
 
 
 def drawn_eps(rng: np.random.Generator) -> float:
-    """Not 0, with which a row's variance of 0 in one order of addition, and of nearly 0 in another, are far apart."""
+    """Draw eps, but not 0: with it, a variance of 0 in one order of addition and nearly 0 in another give very
+    different results.
+    """
     return float(rng.choice([1e-6, 1e-5, 1e-3, 1.0]))
 
 
 def special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
-    """Squares of a row must have a sum, and what is finite in the truth must be so in half precision."""
+    """Special values: the squares of a row have a finite sum, and what is finite in the truth is finite in half
+    precision.
+    """
     if name in ("x", "residual"):
         return {"float16": 16376.0, "float64": 2.0**500}.get(case.dtype, 2.0**55), True
-    # y is at most sqrt(N) * w; a row of tiny numbers has rstd = 1000, and with it goes dx; an infinity times a number
-    # that vanishes in float32 alone is a NaN
+    # y is at most sqrt(N) * w; a row of tiny numbers has rstd = 1000, which scales dx; an infinity times a number that
+    # is 0 only in float32 is NaN
     half = 8.0 if backward else 256.0
     return {"float16": half, "float64": 2.0**400}.get(case.dtype, 2.0**50), False
 
@@ -287,7 +293,7 @@ def special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
 
 
 def result_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
-    """y = (h - mean) * rstd * (w + offset) + b, all magnitudes added; mean and rstd likewise."""
+    """Sum the magnitudes in y = (h - mean) * rstd * (w + offset) + b, and in mean and rstd."""
     wide = _wide(arrays)
     with np.errstate(all="ignore"):
         h = wide["x"] + wide.get("residual", 0.0)
@@ -303,7 +309,7 @@ def result_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
 
 
 def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
-    """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) + dsummed, dw and db, all magnitudes added."""
+    """Sum the magnitudes in dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) + dsummed, dw and db."""
     wide = _wide(arrays)
     with np.errstate(all="ignore"):
         rstd, dy = wide["rstd"][..., None], np.abs(wide["dy"])
@@ -325,5 +331,5 @@ def _weight(wide: Arrays, problem: Problem) -> Any:
 
 
 def _largest(values: np.ndarray, problem: Problem) -> float:
-    """Not less than the smallest normal number: below it eps is that of no number."""
+    """Return the largest magnitude, at least the smallest normal number: below it eps is not relative."""
     return float(values[np.isfinite(values)].max(initial=np.finfo(compute_dtype(problem.dtype)).tiny))

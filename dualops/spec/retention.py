@@ -1,38 +1,38 @@
-"""retention(q, k, v): what it is. Sun et al. 2023 (arXiv:2307.08621), "Retentive Network".
+"""The spec of retention(q, k, v). Sun et al. 2023 (arXiv:2307.08621), "Retentive Network".
 
 Query i of Sq stands at position p = i + Sk - Sq among the keys and sees key j where j <= p. With a the scale:
 
     s_ij = a * (q_i . k_j) * gamma^(p - j)      0 where j > p
     s_ij = a * (q_i . k_j) * mask_ij            with a mask [H, Sq, Sk] in place of the decay, for all j
-    u_i = sum_j s_ij v_j + a * gamma^(p + 1) * q_i @ initial_state      the last term where there is such a state
+    u_i = sum_j s_ij v_j + a * gamma^(p + 1) * q_i @ initial_state      the last term only with such a state
     r_i = sum_j s_ij     + a * gamma^(p + 1) * q_i . initial_norm
     o_i = u_i / n_i      n_i = 1, or with normalize="signed" max(1, |r_i|), with "abs" max(1, sum_j |s_ij|)
 
-A sum that is NaN makes n NaN. Three forms of the same: "parallel" makes all s; "recurrent" goes from token to token
-with a state of fixed size; "chunk" does the one within chunks of tokens and the other between them. The state is made
-of keys and values alone, without scale (norm is the state of a value that is always 1):
+A sum that is NaN makes n NaN. Three forms give the same result: "parallel" computes all s; "recurrent" goes from token
+to token with a state of fixed size; "chunk" is parallel within chunks of tokens and recurrent between them. The state
+contains only keys and values, without scale (norm is the state of a value that is always 1):
 
     state_j = gamma * state_(j-1) + k_j^T v_j  [D, Dv]    u_j = a * q_j @ state_j
     norm_j = gamma * norm_(j-1) + k_j  [D]                r_j = a * q_j . norm_j
 
-The state after the last key is a result (`state`, and `state_norm` where "signed" normalizes): what the next call's
-initial_state and initial_norm are. Without tokens it is the initial one, or 0. `row_sum` is r, or for "abs" the sum of
-|s|, as backward needs it; it has no gradient. gamma^n = exp2(n * log2(gamma)), where log2(gamma) must have no error but
-its own rounding, since it is multiplied by as many as Sk. A call without gamma has 1 - 2^(-5 - h). "abs" is for the
-parallel form alone: a sum of magnitudes is no function of a state of fixed size.
+The state after the last key is a result (`state`, and `state_norm` with "signed"). It is the next call's initial_state
+and initial_norm. Without tokens it is the initial one, or 0. `row_sum` is r, or for "abs" the sum of |s|, as backward
+needs it; it has no gradient. gamma^n = exp2(n * log2(gamma)). log2(gamma) must have no error except its own rounding,
+since it is multiplied by up to Sk. The default gamma is 1 - 2^(-5 - h). "abs" exists only in the parallel form: a sum
+of magnitudes is no function of a state of fixed size.
 
-With log_decay [B, H, S] in place of gamma, Sq being Sk, a decay has a number of its own, natural logarithm and at most
-0, in each step: with L_i = sum of log_decay_t over t <= i, gamma^(i - j) is exp(L_i - L_j) everywhere above and below,
-gamma^(i + 1) is exp(L_i), gamma^(S - 1 - j) is exp(L_(S-1) - L_j), and gamma in the recurrence is exp(log_decay_j).
-That makes of retention what others are known by:
+log_decay [B, H, S] replaces gamma by a decay for each step, as natural logarithm and at most 0; Sq is Sk. With L_i =
+sum of log_decay_t over t <= i, gamma^(i - j) is exp(L_i - L_j) everywhere above and below, gamma^(i + 1) is exp(L_i),
+gamma^(S - 1 - j) is exp(L_(S-1) - L_j), and gamma in the recurrence is exp(log_decay_j).
+Retention then covers:
 
     lightning attention-2 (arXiv:2401.04658)       gamma alone, exp of each head's slope; scale 1
     GLA with a scalar gate (arXiv:2312.06635)      log_decay the logarithm of the gate, "simple GLA"
     SSD of Mamba-2 (arXiv:2405.21060)              q, k, v are C, B and dt * x; log_decay is dt * A; scale 1
 
-A difference of two L is meant as the sum of what lies between them: at token 8192 of a head that forgets fast, L in
-float32 would know a decay to no more than three digits. A step of less than -1000 is one of -1000, which is nothing in
-any dtype, so that it drowns no other in L.
+A difference of two L means the sum of the steps between them: at token 8192 of a head that forgets fast, L in float32
+would give a decay to three digits at most. A step below -1000 counts as -1000. Its decay is 0 in any dtype, and a
+smaller number would swamp the others in L.
 
 The gradient, where n is a constant under "abs", and where |r_i| <= 1:
 
@@ -44,17 +44,17 @@ The gradient, where n is a constant under "abs", and where |r_i| <= 1:
     dinitial_state = a * sum_i gamma^(p + 1) * q_i^T du_i + gamma^Sk * dstate
     dinitial_norm = a * sum_i gamma^(p + 1) * dr_i * q_i + gamma^Sk * dstate_norm
 
-What passes over a step is multiplied by its decay, so that log_decay has the sum of all of that as its gradient; with
-the initial state as one more key and the gradient of the last one as one more query:
+Every term that spans a step has the step's decay as a factor. So the gradient of log_decay is the sum of these terms.
+The initial state counts as one more key, and the gradient of the last state as one more query:
 
     dlog_decay_t = sum_(j < t <= i) s_ij ds_ij
                  + sum_(i >= t) a * exp(L_i) * (q_i @ initial_state . du_i + dr_i * (q_i . initial_norm))
                  + sum_(j < t) exp(L_(S-1) - L_j) * (k_j @ dstate . v_j + k_j . dstate_norm)
                  + exp(L_(S-1)) * (initial_state . dstate + initial_norm . dstate_norm)
-                 = exp(log_decay_t) * state_(t-1) . dstate_t, and the same of the norm, step by step
+                 = exp(log_decay_t) * state_(t-1) . dstate_t, plus the term of the norm, step by step
 
-A pair that is not seen adds nothing, be it NaN: no key reaches a query before it, and no query's gradient a key behind
-it. Under a mask all pairs meet, and 0 times NaN is NaN.
+A pair that is not seen adds nothing, even if it is NaN: no key reaches an earlier query, and no query's gradient a
+later key. With a mask all pairs count, and 0 times NaN is NaN.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ LEAST_LOG = -1000.0  # of a step: exp of it is 0 in float64
 
 
 class KeywordsVarlen(TypedDict, Generic[Array], total=False):
-    """The options of sequences, for functions that take `**options`, with arrays of a library."""
+    """The options of packed sequences, for functions that take `**options`, with arrays of a library."""
 
     gamma: Array | None
     log_decay: Array | None
@@ -93,19 +93,19 @@ class KeywordsVarlen(TypedDict, Generic[Array], total=False):
 
 
 class Keywords(KeywordsVarlen[Array], Generic[Array], total=False):
-    """The same of whole batches."""
+    """The options of whole batches."""
 
     form: str
     mask: Array | None
 
 
 def default_gamma(H: int) -> np.ndarray:
-    """The decay of each head that has none of its own: 1 - 2^(-5 - h). float64 [H]"""
+    """Return the default decay of each head: 1 - 2^(-5 - h). float64 [H]"""
     return 1.0 - 2.0 ** (-5.0 - np.arange(H))
 
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """Nothing beyond the symbolic axes; `params["scale"]` becomes a number."""
+    """Check the call; `params["scale"]` becomes a number. No sizes beyond the symbolic axes."""
     form, normalize, Sq, Sk = params["form"], params["normalize"], sizes["Sq"], sizes["Sk"]
     if Sq != Sk:
         if "log_decay" in arrays:
@@ -134,7 +134,7 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
 
 
 def _check(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> None:
-    """What both operators ask for."""
+    """Check what both operators require."""
     if "gamma" in arrays and "log_decay" in arrays:
         raise ValueError(f"{op}: there is gamma and log_decay, expected one of them: each is the whole decay")
     for name, axis, most in (("q", "D", MAX_KEY_DIM), ("v", "Dv", MAX_VALUE_DIM)):
@@ -158,7 +158,7 @@ def _check_stateless(op: str, arrays: Mapping[str, ArrayMeta], params: Mapping[s
 
 
 def _check_norms(op: str, arrays: Mapping[str, ArrayMeta], normalize: str | None) -> None:
-    """A state comes with its norm where "signed" normalizes, and without one everywhere else."""
+    """Check that a state comes with its norm if "signed" normalizes, and without one otherwise."""
     if normalize == "signed":
         for name, other in (("initial_state", "initial_norm"), ("initial_norm", "initial_state")):
             if name in arrays and other not in arrays:
@@ -172,7 +172,7 @@ def _check_norms(op: str, arrays: Mapping[str, ArrayMeta], normalize: str | None
 def measure_varlen(
     op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]
 ) -> dict[str, Any]:
-    """B sequences; Sq = Sk is the most that one of them can have."""
+    """Measure B sequences; Sq = Sk is the most tokens of one of them."""
     B = sizes["B+1"] - 1
     if B < 0:
         raise ValueError(f"{op}: cu_seqlens has no elements, expected B+1 of them")
@@ -185,7 +185,7 @@ def measure_varlen(
 
 
 def check_decay(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
-    """Every gamma lies above 0 and is at most 1; every log_decay is finite and at most 0."""
+    """Check that every gamma is above 0 and at most 1, and every log_decay finite and at most 0."""
     if "gamma" in arrays:
         gamma = arrays["gamma"]
         wrong = ~((gamma > 0) & (gamma <= 1))  # NaN is wrong
@@ -201,8 +201,7 @@ def check_decay(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> 
 
 
 def check_values_varlen(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
-    """The same, and of cu_seqlens that they begin at 0, never fall, stay within the tokens and are no longer apart than
-    was said."""
+    """Check the decays, and that cu_seqlens begin at 0, never fall, stay within the tokens and within max_seqlen."""
     check_decay(op, arrays, problem)
     check_ends(
         op, "cu_seqlens", arrays["cu_seqlens"], ("q", "total", problem.total), ("max_seqlen", problem.max_seqlen)
@@ -210,7 +209,7 @@ def check_values_varlen(op: str, arrays: Mapping[str, np.ndarray], problem: Prob
 
 
 def _gradient(name: str) -> Output:
-    """The gradient of an input: like it in shape, dtype and order of axes, without its gaps."""
+    """The gradient of an input: the same shape, dtype and order of axes, but dense."""
     return Output(
         f"d{name}",
         lambda p: p.arrays[name].shape,
@@ -238,8 +237,9 @@ def _spec(
     lengths: tuple[Input, ...],
     params: tuple[Param, ...],
 ) -> dict[str, Any]:
-    """What the two operators share. tokens, keys: axes of q and k but for the last; statistic: those of row_sum; steps:
-    those of log_decay."""
+    """Build the spec of either operator. tokens, keys: axes of q and k except the last; statistic: those of row_sum;
+    steps: those of log_decay.
+    """
     qkv = (
         Input("q", (*tokens, "D"), contiguous_last=True),
         Input("k", (*keys, "D"), contiguous_last=True),
@@ -255,7 +255,7 @@ def _spec(
             doc="in place of gamma, the natural logarithm of each step's decay",
         ),
         *options,
-        _state("initial_state", STATE, "what stood before token 0, as an earlier call returned it"),
+        _state("initial_state", STATE, "the state before token 0, from an earlier call"),
         _state("initial_norm", NORM, "its norm, if 'signed'"),
     )
     results = (

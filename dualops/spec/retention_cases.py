@@ -1,4 +1,4 @@
-"""The problems that retention is tested, timed, simulated and compiled on, and what fills them."""
+"""The cases that retention is tested, timed, simulated and compiled on, and their generator."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .lengths import random_ends
 from .meta import FLOATS, compute_dtype, numpy_dtype
 
 Shapes = dict[str, tuple[int, ...]]
-TOKENS_FIRST = dict.fromkeys("qkv", (0, 2, 1, 3))  # [B, S, H, D] in memory, as projections reshaped to heads lie
+TOKENS_FIRST = dict.fromkeys("qkv", (0, 2, 1, 3))  # [B, S, H, D] in memory, as projections reshaped to heads
 
-# Every two values of any two options meet in some row: form, normalize, the decay (1: gamma, 2: log_decay), states in,
-# states out, D and Dv
+# Every two values of any two options occur together in some row: form, normalize, the decay (1: gamma, 2: log_decay),
+# states in, states out, D and Dv
 PAIRS = (
     ("chunk", None, 0, 0, 0, (24, 40)),
     ("chunk", "signed", 1, 1, 1, (33, 7)),
@@ -46,8 +46,9 @@ def options_of(
     states: Any = 0,
     **params: Any,
 ) -> tuple[Shapes, dict[str, Any]]:
-    """Shapes and parameters of a call with this q [B, H, Sq, D]; gamma, steps (log_decay) and states: whether they are
-    given."""
+    """Return shapes and parameters of a call with this q [B, H, Sq, D]. gamma, steps (log_decay) and states: whether
+    they are given.
+    """
     B, H, Sq, D = q
     Sk = Sq if Sk is None else Sk
     shapes: Shapes = {"q": q, "k": (B, H, Sk, D), "v": (B, H, Sk, Dv)}
@@ -71,7 +72,7 @@ def _paired(row: tuple[Any, ...], B: int, H: int, S: int) -> tuple[Shapes, dict[
 
 
 def _simulated(tags: set[Tag], dtype: str) -> frozenset[Tag]:
-    """What is also tested elsewhere, in all dtypes, the simulator runs in float32."""
+    """Return cases for the simulator, in float32: other tests cover them in all dtypes."""
     return frozenset(tags - {Tag.SIM} if Tag.TEST in tags and dtype != "float32" else tags)
 
 
@@ -99,7 +100,7 @@ def _cases() -> tuple[Case, ...]:
     states: dict[str, Any] = {"gamma": 1, "states": 1, "return_state": True}
     steps: dict[str, Any] = {"steps": 1, "states": 1, "return_state": True}
     decoding: dict[str, Any] = {"states": 1, "return_state": True}
-    # what people run
+    # common problems
     add("b8s2048d128", (8, 16, 2048, 128), 128, half, {Tag.BENCH})
     add("b8s2048d128", (8, 16, 2048, 128), 128, ("float16",), {Tag.COMPARE})
     add("b2s8192d128", (2, 16, 8192, 128), 128, half, {Tag.BENCH})
@@ -110,14 +111,14 @@ def _cases() -> tuple[Case, ...]:
     add("b1s131072d128", (1, 8, 131072, 128), 128, half, {Tag.COMPARE})
     add("token_b64h32d128", (64, 32, 1, 128), 128, half, {Tag.COMPARE}, backward=False, form="recurrent", **decoding)
     add("s1024d128", (2, 16, 1024, 128), 128, ("float32", "bfloat16"), {Tag.DEMO})
-    # the widths that kernels are made for
+    # widths that kernels are built for
     for D, Dv in ((64, 64), (128, 128), (64, 128)):
         add(f"chunk_d{D}v{Dv}", (2, 3, 200, D), Dv, FLOATS, test)
     add("widest", (1, 2, 130, 256), 512, FLOATS, test, normalize="signed", **states)
     add("wide_recurrent", (1, 1, 20, 256), 512, FLOATS, test, form="recurrent")
     add("wide_parallel", (1, 1, 70, 256), 512, FLOATS, test, form="parallel", normalize="abs")
     add("narrow", (1, 2, 65, 1), 1, FLOATS, edge, normalize="signed")
-    # lengths about that of a chunk
+    # lengths around a chunk's
     for S in (1, 63, 64, 65):
         add(f"chunk_s{S}", (2, 2, S, 32), 48, FLOATS, edge, normalize="signed", **states)
     add("one_token", (3, 2, 1, 64), 64, FLOATS, edge, form="recurrent", normalize="signed", **states)
@@ -127,7 +128,7 @@ def _cases() -> tuple[Case, ...]:
     add("segments", (3, 7, 1600, 72), 40, half, test, **states)
     add("states_long", (1, 16, 2000, 128), 128, half, test, **states)
     add("states_long_wide", (1, 24, 2000, 136), 264, half, test, **states)
-    # a decay of each step
+    # a decay per step
     for S in (1, 64, 65, 300):
         add(f"steps_s{S}", (2, 2, S, 32), 48, FLOATS, edge, normalize="signed", **steps)
     add("steps_wide", (1, 2, 200, 128), 128, FLOATS, test, steps=1)
@@ -137,13 +138,13 @@ def _cases() -> tuple[Case, ...]:
     add("steps_long", (1, 2, 1500, 32), 32, FLOATS, test, steps=1)
     add("steps_parallel", (2, 2, 150, 40), 24, FLOATS, edge, form="parallel", normalize="signed", **steps)
     add("steps_recurrent", (2, 2, 70, 40), 24, FLOATS, edge, form="recurrent", normalize="signed", **steps)
-    # the parallel form alone
+    # only the parallel form
     add("cross", (2, 3, 70, 40), 24, FLOATS, edge, form="parallel", normalize="signed", Sk=190)
     add("unseeing_rows", (1, 2, 90, 32), 32, FLOATS, edge, form="parallel", normalize="abs", Sk=33, gamma=1)
     add("mask", (2, 3, 65, 40), 24, FLOATS, edge, form="parallel", mask=1, scale=0.3)
     add("mask_signed", (1, 2, 35, 33), 7, FLOATS, edge, form="parallel", mask=1, normalize="signed", Sk=67)
     add("mask_abs", (1, 2, 67, 16), 16, FLOATS, edge, form="parallel", mask=1, normalize="abs", Sk=35)
-    # nothing to do, or nearly so
+    # empty or nearly empty problems
     for form in ("parallel", "chunk", "recurrent"):
         add(f"no_tokens_{form}", (2, 2, 0, 16), 24, FLOATS, everywhere, form=form, normalize="signed", **states)
     add("no_tokens_stateless", (1, 2, 0, 16), 24, FLOATS, everywhere, return_state=True)
@@ -228,7 +229,7 @@ def _varlen_cases() -> tuple[Case, ...]:
     add(
         "sim_varlen_steps", 3, (19, 1, 8, 12), ("float32", "bfloat16"), {Tag.SIM}, normalize="signed", steps=1, states=1
     )
-    # tokens behind the last sequence belong to none: sequences are too short to have them all
+    # tokens behind the last sequence belong to none: the sequences are too short for all tokens
     early: dict[str, Any] = {"normalize": "signed", "return_row_sum": True, "return_state": True}
     add(
         "varlen_ends_early", 4, (150, 2, 33, 7), FLOATS, {Tag.TEST, Tag.EDGE}, max_seqlen=20, steps=1, states=1, **early
@@ -241,7 +242,9 @@ def _varlen_cases() -> tuple[Case, ...]:
 
 
 def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Normal values; decays of all speeds, 1 and 0.01 among them; masks with zeros; sequences of all lengths, 0 too."""
+    """Normal values; decays of all speeds, including 1 and 0.01; masks with zeros; sequences of all lengths, including
+    0.
+    """
     others = ("gamma", "log_decay", "mask", "cu_seqlens")
     drawn = {name: shape for name, shape in case.shapes.items() if name not in others}
     made = standard_normal(spec, Case(case.name, case.dtype, drawn), rng)
@@ -261,14 +264,14 @@ def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.n
 
 
 def _decays(H: int, rng: np.random.Generator) -> np.ndarray:
-    """[H] of 1, 0.01, and what lies between, most of it near 1."""
+    """Draw [H] decays: 1, 0.01, and others between, most of them near 1."""
     gamma = 1 - 2.0 ** -rng.uniform(0.5, 9, H)
     gamma[rng.permutation(H)[:2]] = rng.permutation([1.0, 0.01])[:H]
     return gamma
 
 
 def _logs(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Of steps: slow and fast ones, one in eight that keeps all, one in thirty that forgets all."""
+    """Draw log decays per step: slow and fast ones, one in eight that keeps all, one in thirty that forgets all."""
     logs = -(2.0 ** rng.uniform(-12, 1, shape))
     kind = rng.random(shape)
     return np.where(kind < 1 / 8, 0, np.where(kind > 1 - 1 / 30, -1e30, logs))

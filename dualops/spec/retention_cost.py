@@ -1,21 +1,21 @@
-"""What retention costs at the least: products by form, and each array once."""
+"""The least cost of retention: products by form, and each array once."""
 
 from __future__ import annotations
 
 from .base import Cost, Problem
 
-CHUNK = 64  # tokens of a chunk, in the reference and where flops are counted; a kernel has its own
+CHUNK = 64  # tokens of a chunk, in the reference and for counting flops; a kernel has its own
 
 
 def _pairs(length: int) -> int:
-    """Pairs (query, key) of so many tokens, a query seeing those before it and itself."""
+    """Count pairs (query, key) of this many tokens; a query sees the keys before it and its own."""
     return length * (length + 1) // 2
 
 
 def _counts(problem: Problem) -> tuple[int, int]:
-    """Of one head of one batch: pairs (query, key) that are multiplied, and tokens that go through a state."""
+    """Count multiplied pairs (query, key), and tokens that go through a state, in one head of one batch."""
     p = problem
-    if "cu_seqlens" in p.arrays or p.form == "chunk":  # of varlen as if it were one sequence
+    if "cu_seqlens" in p.arrays or p.form == "chunk":  # varlen counts as one sequence
         S = p.arrays["q"].shape[0] if "cu_seqlens" in p.arrays else p.Sk
         whole, rest = divmod(S, CHUNK)
         return whole * _pairs(CHUNK) + _pairs(rest), S
@@ -27,7 +27,7 @@ def _counts(problem: Problem) -> tuple[int, int]:
 
 
 def _flops(problem: Problem, keys: int, values: int, states: int) -> int:
-    """Of products: so many of pairs over D and over Dv, and so many of tokens with a state [D, Dv]."""
+    """Return the flops of products: the number for pairs over D and over Dv, and for tokens with a state [D, Dv]."""
     p = problem
     pairs, tokens = _counts(p)
     heads = p.H if "cu_seqlens" in p.arrays else p.B * p.H
@@ -35,12 +35,12 @@ def _flops(problem: Problem, keys: int, values: int, states: int) -> int:
 
 
 def _of_norm(problem: Problem) -> tuple[str, ...]:
-    """What backward reads of forward's results."""
+    """Return the names of forward's results that backward reads."""
     return {None: (), "abs": ("row_sum",), "signed": ("o", "row_sum")}[problem.normalize]
 
 
 INPUT_NAMES = ("q", "k", "v", "cu_seqlens", "gamma", "log_decay", "mask", "initial_state", "initial_norm")
-# a state gets k^T v and gives q @ state; backward makes it again, and one of its gradient, which three products read
+# a state gets k^T v and gives q @ state; backward recomputes it, and its gradient state has three readers
 FORWARD_COST = Cost(
     flops=lambda p: _flops(p, 1, 1, 2),
     bytes_read=lambda p: p.nbytes(*INPUT_NAMES),

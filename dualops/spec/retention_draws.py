@@ -13,11 +13,11 @@ LONGEST = 300  # tokens
 
 
 def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Of retention: any form with all that goes with it."""
+    """Draw a problem of retention: any form with all its options."""
     form = str(rng.choice(["chunk", "chunk", "recurrent", "parallel"]))
     D, Dv = _widths(rng, max_elements)
     Sq = Sk = random_size(rng, min(max_elements // max(D, Dv), LONGEST))
-    free = form == "parallel" and rng.random() < 0.5  # of states
+    free = form == "parallel" and rng.random() < 0.5  # without states
     if free:
         Sk = random_size(rng, min(max_elements // max(D, Dv), LONGEST))
     if form == "parallel" and Sq * Sk > max_elements:
@@ -37,8 +37,8 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Of retention_varlen; the generator then draws how long each sequence is, some of them empty, and how many tokens
-    belong to none.
+    """Draw a problem of retention_varlen. Its generator draws the lengths of the sequences (some empty) and how many
+    tokens belong to none.
     """
     B = int(rng.integers(0, 7))
     D, Dv = _widths(rng, max_elements // max(B, 1))
@@ -46,7 +46,7 @@ def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
     H = 1 + int(rng.integers(min(_heads(max_elements, max(D, Dv) * total, B * D * Dv), 4)))
     shapes: Shapes = {"q": (total, H, D), "k": (total, H, D), "v": (total, H, Dv), "cu_seqlens": (B + 1,)}
     least = -(-total // max(B, 1))
-    # of the first, ends come early
+    # with the first one, sequences end before the last token
     longest = (least // 2, least, int(rng.integers(least, total + 1)), total + 3)[rng.integers(4)]
     params: dict[str, Any] = {"max_seqlen": longest, "normalize": [None, "signed"][rng.integers(2)]}
     options, more = _options(rng, (B, H, D, Dv), (total, H), states=True, normalize=params["normalize"])
@@ -54,14 +54,14 @@ def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def _widths(rng: np.random.Generator, max_elements: int) -> tuple[int, int]:
-    """D and Dv, wider than 64 in one draw of ten alone, and small enough for a state."""
+    """Draw D and Dv, small enough for a state; wider than 64 only in one draw of ten."""
     most, wide = int(max_elements**0.5), rng.random() < 0.1
     D = max(random_size(rng, min(most, 256 if wide else 64)), 1)
     return D, D if rng.random() < 0.4 else max(random_size(rng, min(max_elements // D, 512 if wide else 64)), 1)
 
 
 def _heads(max_elements: int, *each: int) -> int:
-    """How many heads all batches together may have, of arrays that have so many elements for each."""
+    """Return the most heads that all batches may have together, for arrays of this many elements per head."""
     return max(min(max_elements // max(elements, 1) for elements in each), 1)
 
 
@@ -73,7 +73,7 @@ def _options(
     states: bool,
     normalize: str | None,
 ) -> Drawn:
-    """gamma or, where it may be, log_decay of the shape `steps`; scale; where there are any, states of that shape."""
+    """Draw gamma or, if allowed, log_decay of the shape `steps`; scale; and, if there are any, states of that shape."""
     B, H, D, Dv = state
     shapes: Shapes = {}
     params: dict[str, Any] = {"return_row_sum": bool(rng.integers(2))}
@@ -94,9 +94,9 @@ def _options(
 
 
 def special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
-    """What float32 and float64 have alike.
+    """Return the special values with the same effect in float32 and float64.
 
-    Gradients multiply four inputs, which must not overflow in half precision. No infinity: a power of gamma that is
-    tiny in float64 and 0 in float32 makes of it an infinity here and a NaN there. No decay out of its domain.
+    Gradients multiply four inputs, which must not overflow in half precision. No infinity: times a power of gamma that
+    is tiny in float64 and 0 in float32, it would give inf in one and NaN in the other. No decay outside its domain.
     """
     return None if name in ("gamma", "log_decay") else (4.0, False)

@@ -1,7 +1,7 @@
-"""rms_norm(x, w): what it is. Zhang & Sennrich 2019, "Root Mean Square Layer Normalization".
+"""The spec of rms_norm(x, w). Zhang & Sennrich 2019, "Root Mean Square Layer Normalization".
 
-With a residual, h = x + residual is a result too (`summed`), and is what is normalised; without one h is x. Backward
-takes h, and has one gradient for x and residual.
+With a residual, h = x + residual is normalised, and is a result too (`summed`); without one h is x. Backward takes h,
+and has one gradient for x and residual.
 
     y = xhat * (w + offset)             xhat = h * rstd,  rstd = 1 / sqrt(mean(h^2) + eps)
     g = dy * (w + offset)               the gradient of xhat
@@ -51,7 +51,7 @@ def _cases() -> tuple[Case, ...]:
 
 
 def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Any rows, with and without weights, offset, residual and statistics."""
+    """Draw any rows, with and without weights, offset, residual and statistics."""
     shapes = drawn_rows(rng, max_elements, ("w",))
     offset = float(rng.choice([0.0, 1.0, -0.5])) if "w" in shapes else 0.0
     return shapes, {"offset": offset, "return_rstd": bool(rng.integers(2)), "eps": drawn_eps(rng)}
@@ -67,7 +67,7 @@ SPEC = Spec(
     inputs=(data("x"), vector("w"), data("residual", optional=True)),
     params=(
         eps_param(1e-6),
-        Param("offset", 0.0, finite, "what is added to w, and needs one: 1 where w is kept as a difference from 1"),
+        Param("offset", 0.0, finite, "added to w, which it needs: 1 if w is stored as its difference from 1"),
         request_param("return_rstd", "1 / sqrt(mean(h^2) + eps) of each row"),
     ),
     outputs=(result("y"), SUMMED, statistic_result("rstd", "return_rstd")),

@@ -1,20 +1,20 @@
-"""rope(q, k, cos, sin): what it is. Su et al. 2021, arXiv:2104.09864, section 3.4.2.
+"""The spec of rope(q, k, cos, sin). Su et al. 2021, arXiv:2104.09864, section 3.4.2.
 
-Of a token at position p, pair i of the first R dimensions of every head is turned by the angle p * f_i:
+For a token at position p, pair i of the first R dimensions of every head is rotated by the angle p * f_i:
 
     x1' = x1 * cos - x2 * sin        (x1, x2) = (x[i], x[i + R/2]), the two halves (Llama, NeoX)
     x2' = x2 * cos + x1 * sin                   (x[2i], x[2i + 1]), interleaved (GPT-J, the paper)
 
-and the dimensions from R on stay what they are. R is all of D unless `dim` says less. The gradient is the rotation by
-the opposite angle. cos and sin have R/2 columns and come in two forms, told apart by their axes: [Smax, R/2] holds a
-row for each position, which all batches share; [B, S, R/2] (or [1, S, R/2]) a row for each token. Token (b, s) stands
-at position s, or at positions[b, s] (positions[s]), which tables for positions alone can have.
+and the dimensions from R on are unchanged. R is all of D unless `dim` is less. The gradient is the rotation by the
+opposite angle. cos and sin have R/2 columns and one of two forms. [Smax, R/2] has a row for each position, which all
+batches share; [B, S, R/2] (or [1, S, R/2]) has a row for each token. Token (b, s) stands at position s, or, with tables
+by position, at positions[b, s] (positions[s]).
 
-Tables of R columns are taken too: Hugging Face's, whose halves are alike, and of which the first one is read. Which of
-the two a table is follows from its width and R alone, so that no value has to be looked at: that is why rotating a part
-of D needs `dim`. Without it a table of both halves of D/2 dimensions has the width of one for all of D; it is found out
-where values are on the host, and not on a GPU. With interleaved pairs tables of R columns are refused: there they may
-as well have each column twice.
+Tables of R columns are accepted too: Hugging Face's, with two equal halves, of which the first is read. The kind of a
+table follows from its width and R alone, so that no value has to be read. So a rotation of a part of D needs `dim`.
+Without `dim`, a table with both halves of D/2 dimensions has the width of a table for all of D. That mistake is
+detected for values on the host, but not on a GPU. With interleaved pairs, tables of R columns are refused: they might
+as well repeat each column.
 
 rope_tables makes tables of R/2 columns: f_i = base ** (-2i / R), changed by a scaling (`rope_scaling`), in float64.
 """
@@ -36,11 +36,11 @@ from .rope_draws import draw, draw_tables, special
 from .rope_scaling import base_and_width, positive, scaling
 
 POSITIONS = ("int64", "int32")
-MOST_DIMENSIONS = 2**24  # far more than a head has, and few enough for a table of them
+MOST_DIMENSIONS = 2**24  # far more than a head has, and few enough for a table
 
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """half: R/2. rows: of the tables."""
+    """Measure half, R/2, and the rows of the tables."""
     B, S, D = sizes["B"], sizes["S"], sizes["D"]
     R = D if params["dim"] is None else params["dim"]
     cos, sin, positions = arrays["cos"], arrays["sin"], arrays.get("positions")
@@ -60,9 +60,9 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
             raise TypeError(f"{op}: {name} has dtype {meta.dtype}, cos has dtype {cos.dtype}, expected the same")
     half, rows = R // 2, cos.shape[-2]
     if cos.shape[-1] not in (half, R):
-        told = f"{first} has D={D}" if params["dim"] is None else f"dim is R={R}"
+        width = f"{first} has D={D}" if params["dim"] is None else f"dim is R={R}"
         raise ValueError(
-            f"{op}: cos has {cos.shape[-1]} columns, {told}, expected R/2={half} or R={R}; for a part of D give dim"
+            f"{op}: cos has {cos.shape[-1]} columns, {width}, expected R/2={half} or R={R}; for a part of D give dim"
         )
     if cos.shape[-1] != half and params["interleaved"]:
         raise ValueError(f"{op}: cos has R={R} columns, expected R/2={half} for interleaved pairs")
@@ -82,7 +82,7 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
 
 
 def check_values(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
-    """Every position has a row in the tables; tables of R/2 columns are none of R/2 dimensions, with both halves."""
+    """Check that every position has a row, and that tables of R/2 columns are not both halves of R/2 dimensions."""
     half, cos, sin = problem.half, arrays["cos"], arrays["sin"]
     if cos.shape[-1] == half and half and half % 2 == 0 and sin.any() and all(map(_halves_alike, (cos, sin))):
         raise ValueError(
@@ -124,18 +124,18 @@ def dimension(value: Any, least: int = 2) -> int:
 
 
 def _rotated_bytes(problem: Problem) -> int:
-    """Of q and k, or their gradients: all that has to be moved one way; in place the rotated dimensions alone."""
+    """Count the bytes of q and k, or of their gradients, in one direction; in place, only of the rotated dimensions."""
     p = problem
     return p.B * p.S * (p.H + p.Hkv) * (2 * p.half if p.inplace else p.D) * p.itemsize
 
 
 def _tables_bytes(problem: Problem) -> int:
-    """Of the rows of cos and sin that some token may need, and of the positions."""
+    """Count the bytes of the rows of cos and sin that tokens may need, and of the positions."""
     cos, positions = problem.arrays["cos"], problem.arrays.get("positions")
     needed = problem.S if positions is None else positions.size
     rows = min(needed, problem.rows) * (cos.shape[0] if len(cos.shape) == 3 else 1)
-    told = 0 if positions is None else positions.size * itemsize(positions.dtype)
-    return 2 * rows * problem.half * itemsize(cos.dtype) + told
+    positions_bytes = 0 if positions is None else positions.size * itemsize(positions.dtype)
+    return 2 * rows * problem.half * itemsize(cos.dtype) + positions_bytes
 
 
 COST = Cost(
@@ -184,8 +184,8 @@ SPEC = Spec(
     values=check_values,
     draw=draw,
     special=special,
-    special_gradients=(np.nan, np.inf, 0.0),  # cos and sin are inputs: none is 0 in float32 alone
-    # no gradient_terms, and no terms: a pair keeps its length, so that one of the two is as large as what cancels
+    special_gradients=(np.nan, np.inf, 0.0),  # with infinity: cos and sin are inputs, and none is 0 only in float32
+    # no terms and no gradient_terms: a pair keeps its length, so one of the two is as large as what cancels
 )
 
 
@@ -199,9 +199,9 @@ SPEC_TABLES = Spec(
     paper="Su et al. 2021, arXiv:2104.09864, equation 15; scalings: see dualops/spec/rope_scaling.py",
     inputs=(Input("positions", None, POSITIONS, role=Role.OTHER),),
     params=(
-        Param("dim", None, dimension, "rotary dimensions R, or what a partial_rotary_factor is of"),
+        Param("dim", None, dimension, "rotary dimensions R, or with a partial_rotary_factor D"),
         Param("base", None, optional(positive), "base of the frequencies; None: scaling's rope_theta, or 10000"),
-        Param("scaling", None, scaling, "what becomes of frequencies: None, linear, llama3, yarn, dynamic"),
+        Param("scaling", None, scaling, "change of the frequencies: None, linear, llama3, yarn, dynamic"),
         Param("dtype", "float32", one_of(*FLOATS), "of the tables"),
     ),
     outputs=(_table("cos"), _table("sin")),

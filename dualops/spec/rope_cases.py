@@ -1,4 +1,4 @@
-"""The problems that rope and rope_tables are tested, timed, simulated and compiled on, and what fills them."""
+"""The cases that rope and rope_tables are tested, timed, simulated and compiled on, and their generators."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TOKENS_FIRST = {"q": (0, 2, 1, 3), "k": (0, 2, 1, 3)}  # [B, S, H, D] in memory
 def shapes_of(
     q: tuple[int, int, int, int], Hkv: int, columns: int, rows: int | None = None, batches: int = 0, positions: int = 0
 ) -> Shapes:
-    """Of a call with this q [B, H, S, D] and tables of so many columns.
+    """Return shapes of a call with this q [B, H, S, D] and tables of this many columns.
 
-    rows: of tables by position, as many as tokens unless told; batches: 1 or B for tables of three axes instead;
+    rows: of tables by position, by default the number of tokens; batches: 1 or B for tables of three axes instead;
     positions: their axes, 0 for none.
     """
     B, _, S, D = q
@@ -46,7 +46,7 @@ def _cases() -> tuple[Case, ...]:
         wide: bool = False,
         **tables: Any,
     ) -> None:
-        """half: of the rotary dimensions. own: dtypes that are not the usual ones. wide: tables of R columns."""
+        """half: of the rotary dimensions. own: unusual dtypes. wide: tables of R columns."""
         params: dict[str, Any] = {"interleaved": True} if interleaved else {}
         params |= {} if 2 * half == q[-1] else {"dim": 2 * half}
         shapes = shapes_of(q, Hkv, 2 * half if wide else half, **tables)
@@ -57,7 +57,7 @@ def _cases() -> tuple[Case, ...]:
     narrow, int32 = {"cos": "bfloat16", "sin": "bfloat16"}, {"positions": "int32"}
     test, edge, sim, build = {Tag.TEST}, {Tag.TEST, Tag.EDGE}, {Tag.SIM}, {Tag.COMPILE}
     everywhere = {Tag.TEST, Tag.EDGE, Tag.SIM}
-    # what people run: projections reshaped to heads lie in memory as [B, S, H, D]
+    # common problems: projections reshaped to heads are [B, S, H, D] in memory
     add("b4s8192", (4, 32, 8192, 128), 8, 64, bf16, {Tag.BENCH}, orders=TOKENS_FIRST)
     add("b4s8192heads_first", (4, 32, 8192, 128), 8, 64, bf16, {Tag.BENCH})
     add("b4s8192interleaved", (4, 32, 8192, 128), 8, 64, bf16, {Tag.BENCH}, orders=TOKENS_FIRST, interleaved=True)
@@ -70,7 +70,7 @@ def _cases() -> tuple[Case, ...]:
     add("gptj", (2, 3, 19, 256), 3, 32, FLOATS, edge, interleaved=True)
     add("neox", (2, 3, 19, 96), 3, 12, FLOATS, edge)
     add("phi", (1, 5, 21, 80), 5, 16, FLOATS, edge)
-    # tables of both halves, as Hugging Face makes them
+    # tables with both halves, as Hugging Face makes them
     add("wide_tables", (2, 4, 37, 64), 2, 32, FLOATS, edge, wide=True, batches=2)
     add("wide_tables_partial", (2, 3, 19, 80), 3, 16, FLOATS, edge, wide=True, rows=33, positions=2)
     # every form of tables and positions
@@ -81,7 +81,7 @@ def _cases() -> tuple[Case, ...]:
     add("decode", (17, 8, 1, 128), 2, 64, FLOATS, edge, rows=300, positions=2, own=int32)
     add("narrow_tables", (2, 4, 33, 64), 2, 32, bf16, edge, own=narrow)
     add("narrow_tables_interleaved", (2, 4, 33, 64), 2, 32, bf16, edge, own=narrow, interleaved=True)
-    # odd and extreme
+    # unusual and extreme shapes
     add("odd", (2, 3, 17, 7), 2, 3, FLOATS, edge)
     add("odd_interleaved", (2, 3, 17, 7), 2, 3, FLOATS, edge, interleaved=True)
     add("wide", (1, 2, 5, 1300), 1, 600, FLOATS, test)
@@ -147,9 +147,9 @@ def _table_cases() -> tuple[Case, ...]:
 
 
 def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Normal q and k, tables of angles as models have them from some position on, and any rows of them as positions.
+    """Normal q and k, tables of angles as in models from some position on, and any of their rows as positions.
 
-    Where tables have columns for both halves, these are not alike: the second one must not be read.
+    In tables with columns for both halves, the halves differ: the second one must not be read.
     """
     made = standard_normal(spec, case, rng)
     shape = case.shapes["cos"]

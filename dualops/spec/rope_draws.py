@@ -24,12 +24,12 @@ SCALINGS = (
 
 
 def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Of rope: any width and share of it, every form of tables and positions; up to four rows more than tokens need."""
+    """Draw a problem of rope: any width and share of it, every form of tables and positions; up to four spare rows."""
     D = random_size(rng, min(max_elements, 300))
     half = D // 2 if rng.random() < 0.5 else int(rng.integers(D // 2 + 1))
     interleaved = bool(rng.integers(2))
     columns = half if interleaved or rng.random() < 0.6 else 2 * half
-    rows = max(max_elements // max(D, 1), 1)  # of D elements, heads and tokens together
+    rows = max(max_elements // max(D, 1), 1)  # of D elements, over heads and tokens together
     S = random_size(rng, rows)
     H = random_size(rng, min(rows // max(S, 1), 20))
     Hkv = random_size(rng, min(rows // max(S, 1), 20))
@@ -42,13 +42,14 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
         options["batches"] = 1 if form == "one batch" else B
     elif form != "rows":
         options |= {"rows": int(rng.integers(1, rows + 1)), "positions": 1 if form == "positions" else 2}
-    options = {name: size for name, size in options.items() if size or name != "batches"}  # no batch: by position
+    # without batches, tables are by position
+    options = {name: size for name, size in options.items() if size or name != "batches"}
     params = {"interleaved": interleaved} | ({} if 2 * half == D and rng.random() < 0.5 else {"dim": 2 * half})
     return shapes_of((B, H, S, D), Hkv, columns, **options), params
 
 
 def draw_tables(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Of rope_tables; their dtype is the problem's, which whoever asks for it knows."""
+    """Draw a problem of rope_tables. Its dtype is the problem's, and the caller knows it."""
     half = max(random_size(rng, min(max_elements, 64)), 1)
     S = random_size(rng, max_elements // half)
     own = rng.random() < 0.5
@@ -61,5 +62,5 @@ def draw_tables(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
-    """q and k may be as large as a sum of two can be; cos and sin are at most 1, or not finite."""
+    """Special values: q and k may be as large as a sum of two allows; cos and sin are at most 1, or not finite."""
     return (1.0 if name in ("cos", "sin") else HUGE[case.dtype]), True

@@ -1,6 +1,6 @@
-"""Scalings of rope's frequencies, for sequences longer than a model was trained on: their names, entries and numbers.
+"""Scalings of rope's frequencies, for sequences longer than in training: their names, entries and numbers.
 
-Pair i of R/2 turns by f_i = base ** (-2i / R) a position. A scaling divides some frequencies by a factor,
+Pair i of R/2 turns by f_i = base ** (-2i / R) per position. A scaling divides some frequencies by a factor,
 
     f_i' = kept_i * f_i + (1 - kept_i) * f_i / factor
 
@@ -12,10 +12,10 @@ and differs in what it keeps:
     yarn       the first pairs, up to the one that turns `beta_fast` times in `original_max_position_embeddings`
                positions, and a falling share up to the one that turns `beta_slow` times; cos and sin are multiplied by
                `attention_factor`. Peng et al. 2023, arXiv:2309.00071
-    dynamic    all, of a base that grows with `seq_len` beyond `max_position_embeddings`
+    dynamic    all, with a base that grows with `seq_len` beyond `max_position_embeddings`
 
-Names and entries are Hugging Face's, whose dict `config.rope_parameters` is taken as it is. Two lengths that it keeps
-elsewhere in a config are entries here: dynamic's `max_position_embeddings` and `seq_len`.
+Names and entries are Hugging Face's: its dict `config.rope_parameters` is accepted unchanged. dynamic's
+`max_position_embeddings` and `seq_len`, which Hugging Face keeps elsewhere, are entries here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 from .domains import boolean, finite
 
-# the entries of each beside its name, in the order that a tuple has them in
+# the entries of each after its name, in the order of a tuple
 SCALINGS = {
     "default": (),
     "linear": ("factor",),
@@ -43,8 +43,8 @@ SCALINGS = {
 }
 NOT_IMPLEMENTED = ("longrope", "proportional", "axial")
 DEFAULTS: dict[str, Any] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
-ANY = ("rope_theta", "partial_rotary_factor")  # entries that each of them may have
-MAGNITUDES = ("mscale", "mscale_all_dim")  # what yarn's attention_factor follows from, where it is not there itself
+ANY = ("rope_theta", "partial_rotary_factor")  # entries that every scaling may have
+MAGNITUDES = ("mscale", "mscale_all_dim")  # yarn's attention_factor follows from these, if it is not given
 
 Normal = tuple[tuple[str, Any], ...]
 
@@ -66,7 +66,7 @@ def scaling(value: Any) -> Normal | None:
     else:
         raise TypeError("expected None, a tuple or a dict")
     given = {key: entry for key, entry in given.items() if entry is not None}
-    alias = given.pop("type", None)  # as it was called before
+    alias = given.pop("type", None)  # the former name of rope_type
     name = given.pop("rope_type", alias)
     _check_name(name, given)
     known = {key: given.pop(key) for key in (*SCALINGS[name], *ANY) if key in given}
@@ -87,7 +87,7 @@ def scaling(value: Any) -> Normal | None:
 
 
 def _items(value: tuple[Any, ...] | list[Any]) -> dict[str, Any]:
-    """The entries of a normal form, or of a name and numbers in order, of which those at the end may be left out."""
+    """Return the entries of a normal form, or of a name and numbers in order; trailing ones may be left out."""
     if isinstance(value[0], (tuple, list)):
         return dict(value)
     name, *numbers = value
@@ -109,7 +109,7 @@ def _check_name(name: Any, given: Mapping[str, Any]) -> None:
 
 
 def _attention_factor(factor: float, mscale: Any = None, mscale_all_dim: Any = None) -> float:
-    """What yarn multiplies cos and sin by, unless told."""
+    """Return yarn's factor of cos and sin, from the entries or by default."""
 
     def magnitude(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * log(factor) + 1.0
@@ -120,15 +120,17 @@ def _attention_factor(factor: float, mscale: Any = None, mscale_all_dim: Any = N
 
 
 def base_and_width(op: str, dim: int, base: float | None, scaling: Normal | None) -> tuple[float, int]:
-    """The base of the frequencies, that of the sequence's length if it is dynamic, and the rotary dimensions R."""
-    told: dict[str, Any] = dict(scaling or ())
-    theta, name = told.get("rope_theta"), told.get("rope_type")
+    """Return the base of the frequencies, for a dynamic scaling that of the sequence's length, and the rotary
+    dimensions R.
+    """
+    entries: dict[str, Any] = dict(scaling or ())
+    theta, name = entries.get("rope_theta"), entries.get("rope_type")
     if base is not None and theta is not None and base != theta:
         raise ValueError(f"{op}: base is {base}, scaling has rope_theta {theta}, expected one of them, or the same")
     number: float = next(given for given in (base, theta, 10000.0) if given is not None)
-    R = int(dim * told.get("partial_rotary_factor", 1.0))
+    R = int(dim * entries.get("partial_rotary_factor", 1.0))
     if R % 2 or not 2 <= R <= dim:
-        factor = told["partial_rotary_factor"]
+        factor = entries["partial_rotary_factor"]
         raise ValueError(
             f"{op}: scaling has partial_rotary_factor {factor}, of dim={dim} that is R={R}, "
             f"expected an even number from 2 to {dim}"
@@ -138,19 +140,20 @@ def base_and_width(op: str, dim: int, base: float | None, scaling: Normal | None
     if name == "dynamic":
         if R == 2:
             raise ValueError(f"{op}: R is 2, expected 4 or more for dynamic")
-        longer = max(told["seq_len"] / told["max_position_embeddings"], 1.0)
-        number *= (told["factor"] * longer - (told["factor"] - 1)) ** (R / (R - 2))
+        longer = max(entries["seq_len"] / entries["max_position_embeddings"], 1.0)
+        number *= (entries["factor"] * longer - (entries["factor"] - 1)) ** (R / (R - 2))
     return number, R
 
 
-def yarn_range(R: int, base: float, told: Mapping[str, Any]) -> tuple[float, float]:
-    """The pairs between which yarn's share falls from 1 to 0: those that turn beta_fast and beta_slow times."""
+def yarn_range(R: int, base: float, entries: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the pairs between which yarn's share falls from 1 to 0: those that turn beta_fast and beta_slow times."""
 
     def pair(turns: float) -> float:
-        return R * log(told["original_max_position_embeddings"] / (turns * 2 * pi)) / (2 * log(base))
+        return R * log(entries["original_max_position_embeddings"] / (turns * 2 * pi)) / (2 * log(base))
 
-    first, last = pair(told["beta_fast"]), pair(told["beta_slow"])
-    if told["truncate"]:
+    first, last = pair(entries["beta_fast"]), pair(entries["beta_slow"])
+    if entries["truncate"]:
         first, last = floor(first), ceil(last)
     first, last = max(first, 0), min(last, R - 1)
-    return float(first), last + (0.001 if first == last else 0.0)  # as everybody does, against a division by 0
+    # as other implementations do, against a division by 0
+    return float(first), last + (0.001 if first == last else 0.0)

@@ -1,4 +1,4 @@
-"""softmax(x, axis=-1): what it is. Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"."""
+"""The spec of softmax(x, axis=-1). Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .meta import FLOATS, ArrayMeta
 
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """M rows of N elements, wherever the axis lies; `params["axis"]` becomes its non-negative form."""
+    """Measure M rows of N elements along any axis; `params["axis"]` becomes its non-negative form."""
     name, x = next(iter(arrays.items()))
     for other, meta in arrays.items():
         if meta.shape != x.shape:
@@ -40,13 +40,13 @@ def _cases() -> tuple[Case, ...]:
         cases.extend(Case(name, dtype, {"x": shape}, params, frozenset(tags)) for dtype in dtypes)
 
     half = ("bfloat16",)
-    # what people run
+    # common problems
     for columns, rows in ((1024, 32768), (4096, 32768), (16384, 32768), (65536, 8192), (262144, 2048)):
         add(f"rows{rows}x{columns}", (rows, columns), half, {Tag.BENCH})
     add("rows512x1048576", (512, 1048576), half, {Tag.COMPARE})
     add("rows32768x4096", (32768, 4096), ("float32", "float16"), {Tag.BENCH})
     add("rows8192x4096", (8192, 4096), ("float32", "bfloat16"), {Tag.DEMO})
-    # every length of row: a warp a row, a block a row, a cluster a row, two readings
+    # every range of row lengths: a warp, a block or a cluster per row, and two passes
     for columns, rows in ((1, 70), (31, 5), (128, 33), (1000, 7), (4097, 6), (5120, 5), (16384, 4), (50257, 3)):
         add(f"rows{rows}x{columns}", (rows, columns), FLOATS, {Tag.TEST, Tag.EDGE})
     add("rows3x65536", (3, 65536), FLOATS, {Tag.TEST})
@@ -75,13 +75,13 @@ def _cases() -> tuple[Case, ...]:
 
 
 def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Normal logits, four times as wide as usual, so that a row has both large and vanishing probabilities."""
+    """Normal logits, four times as wide as usual: a row has both large and vanishing probabilities."""
     arrays = standard_normal(spec, case, rng)
     return {name: (array * array.dtype.type(4)).astype(array.dtype) for name, array in arrays.items()}
 
 
 def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Any axis of one to five. The row first: it is what the kernels differ by."""
+    """Draw any axis of one to five. The row length is drawn first, since kernels depend on it most."""
     rank = int(rng.integers(1, 6))
     axis = int(rng.integers(-rank, rank))
     shape, left = [1] * rank, max_elements
@@ -92,7 +92,7 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def gradient_terms(arrays: Mapping[str, np.ndarray], problem: Problem) -> dict[str, float]:
-    """dx = y * (dy - dot): the largest |y| * (|dy| + sum |y * dy|) of a row whose values are finite."""
+    """Terms of dx = y * (dy - dot): the largest |y| * (|dy| + sum |y * dy|) of a row whose values are finite."""
     y, dy = (np.abs(np.moveaxis(array.astype(np.float64), problem.axis, -1)) for array in arrays.values())
     with np.errstate(over="ignore", invalid="ignore"):
         terms = y * (dy + (y * dy).sum(axis=-1, keepdims=True))

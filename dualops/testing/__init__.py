@@ -1,17 +1,17 @@
-"""The oracle: anybody's operators, in any library's arrays, held against the float64 reference.
+"""The oracle: compares anybody's operators, with arrays of any library, with the float64 reference.
 
     def test_my_softmax():
         for problem in testing.cases("softmax", "sim", dtype="float32"):
             arrays = problem.arrays()
             testing.check("softmax", my_softmax(**arrays, **problem.params), arrays, problem.params)
 
-check         one call: truth, baseline, tolerance and NaNs by the operator's name
-cases         problems that are ready to be tried, ragged and empty ones among them
-random_cases  as many more, of random sizes, with random options
+check         checks one call: truth, baseline, tolerance and NaNs follow from the operator's name
+cases         problems with arrays, including ragged and empty ones
+random_cases  problems of random sizes, with random options
 Wrong         what `check` raises for a wrong result, an AssertionError
-Vacuous       what `check` raises where any result would pass, a ValueError
+Vacuous       what `check` raises if any result would pass, a ValueError
 
-Needs numpy and ml_dtypes alone; the package of an array's library is there already.
+Needs only numpy and ml_dtypes, apart from the library of the arrays.
 """
 
 from .arrays import to_numpy

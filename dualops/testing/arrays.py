@@ -1,4 +1,4 @@
-"""Arrays of any library as NumPy's."""
+"""Convert arrays of any library to NumPy's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..spec.meta import numpy_dtype
 
 
 def to_numpy(array: Any) -> np.ndarray:
-    """An array on the host, bit for bit: of NumPy, torch, JAX, CuPy, Numba, or what else `np.asarray` takes.
+    """Return an array on the host, bit for bit: of NumPy, torch, JAX, CuPy, Numba, or anything that `np.asarray` takes.
 
-    A copy only where one is needed; of a tensor, row-major. bfloat16 becomes that of ml_dtypes, which JAX has too.
-    Raises TypeError for what is no array of numbers.
+    It is copied only if necessary; a tensor becomes row-major. bfloat16 becomes that of ml_dtypes, which JAX uses too.
+    Raises TypeError for anything but an array of numbers.
     """
     if isinstance(array, np.ndarray):
         return array
@@ -24,7 +24,7 @@ def to_numpy(array: Any) -> np.ndarray:
         if tensor.dtype is torch.bfloat16:
             return tensor.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
         return tensor.numpy()
-    for download in ("copy_to_host", "get"):  # Numba's and CuPy's, which np.asarray refuses to make unasked
+    for download in ("copy_to_host", "get"):  # Numba's and CuPy's; np.asarray refuses to download implicitly
         if hasattr(array, "__cuda_array_interface__") and hasattr(array, download):
             return getattr(array, download)()
     found = np.asarray(None if isinstance(array, (list, tuple)) else array)

@@ -1,4 +1,4 @@
-"""The oracle: results of anybody's operator held against the float64 reference."""
+"""The oracle: compare results of anybody's operator with the float64 reference."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .truth import Arrays, bind, expected, held, widened, with_saved
 
 
 class Wrong(AssertionError):
-    """Results that are not what the operator gives."""
+    """Results that differ from the operator's."""
 
 
 class Vacuous(ValueError):
     """Arrays on which the reference itself fails in the problem's dtype: any result would pass, so nothing is checked.
 
-    The caller's arrays are to blame, not the result.
+    The caller's arrays are the cause, not the result.
     """
 
 
@@ -33,30 +33,30 @@ def check(
     params: Mapping[str, Any] | None = None,
     backward: bool = False,
 ) -> dict[str, Accuracy]:
-    """Hold what a kernel of `operator` gave against the float64 reference; raise Wrong where it is too far from it.
+    """Compare the results of a kernel of `operator` with the float64 reference; raise Wrong if the error is too large.
 
         y = my_kernel(x)
         dualops.testing.check("softmax", y, {"x": x}, {"axis": -1})
 
-    operator: a name of `dualops.spec.OPERATORS`, which says what its arrays and parameters are called
-    got: the result, several as a tuple in the order in which the reference returns them, or some of them by name
-    arrays: what the kernel was given, by name; of something that it overwrote, a copy from before
-    params: by name, where they are not as by default; what asks for more results (return_lse) among them
-    backward: `got` are the gradients, and arrays those of `dualops.reference.<operator>_backward`; what forward saves
-        for it (y of softmax, o and lse of attention) is the reference's own where it is not there and the inputs are
+    operator: a name of `dualops.spec.OPERATORS`, which defines the names of its arrays and parameters
+    got: the result, several as a tuple in the reference's order, or some of them by name
+    arrays: the kernel's inputs by name; if it overwrote one, a copy from before the call
+    params: by name, if they differ from their defaults, including those that request results (return_lse)
+    backward: `got` are the gradients, and arrays those of `dualops.reference.<operator>_backward`. A missing array that
+        forward saves (y of softmax, o and lse of attention) is computed by the reference if its inputs are given
 
-    Arrays are those of NumPy, torch, JAX, CuPy, Numba or another library, on any device, bfloat16 too. The problem's
-    dtype is that of the inputs; results may have any. Truth is made on the host, with all that the plain reference
-    writes down (of attention, every score).
+    Arrays may be NumPy's, torch's, JAX's, CuPy's, Numba's or another library's, on any device, bfloat16 too. The
+    problem's dtype is that of the inputs; results may have any. Truth is computed on the host by the plain reference,
+    with all its memory (for attention, every score).
 
     The rule is that of `dualops.spec.compare`, for each result: at most twice the error of float32 arithmetic rounded
-    to the storage dtype, and a few eps of float32, in maximum and in root mean square; NaN and infinity where the truth
-    has them. Returns what was found, by the results' names.
+    to the storage dtype, plus a few eps of float32, in maximum and in root mean square; NaN and infinity exactly where
+    the truth has them. Returns the accuracies by the results' names.
 
-    Raises Wrong, an AssertionError, with operator, result, worst coordinate, what is there and what should be, the
-    error and its limit. Raises Vacuous, a ValueError, where the limit would pass anything, since float32 arithmetic
-    fails on these arrays: norms of rows near 1e30, whose squares overflow. `dualops.spec.accuracy` says when that is
-    so. For a call that the operator refuses: its own ValueError or TypeError.
+    Raises Wrong, an AssertionError, with operator, result, worst coordinate, the values there, the error and its limit.
+    Raises Vacuous, a ValueError, if the limit would pass anything, since float32 arithmetic fails on these arrays:
+    norms of rows near 1e30, whose squares overflow (see `dualops.spec.accuracy`). A call that the operator refuses
+    raises the operator's ValueError or TypeError.
     """
     __tracebackhide__ = True
     spec = spec_of(operator, backward)
@@ -69,23 +69,23 @@ def check(
     _check_not_overwritten(op, results, given)
     wide = with_saved(spec, widened(given), {**params, **spec.wide}) if backward else inputs
     truths, baselines = expected(spec, inputs, params, backward, names, wide)
-    told = f"{op} {problem.dtype}, {', '.join(f'{name} {array.shape}' for name, array in inputs.items())}"
-    told += f", {', '.join(f'{name}={value!r}' for name, value in params.items())}" if params else ""
+    call = f"{op} {problem.dtype}, {', '.join(f'{name} {array.shape}' for name, array in inputs.items())}"
+    call += f", {', '.join(f'{name}={value!r}' for name, value in params.items())}" if params else ""
     for name, result in results.items():
         if result.shape != truths[name].shape:
-            raise Wrong(f"{told}: {name} has shape {result.shape}, expected {truths[name].shape}")
+            raise Wrong(f"{call}: {name} has shape {result.shape}, expected {truths[name].shape}")
     found = held(spec, problem.dtype, results, truths, baselines, terms_of(spec, backward)(inputs, problem))
     for error, failed in (
         (Wrong, [each.message for each in found.values() if not each.passed and not each.vacuous]),
         (Vacuous, [each.message for each in found.values() if each.vacuous]),
     ):
         if failed:
-            raise error("\n".join([f"{told}:", *failed]) if len(failed) > 1 else f"{told}: {failed[0]}")
+            raise error("\n".join([f"{call}:", *failed]) if len(failed) > 1 else f"{call}: {failed[0]}")
     return found
 
 
 def _on_host(spec: Spec, op: str, arrays: Mapping[str, Any], backward: bool) -> dict[str, np.ndarray]:
-    """The arrays that there are in NumPy's. Raises TypeError for one of another name."""
+    """Return the given arrays as NumPy's. Raises TypeError for an unknown name."""
     accepted = {entry.name: entry for entry in (*spec.inputs, *(spec.gradient_inputs if backward else ()))}
     for name in arrays:
         if name not in accepted:
@@ -107,7 +107,7 @@ def _to_numpy(op: str, name: str, value: Any) -> np.ndarray:
 
 
 def _results(op: str, got: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The results in NumPy's arrays, by name. Raises Wrong where there are more or less than there should be."""
+    """Return the results as NumPy's arrays, by name. Raises Wrong for too many or too few."""
     __tracebackhide__ = True
     if not isinstance(got, Mapping):
         found = tuple(got) if isinstance(got, (tuple, list)) else (got,)
@@ -120,7 +120,7 @@ def _results(op: str, got: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _check_not_overwritten(op: str, results: Arrays, given: Arrays) -> None:
-    """Raise ValueError where a result lies in an input's place: the truth would be that of the result."""
+    """Raise ValueError if a result overlaps an input: the input is lost, and with it the truth."""
     starts = {array.ctypes.data: name for name, array in given.items() if array.size}
     for name, result in results.items():
         if result.size and (over := starts.get(result.ctypes.data)):

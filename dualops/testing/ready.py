@@ -1,4 +1,4 @@
-"""Problems that are ready to be tried: the cases of the specs and random ones, with their arrays."""
+"""Problems with arrays: the cases of the specs, and random ones."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Ready:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters of the call that are not as by default, by name."""
+        """Parameters of the call that differ from their defaults, by name."""
         return dict(self.case.params)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays of the call by name, made anew and the same each time; bfloat16 is ml_dtypes'."""
+        """Make the arrays of the call by name, the same each time; bfloat16 is ml_dtypes'."""
         arrays = generated(self.spec, self.case)
         return gradient_arrays(self.spec, self.case, arrays) if self.backward else arrays
 
@@ -42,14 +42,14 @@ def cases(
     backward: bool = False,
     dtype: str | None = None,
 ) -> list[Ready]:
-    """The operator's problems that have one of the tags, in the order of its spec; of its gradient with `backward`.
+    """Return the operator's problems with one of the tags, in the order of its spec; with `backward`, of its gradient.
 
     operator: a name of `dualops.spec.OPERATORS`
-    tags: "test" (all that kernels are compared on), "edge" (ragged, empty, extreme), "sim" (small), "bench" (as people
-        run them), or others of `dualops.spec.Tag`
-    dtype: of that one alone, "float64", "float32", "float16" or "bfloat16"
+    tags: "test" (all that kernels are compared on), "edge" (ragged, empty, extreme), "sim" (small), "bench" (common
+        sizes), or others of `dualops.spec.Tag`
+    dtype: only this one, "float64", "float32", "float16" or "bfloat16"
 
-    Raises ValueError for an operator, a tag or a dtype of which there is none, and for a gradient where there is none.
+    Raises ValueError for an unknown operator, tag or dtype, and for a gradient that does not exist.
     """
     spec = spec_of(operator, backward)
     wanted = frozenset(Tag(tag) for tag in ([tags] if isinstance(tags, str) else tags))
@@ -71,7 +71,7 @@ def random_cases(
     dtypes: str | Iterable[str] = FLOATS,
     backward: bool = False,
 ) -> list[Ready]:
-    """`count` random legal problems of the operator, or of its gradient with `backward`: what its spec can draw.
+    """Return `count` random valid problems of the operator, or with `backward` of its gradient, as its spec draws them.
 
         for problem in testing.random_cases("softmax", 100, dtypes="float32"):
             arrays = problem.arrays()
@@ -80,15 +80,15 @@ def random_cases(
     operator: a name of `dualops.spec.OPERATORS`
     count: how many; a longer list begins with a shorter one's problems
     seed: 0 or more; the same arguments give the same problems, another seed others
-    max_elements: of the largest array that a problem takes (rope's tables may have four rows more), and of the scores
+    max_elements: of the largest array of a problem (rope's tables may have four rows more), and of the scores
         of attention and of a parallel retention; at least 64
-    dtypes: one or several that are drawn from, of "float64", "float32", "float16" and "bfloat16"
+    dtypes: one or several to draw from, of "float64", "float32", "float16" and "bfloat16"
 
-    Sizes are 0, 1, primes, powers of two and their neighbours, and all others; options are there together, alone or not
-    at all, whether a kernel has them or not: `problem.params` and the names of `problem.arrays()` say which.
+    Sizes are 0, 1, primes, powers of two and their neighbours, and all others. Options appear together, alone or not at
+    all, whether a kernel supports them or not: see `problem.params` and the names of `problem.arrays()`.
 
-    Raises ValueError for an operator or a dtype of which there is none, for a gradient where there is none, for an
-    operator whose spec draws no problems, and for a number that is too small.
+    Raises ValueError for an unknown operator or dtype, a gradient that does not exist, and a number that is too small.
+    Also raises it if the operator's spec draws no problems.
     """
     spec = spec_of(operator, backward)
     if spec.draw is None:
@@ -103,15 +103,15 @@ def random_cases(
 
 
 def drawn(spec: Spec, count: int, seed: int, max_elements: int, dtypes: Sequence[str]) -> Iterator[Case]:
-    """Random cases of an operator, one by one. Number i depends on nothing but seed, max_elements and dtypes."""
+    """Yield random cases of an operator. Case i depends only on seed, max_elements and dtypes."""
     assert spec.draw is not None
     for i in range(count):
         rng = np.random.default_rng([seed, i])
         dtype = str(rng.choice(list(dtypes)))
         shapes, params = spec.draw(rng, max_elements)
         if dtype != "float32":
-            params.pop("precision", None)  # no other dtype has one
-        if any(param.name == "dtype" for param in spec.params):  # of results, where no input says it
+            params.pop("precision", None)  # only float32 has it
+        if any(param.name == "dtype" for param in spec.params):  # the results' dtype, if no input has it
             params["dtype"] = dtype
         backward = bool(spec.gradients)
         tags = frozenset({Tag.TEST})
@@ -119,7 +119,7 @@ def drawn(spec: Spec, count: int, seed: int, max_elements: int, dtypes: Sequence
 
 
 def spec_of(operator: str, backward: bool) -> Spec:
-    """The spec of that name. Raises ValueError if there is none, or no gradient where one is wanted."""
+    """Return the spec of that name. Raises ValueError for an unknown one, or a gradient that does not exist."""
     if operator not in OPERATORS:
         raise ValueError(f"operator is {operator!r}, expected one of {', '.join(OPERATORS)}")
     spec = OPERATORS[operator]
@@ -129,7 +129,7 @@ def spec_of(operator: str, backward: bool) -> Spec:
 
 
 def generated(spec: Spec, case: Case) -> dict[str, np.ndarray]:
-    """The case's arrays in the order of the spec's inputs, from the case's seed."""
+    """Generate the case's arrays in the order of the spec's inputs, from the case's seed."""
     made = spec.generate(spec, case, np.random.default_rng(case.seed))
     return {entry.name: made[entry.name] for entry in spec.inputs if entry.name in made}
 
@@ -137,11 +137,12 @@ def generated(spec: Spec, case: Case) -> dict[str, np.ndarray]:
 def gradient_arrays(
     spec: Spec, case: Case, arrays: Mapping[str, np.ndarray], special: Sequence[float] = ()
 ) -> dict[str, np.ndarray]:
-    """What backward takes: inputs and results that forward saved, the results from the reference, and gradients.
+    """Return backward's arrays: inputs and results that forward saves (computed by the reference), and incoming
+    gradients.
 
-    arrays: what forward takes. Results that forward returns on request alone are saved whether the case asks for them
-    or not; it has a gradient of those that it asks for. Where a result is -inf, and no change of an input would move
-    it, its gradient is 0. special: numbers of which some gradients have one.
+    arrays: forward's inputs. Results that backward needs are saved whether the case requests them or not; only
+    requested ones have an incoming gradient. Where a result is -inf and constant in its inputs, its gradient is 0.
+    special: numbers that are put into some gradients.
     """
     params = {**case.params, **spec.requests}
     names = list(bind(spec, arrays, params, False).outputs())

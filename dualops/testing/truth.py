@@ -1,4 +1,4 @@
-"""What a call should give: the reference in float64 and in the storage dtype, and results held against both."""
+"""Expected results of a call: the reference in float64 and in the storage dtype, and comparisons with both."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def bind(spec: Spec, arrays: Arrays, params: Mapping[str, Any], backward: bool) -> Problem:
-    """The problem that these NumPy arrays state."""
+    """Return the problem of these NumPy arrays."""
     metas = {name: ArrayMeta.of_numpy(array) for name, array in arrays.items()}
     return spec.bind_backward(metas, params) if backward else spec.bind(metas, params)
 
 
 def named(results: Any, names: Sequence[str]) -> dict[str, Any]:
-    """What a call returned, one result or a tuple of them, by name."""
+    """Name the results of a call, one result or a tuple of them."""
     found = results if isinstance(results, tuple) else (results,)
     return dict(zip(names, found, strict=True))
 
 
 def widened(arrays: Arrays) -> dict[str, np.ndarray]:
-    """All floats as float64, for truth; indices and masks stay what they are."""
+    """Convert all floats to float64, for the truth; indices and masks are unchanged."""
     return {
         name: array.astype(np.float64, order="C") if array.dtype.name in FLOATS else array
         for name, array in arrays.items()
@@ -35,12 +35,12 @@ def widened(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def reference_of(spec: Spec, backward: bool) -> Callable[..., Any]:
-    """NumPy's function of the operator."""
+    """Return NumPy's function of the operator."""
     return getattr(reference, f"{spec.name}_backward" if backward else spec.name)
 
 
 def truth(spec: Spec, function: Callable[..., Any], arrays: Arrays, params: Mapping[str, Any]) -> Any:
-    """What a reference of the operator gives in float64; in the storage dtype, it gives the baseline."""
+    """Return the reference's results in float64; with arrays of the storage dtype, this is the baseline."""
     return function(**widened(arrays), **{**params, **spec.wide})
 
 
@@ -52,7 +52,7 @@ def expected(
     names: Sequence[str],
     wide: Arrays | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Truth and baseline of each result; wide: the arrays for truth, where they are not these in float64."""
+    """Return truth and baseline of each result. wide: the arrays for truth, if they are not these in float64."""
     function = reference_of(spec, backward)
     with np.errstate(over="ignore", invalid="ignore"):
         truths = truth(spec, function, arrays if wide is None else wide, params)
@@ -67,7 +67,7 @@ def held(
     baselines: Arrays,
     terms: Mapping[str, float] | None = None,
 ) -> dict[str, Accuracy]:
-    """Each result by the rule of `spec.compare`; dtype: the problem's. terms: of those that cancel."""
+    """Check each result by the rule of `spec.compare`. dtype: the problem's. terms: of those that cancel."""
     return {
         name: compare(
             result,
@@ -90,9 +90,9 @@ def held_first_without_terms(
     baselines: Arrays,
     terms: Callable[[], Mapping[str, float]],
 ) -> dict[str, Accuracy]:
-    """`held`, for problems so large that terms are asked for only where nothing could be said without them.
+    """`held` for large problems: terms are computed only if the check is vacuous without them.
 
-    Those of attention hold all scores. They are asked for where a result cancels, as a gradient of a single key does.
+    Attention's terms hold all scores. They are needed if a result cancels, as a gradient of a single key does.
     """
     found = held(spec, dtype, results, truths, baselines)
     if any(accuracy.vacuous for accuracy in found.values()):
@@ -101,9 +101,9 @@ def held_first_without_terms(
 
 
 def with_saved(spec: Spec, arrays: Arrays, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """What a gradient takes, from its arrays and forward's: results that forward saves are the reference's, if absent.
+    """Return a gradient's arrays; results that forward saves are computed by the reference if they are missing.
 
-    x + residual takes the place of x where there is a residual. Where inputs of forward are missing, nothing is made.
+    With a residual, x + residual replaces x. If inputs of forward are missing, nothing is computed.
     """
     known = {entry.name for entry in spec.gradient_inputs}
     if all(entry.optional or entry.name in arrays for entry in spec.inputs):

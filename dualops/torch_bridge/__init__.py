@@ -3,9 +3,9 @@
 CUDA tensors go to the kernels of `dualops.cuda`, which is imported when the first one arrives; CPU tensors go to the
 NumPy of `dualops.reference`. Importing this package needs torch and loads neither numba nor a CUDA library.
 
-Operators take DTensors too, all tensors of a call or none: `sharding` says which axes may be sharded. `optim.Lion`
-steps the shards of each process. The modules of `nn` work under FSDP1, FSDP2 and tensor parallelism. Sequences that are
-shared out among processes: `dualops.torch_bridge.distributed`, which is imported by its name.
+Operators accept DTensors too, for all tensors of a call or none:`sharding` says which axes may be sharded. `optim.Lion`
+steps the shards of each process. The modules of `nn` work under FSDP1, FSDP2 and tensor parallelism. Attention over
+sequences that several processes share is in `dualops.torch_bridge.distributed`; import it by its name.
 """
 
 try:

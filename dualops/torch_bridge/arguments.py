@@ -1,7 +1,7 @@
-"""The arguments of a direction of an operator: as a caller gives them, as torch's dispatcher has them, as bound.
+"""The arguments of an operator's direction: from the caller, in torch's dispatcher, and bound to the spec.
 
-`args` are always the inputs and then the parameters in order, as a caller gives them. The dispatcher has some of the
-parameters as text and leaves out defaults at the end (`encode`, `decode`).
+`args` are always the caller's inputs followed by the parameters, in order. The dispatcher has some of the parameters as
+text, and omits trailing defaults (`encode`, `decode`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ DTYPE_NAMES = {value: str(value).removeprefix("torch.") for value in vars(torch)
 
 
 def longest_or_all(said: Any, tokens: Any) -> Any:
-    """The length of the longest sequence, as the caller said it; for None the tokens of a tensor that there are."""
+    """Return the length of the longest sequence from the caller; for None the number of tokens of a tensor."""
     return tokens.shape[0] if said is None and isinstance(tokens, Tensor) and tokens.ndim else said
 
 
 @dataclass(eq=False, kw_only=True)
 class Arguments:
-    """What a direction takes, derived from the spec."""
+    """Arguments of a direction, derived from the spec."""
 
     spec: Spec
     kinds: Mapping[str, str]  # parameter -> type in the schema
-    fixed: Mapping[str, Any]  # parameters that are not among `params`, and their values
+    fixed: Mapping[str, Any]  # parameters that are not among `params`, with their values
     name: str  # in torch.ops, dualops.reference and dualops.cuda
     inputs: tuple[Input, ...]
     params: tuple[Param, ...]
@@ -43,12 +43,12 @@ class Arguments:
     backwards: bool = False
 
     def __post_init__(self) -> None:
-        # whatever torch.compile may meet in a first call is made here: it cannot follow a cached_property
+        # made here since torch.compile, which may trace a first call, can't follow a cached_property
         self.count = len(self.inputs)
         self.names = (*(wanted.name for wanted in self.inputs), *(param.name for param in self.params))
-        texts = enumerate(self.params, self.count)  # parameters that the schema has as text, and their places
+        texts = enumerate(self.params, self.count)  # parameters that the schema has as text, with their places
         self.texts = tuple((place, param) for place, param in texts if self.kinds[param.name] == "text")
-        # what makes of args and fixed values the parameters for `dualops.cuda`, in the spec's order
+        # turns args and fixed values into the parameters for `dualops.cuda`, in the spec's order
         self.fixed_values = tuple(self.fixed.values())
         places = {name: place for place, name in enumerate((*self.names, *self.fixed))}
         accepted = (*self.spec.params, *(self.spec.gradient_params if self.backwards else ()))
@@ -62,14 +62,14 @@ class Arguments:
         return f"{self.name}({', '.join(arguments)}) -> {'Tensor' if len(self.outputs) == 1 else f'({tensors})'}"
 
     def encode(self, args: tuple[Any, ...]) -> list[Any]:
-        """Arguments for the dispatcher."""
+        """Convert arguments for the dispatcher."""
         encoded = list(args)
         for place, param in self.texts:
             encoded[place] = as_text(param, args[place])
         return encoded
 
     def decode(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments as the dispatcher has them, as the caller gave them."""
+        """Convert the dispatcher's arguments back to the caller's."""
         left_out = self.params[len(args) - self.count :]
         decoded = [*args, *(param.default for param in left_out)]
         for place, _ in self.texts:
@@ -78,11 +78,13 @@ class Arguments:
         return tuple(decoded)
 
     def decoded(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method to be called by the dispatcher."""
+        """Wrap a method for a call by the dispatcher."""
         return lambda *args, **more: method(*self.decode(args), **more)
 
     def checked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of the schema's types. Raises the spec's error where torch has its own, or takes True for 1."""
+        """Return arguments of the schema's types. Raises the spec's error where torch would raise its own, or take True
+        for 1.
+        """
         for wanted, value in zip(self.inputs, args):
             if value is not None and not isinstance(value, Tensor):
                 raise TypeError(f"{self.name}: {wanted.name} is a {type(value).__name__}, expected a torch.Tensor")
@@ -96,12 +98,12 @@ class Arguments:
         return (*args[: self.count], *params)
 
     def split(self, args: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Inputs that are there, and all parameters, by name."""
+        """Split into the given inputs and all parameters, by name."""
         arrays = {name: value for name, value in zip(self.names, args[: self.count]) if value is not None}
         return arrays, {**self.fixed, **dict(zip(self.names[self.count :], args[self.count :], strict=True))}
 
     def metas(self, arrays: Mapping[str, Any]) -> dict[str, ArrayMeta]:
-        """What the spec needs to know. Sizes and strides stay symbolic where a tensor's are; there is no address."""
+        """Return the metadata for the spec. Symbolic sizes and strides stay symbolic; there is no address."""
         for name, array in arrays.items():
             if array.layout is not torch.strided:
                 raise TypeError(f"{self.name}: {name} has layout {array.layout}, expected {torch.strided}")
@@ -122,7 +124,7 @@ class Arguments:
         return self.binder(self.metas(arrays), {name: _settled(value) for name, value in params.items()})
 
     def refusal(self, args: tuple[Any, ...]) -> Exception | None:
-        """The spec's error, if the call is wrong. Under autocast dtypes may differ that must not else."""
+        """Return the spec's error for a wrong call, else None. Under autocast dtypes may be mixed."""
         try:
             if torch._C._is_any_autocast_enabled():
                 self.metas(self.split(args)[0])
@@ -133,39 +135,41 @@ class Arguments:
         return None
 
     def having(self, args: tuple[Any, ...]) -> list[bool]:
-        """Which results a right call has: parameters say so, and which inputs are there, so nothing is bound for it."""
+        """Return which results a valid call has, from the parameters and the given inputs, without binding."""
         problem = self.unbound(args)
         return [output.when(problem) for output in self.outputs]
 
     def unbound(self, args: tuple[Any, ...]) -> Problem:
-        """A right call's parameters, and which inputs are there."""
+        """Return a valid call's parameters, and which inputs are given."""
         arrays, params = self.split(args)
         return Problem(self.spec, "", {}, params, arrays)
 
 
 def _items(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """What takes the items in these places, as a tuple."""
+    """Return a function that takes the items in these places, as a tuple."""
     if len(places) > 1:
         return itemgetter(*places)
     return lambda items: tuple([items[place] for place in places])
 
 
 def _settled(value: Any) -> Any:
-    """A parameter that a compiled function leaves open, as it was seen, or 0: its value is checked when it runs."""
+    """Return the value with which torch.compile traced a symbolic parameter, or 0; the real value is checked at run
+    time.
+    """
     if not isinstance(value, torch.SymInt):
         return value
     return value.node.hint if value.node.has_hint() else 0
 
 
 def with_dense_rows(x: Tensor) -> Tensor:
-    """The tensor, or a copy of it if its last axis is not contiguous, which no operator along rows takes."""
+    """Return the tensor, or a copy if its last axis is not contiguous, which row operators require."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def as_numpy(tensor: Tensor) -> np.ndarray:
-    """The memory of a CPU tensor as an array that may be written; bfloat16 by way of its bits.
+    """Return the memory of a CPU tensor as a writable array; bfloat16 through its bits.
 
-    Through DLPack: `Tensor.numpy` would keep the tensor's storage from ever being resized, which FSDP does. Raises
+    It uses DLPack: `Tensor.numpy` would keep the tensor's storage from ever being resized, which FSDP does. Raises
     TypeError for a tensor whose memory does not hold its values.
     """
     if tensor.is_neg():

@@ -1,7 +1,7 @@
-"""How torch's autograd calls the backward operator: what forward keeps, and what becomes of the gradients.
+"""How torch's autograd calls the backward operator: what forward saves, and where the gradients go.
 
-What backward reads follows from a call's parameters and from which inputs are there. It is worked out once for each
-combination (`Kept`): every call of every training step comes through here.
+Backward's reads follow from a call's parameters and its given inputs. They are computed once for each combination
+(`Kept`), since every call of every training step comes here.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from . import recomputed
 if TYPE_CHECKING:
     from .interop import Direction
 
-MOST_KNOWN = 1000  # combinations of which an operator keeps what they mean, before it begins anew
+MOST_KNOWN = 1000  # most combinations that an operator remembers before it starts over
 
 
 class Kept(NamedTuple):
-    """What is known of right calls with the same parameters and inputs. Places count inputs, then results."""
+    """Facts about all valid calls with the same parameters and given inputs. Places count inputs, then results."""
 
     rule: Rule | Refusal
-    having: list[bool]  # which results there are
-    saved: Sequence[int | None] = ()  # place of each tensor that backward may read, None for one that it does not
-    differentiable: Sequence[int] = ()  # results that have a gradient
-    constant: Sequence[int] = ()  # results that have none
-    needed: Sequence[int] = ()  # results whose gradient backward needs also where they were not used
+    having: list[bool]  # which results exist
+    saved: Sequence[int | None] = ()  # place of each tensor that backward may read, None for one that it does not read
+    differentiable: Sequence[int] = ()  # results with a gradient
+    constant: Sequence[int] = ()  # results without one
+    needed: Sequence[int] = ()  # results whose gradient backward needs even if they were not used
 
     @property
     def lone(self) -> bool:
@@ -36,7 +36,7 @@ class Kept(NamedTuple):
 
 
 class Rule:
-    """What an operator with a gradient keeps, and gives, for inputs and parameters as a caller gives them."""
+    """What an operator with a gradient saves, and returns, for the caller's inputs and parameters."""
 
     def __init__(self, forward: Direction, backward: Direction):
         self.forward, self.backward, self.spec = forward, backward, forward.spec
@@ -45,27 +45,27 @@ class Rule:
         places = {wanted.name: place for place, wanted in enumerate(forward.inputs)}
         self.places = places | {output.name: self.count + i for i, output in enumerate(forward.outputs)}
         incoming = {f"d{output.name}": i for i, output in enumerate(forward.outputs)}
-        # what each input of backward is: the gradient of a result, or a saved tensor
+        # each input of backward: the gradient of a result, or a saved tensor
         self.sources = [
             (wanted, incoming.get(wanted.name), saved.index(wanted.name) if wanted.name in saved else None)
             for saved in [self.spec.saved]
             for wanted in backward.inputs
         ]
         self.optional = {result: wanted.optional for wanted, result, _ in self.sources if result is not None}
-        # of each input its gradient among backward's results
+        # for each input, the place of its gradient among backward's results
         derived = [output.name for output in backward.outputs]
         owners = [f"d{self.spec.gradient_shared.get(wanted.name, wanted.name)}" for wanted in forward.inputs]
         self.gradients = [derived.index(name) if name in derived else None for name in owners]
-        # what a parameter x_gradient says is whether the gradient of x is wanted
+        # a parameter x_gradient says whether the gradient of x is needed
         self.asked = [places[param.name.removesuffix("_gradient")] for param in self.spec.gradient_params]
         self.without = [place for place, gradient in enumerate(self.gradients) if gradient is None]
 
     def kept(self, args: tuple[Any, ...]) -> Kept:
-        """Of a right call."""
+        """Return the facts about a valid call."""
         try:
             key = (*[arg is None for arg in args[: self.count]], *args[self.count :])
             found = self.known.get(key)
-        except TypeError:  # a parameter that is no key
+        except TypeError:  # a parameter is not hashable
             return self._kept(args)
         if found is None:
             if len(self.known) >= MOST_KNOWN:
@@ -88,7 +88,7 @@ class Rule:
         return Kept(self, having, saved, differentiable, constant, [i for i in differentiable if not self.optional[i]])
 
     def keep(self, ctx: Any, args: tuple[Any, ...], results: tuple[Any, ...], kept: Kept, several: bool) -> None:
-        """What backward will need of a call. several: whether not all gradients may arrive."""
+        """Save what backward will need of a call. several: some gradients may be missing."""
         tensors = args[: self.count] + results
         saved = [None if place is None else tensors[place] for place in kept.saved]
         ctx.params = params = args[self.count :]
@@ -96,11 +96,11 @@ class Rule:
             saved.append(recomputed.mark(params, args[0]))
         ctx.save_for_backward(*saved)
         if several:
-            ctx.set_materialize_grads(False)  # backward need not read zeros for a result that was not used
+            ctx.set_materialize_grads(False)  # backward need not read zeros for unused results
             ctx.needed = {i: (results[i].shape, results[i].dtype, results[i].device) for i in kept.needed}
 
     def differentiate(self, ctx: Any, wants: Sequence[bool], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of those inputs that want one, of the gradients of results."""
+        """Return the gradients of the inputs that need one, from the gradients of the results."""
         for place in self.without:
             if wants[place]:
                 name = self.forward.inputs[place].name
@@ -117,13 +117,14 @@ class Rule:
             elif not having[result]:
                 arrays.append(None)
             elif (gradient := gradients[result]) is not None:
-                # that of a sum arrives with strides of 0, which no caller chose
+                # the gradient of a sum has strides of 0, which no caller chose
                 apart = wanted.contiguous_last and gradient.stride(-1) != 1
                 arrays.append(gradient.contiguous() if apart else gradient)
             elif wanted.optional:
                 arrays.append(None)
             else:
-                like = next(x for x in (*gradients, *saved) if x is not None)  # zeros of its kind: a DTensor, say
+                # zeros of the same kind, such as a DTensor
+                like = next(x for x in (*gradients, *saved) if x is not None)
                 shape, dtype, device = ctx.needed[result]
                 arrays.append(like.new_zeros(shape, dtype=dtype, device=device))
         found = self.backward(*arrays, *ctx.params, *[wants[place] for place in self.asked])
@@ -133,17 +134,18 @@ class Rule:
 
 
 class Refusal:
-    """In place of a Rule, of an operator that has no gradient."""
+    """Replaces a Rule for an operator without a gradient."""
 
     def __init__(self, forward: Direction):
         self.forward = forward
 
     def kept(self, args: tuple[Any, ...]) -> Kept:
         having = self.forward.having(args)
-        return Kept(self, having, differentiable=[i for i, has in enumerate(having) if has])  # or nobody would ask
+        # differentiable, or torch would not ask for a gradient
+        return Kept(self, having, differentiable=[i for i, has in enumerate(having) if has])
 
     def keep(self, ctx: Any, args: tuple[Any, ...], results: tuple[Any, ...], kept: Kept, several: bool) -> None:
-        """Nothing is needed for an error."""
+        """Save nothing, for an error."""
 
     def differentiate(self, ctx: Any, wants: Sequence[bool], gradients: Sequence[Tensor | None]) -> NoReturn:
         raise NotImplementedError(f"{self.forward.name}: its gradient is not implemented")

@@ -1,9 +1,9 @@
-"""What torch.compile must know of users' functions: a graph has them as texts, which are made when it is compiled.
+"""Users' functions under torch.compile: a graph has them as texts, which are made when it is compiled.
 
-Numbers and strings that a function reads from outside are compared at every call of the compiled one, and functions
-that it calls told apart, so that others compile again. (That 0.0 became -0.0 torch sees from 2.15 on.) Of anything else
-torch.compile sees where it lies, not whether it was changed there: arrays, and all that a function reads which was made
-inside the compiled one. That is looked at when the graph runs, and a change is an error.
+Numbers and strings that a function reads from outside become guards, and so do the identities of functions that it
+calls: other values compile again. (torch sees that 0.0 became -0.0 from 2.15 on.) Other values can't be guarded, since
+torch.compile sees only their identity. These are arrays, and everything that a function reads if it is made inside the
+compiled function. They are compared when the graph runs, and a change raises an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMPARED = (type(None), bool, int, float, str)
 
 
 def constant(function: Made) -> Made:
-    """Let torch.compile call a function when it compiles, and keep what it gives, in place of reading along.
+    """Have torch.compile call a function at compile time and keep its result, instead of tracing it.
 
     This is torch.compiler.assume_constant_result without its import of torch._dynamo, which takes a second.
     """
@@ -36,9 +36,9 @@ def constant(function: Made) -> Made:
 
 
 def past_compilation(function: Made) -> Made:
-    """The same function, at which a graph of torch.compile ends, and nothing in it is compiled.
+    """Return the function as a graph break: torch.compile compiles nothing in it.
 
-    This is torch.compiler.disable without its import of torch._dynamo, which is left to who compiles.
+    This is torch.compiler.disable without its import of torch._dynamo, which only compiling code needs.
     """
 
     @constant
@@ -53,11 +53,11 @@ def past_compilation(function: Made) -> Made:
     return call  # type: ignore[return-value]
 
 
-# --- while torch.compile reads along -----------------------------------------------------------------
+# --- while torch.compile traces -------------------------------------------------------------------------
 
 
 def depend_on(function: Any) -> bool:
-    """Have torch.compile compile again where the function reads other values. Whether it is one from outside."""
+    """Have torch.compile compile again if the function reads other values. Returns whether it was made outside."""
     if _identity(function) != _identity(function):
         return False
     compared, told_apart, held = _read_by(function)
@@ -73,7 +73,7 @@ def depend_on(function: Any) -> bool:
 
 
 def _at(function: Any, place: Place) -> Any:
-    """What a function reads there now; or the cell, or the default values, that hold it."""
+    """Return what a function reads at a place now; or the cell, or the defaults, that hold it."""
     value = function
     for kind, key in place:
         if kind == "cell":
@@ -97,19 +97,19 @@ def _at(function: Any, place: Place) -> Any:
     return value
 
 
-_last_seen: deque[Any] = deque(maxlen=2)  # so that two have two ids
+_last_seen: deque[Any] = deque(maxlen=2)  # two entries, so that consecutive ones have different ids
 
 
 @constant
 def _identity(function: Any) -> int:
-    """Another one each time for a function that was made inside: torch.compile makes it anew for each question."""
+    """Return a new identity at each call for a function made inside: torch.compile makes it again for each query."""
     _last_seen.append(function)
     return id(function)
 
 
 @constant
 def _read_by(function: Any) -> tuple[tuple[Value, ...], tuple[Place, ...], tuple[Place, ...]]:
-    """Numbers and strings with their places, the places of functions, and those of what holds anything else."""
+    """Return numbers and strings with their places, places of functions, and those of holders of anything else."""
     read = [*_leaves(function)]
     compared = tuple((place, value) for place, value in read if type(value) in COMPARED)
     told_apart = tuple(place for place, value in read if callable(value))
@@ -129,7 +129,7 @@ def _is_guarded(value: Any) -> bool:
 
 
 def _holder(place: Place) -> Place:
-    """The innermost cell or tuple of defaults on the way to a place. What is on no such way hangs on a module."""
+    """Return the innermost cell or tuple of defaults on the way to a place, if any; other values belong to modules."""
     for index in reversed(range(len(place))):
         kind, key = place[index]
         if kind in ("cell", "default", "keyword"):
@@ -137,22 +137,22 @@ def _holder(place: Place) -> Place:
     return ()
 
 
-# --- while a graph runs ------------------------------------------------------------------------------
+# --- while a graph runs --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Dependence:
-    """A value that a graph was compiled for, where it was found, and a copy of it."""
+    """A value that a graph was compiled for, its place, and a copy of it."""
 
     function: Any
     place: Place
     kept: Any
 
     def check(self) -> None:
-        """RuntimeError where there is another value now."""
+        """Raise RuntimeError if the value has changed."""
         try:
             same = is_same(_at(self.function, self.place), self.kept)
-        except (AttributeError, LookupError, TypeError, ValueError):  # or none
+        except (AttributeError, LookupError, TypeError, ValueError):  # or it no longer exists
             same = False
         if not same:
             raise RuntimeError(
@@ -162,14 +162,14 @@ class Dependence:
 
 
 def dependences(function: Any, from_outside: bool) -> Iterator[Dependence]:
-    """Those that `depend_on` could not make torch.compile see."""
+    """Yield the values that `depend_on` could not turn into guards."""
     for place, value in _leaves(function):
         if not (from_outside and _is_guarded(value)):
             yield Dependence(function, place, value)
 
 
 def _name(function: Any, place: Place) -> str:
-    """What the innermost function on the way to a place calls the variable."""
+    """Return the name of a place's variable in the innermost function."""
     named = max(index for index, (kind, _) in enumerate(place) if kind in ("cell", "global", "default", "keyword"))
     kind, key = place[named]
     if kind == "cell":

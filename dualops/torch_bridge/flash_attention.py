@@ -1,4 +1,4 @@
-"""Attention for torch tensors. What it is: `dualops.spec.flash_attention`; how it meets torch: `interop`."""
+"""Attention for torch tensors. Semantics: `dualops.spec.flash_attention`; integration with torch: `interop`."""
 
 from __future__ import annotations
 
@@ -92,43 +92,41 @@ def flash_attention(
     window (left, right): key j is seen from position - left to position + right; None is unbounded
     key_padding_mask [B, Sk] of bool: True keeps a key
     mask_mod: (b, h, i, j) -> whether query i sees key j
-    block_mask: what `block_mask(mask_mod, ...)` made of it, or the `lists` of one: tiles that nobody sees are skipped
+    block_mask: the result of `block_mask(mask_mod, ...)`, or its `lists`: hidden tiles are skipped
     sinks [H]: one more logit in the softmax, without a value
     dropout_p, seed: probabilities become 0 or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-15;
-        backward draws the same ones again
+        backward draws the same ones
 
     sinks and alibi_slopes are of q's dtype, or float32 (float64 for float64). seed is an integer of 64 bits or an int64
-    tensor without axes. One on the CPU is as good as an integer; one on q's device is read there by the kernel, so a
-    captured CUDA graph can be replayed with another. None draws one on q's device from torch's generator:
-    torch.manual_seed repeats it. So do compiled functions, with Inductor from a generator of its own unless its
+    tensor without axes. A tensor on the CPU acts as an integer. The kernel reads a tensor on q's device, so a captured
+    CUDA graph can be replayed with another seed. None draws a seed on q's device from torch's generator, and
+    torch.manual_seed repeats it. Compiled functions do the same; Inductor uses its own generator unless its
     fallback_random is set.
 
     Returns o [B, H, Sq, Dv] of q's dtype, its axes in memory in the order of q's; with return_lse also lse [B, H, Sq]
-    (float32, float64 for float64), the natural logarithm of the sum of exponentials. A query that sees no key gives
-    o = 0 and lse = -inf (or the sink); so does one whose scores are all -inf. A row with a score of NaN or +inf is NaN;
-    its gradient makes NaN of dk and dv of all keys that it sees, also where a score is -inf, and of none that a mask
-    hides. Gradients are deterministic; that of bias is computed only where it is wanted.
+    (float32, float64 for float64), the natural logarithm of the sum of exponentials. A query that sees no key, or only
+    scores of -inf, gives o = 0 and lse = -inf (or the sink). A row with a score of NaN or +inf is NaN. Its gradient
+    sets dk and dv to NaN for all keys that it sees, even if a score is -inf. Keys that a mask hides are not affected.
+    Gradients are deterministic; the bias gradient is computed only if needed.
     Under autocast q, k, v and bias take autocast's dtype; sinks and alibi_slopes keep theirs or become float32.
 
-    What score_mod and mask_mod read from outside counts as it is at this call, for its gradient too: variables,
-    globals, arrays, attributes of modules and objects, functions that they call. It becomes part of the kernel, so that
-    other values need another one. If torch.utils.checkpoint makes the call again when they have changed, backward
-    raises RuntimeError.
+    score_mod and mask_mod read values from outside at this call, for its gradient too: variables, globals, arrays,
+    attributes of modules and objects, and functions. The values become part of the kernel: other values need another
+    kernel. If they have changed when torch.utils.checkpoint repeats the call, backward raises RuntimeError.
 
     Works under torch.compile (fullgraph, dynamic B, H, Sq and Sk; a seed may change, other numbers compile again),
     torch.export and, outside torch.compile, torch.func.grad. score_mod and mask_mod do too: a graph has their name and
-    a digest, and finds them in this process when it runs. Where numbers and strings that they read or functions that
-    they call have changed, torch.compile compiles again. Where an array or a NumPy number has, it can't tell, and the
-    graph raises RuntimeError until that is what it was; torch 2.11 refuses those that are default values. A function
-    may be made inside the compiled one: what is around it must be constant to torch.compile, and a global that changes
-    is a RuntimeError. An exported program keeps the values that it was exported with, and needs a call with the same
-    functions before its first in another process.
+    a digest, and finds them in this process when it runs. If numbers or strings that they read, or functions that they
+    call, change, torch.compile compiles again. It can't see a change of an array or a NumPy number; the graph then
+    raises RuntimeError until the old value is back. torch 2.11 refuses arrays as default values. A function may be made
+    inside the compiled one: its enclosing variables must be constant to torch.compile, and a changed global raises
+    RuntimeError. An exported program keeps the values of its export. In another process, call the same functions once
+    before it.
 
-    CUDA tensors run on torch's current stream; CPU tensors go through the NumPy reference, which is there to be read
-    and compared with, not to be fast.
+    CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is not fast.
 
-    Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient or of
-    alibi_slopes, and where a device cannot do it.
+    Raises TypeError and ValueError for a wrong call. Raises NotImplementedError for vmap, for a gradient of the
+    gradient or of alibi_slopes, and for a call that the device can't serve.
 
     >>> import torch
     >>> q = k = torch.zeros(1, 1, 2, 4)
@@ -145,13 +143,14 @@ def flash_attention(
 
 
 def block_mask(mask_mod: Function, B: int | None, H: int | None, Sq: int, Sk: int, *, like: Tensor) -> BlockMask:
-    """Which tiles of 128 x 128 (query, key) a mask_mod hides, cuts and shows, for `flash_attention`.
+    """Build the block mask of a mask_mod for `flash_attention`: which tiles of 128 x 128 (query, key) it hides, cuts
+    and shows.
 
-    mask_mod: (b, h, i, j) -> whether query i sees key j. B, H: batches and heads that it tells apart; None or 1 where
-    it is the same for all of them, which are then asked about as number 0. Sq, Sk: queries and keys. like: a tensor
-    (q), on whose device the mask is wanted. Made once: a call with a function that does the same, the same sizes,
-    device and stream returns the same BlockMask, as long as somebody has it. Make it outside of torch.compile, where
-    `flash_attention` may use it: there it can't tell whether the function is the one that the mask was made of.
+    mask_mod: (b, h, i, j) -> whether query i sees key j. B, H: batches and heads that it distinguishes; None or 1 if
+    they are all alike, and it is then called with number 0. Sq, Sk: queries and keys. like: a tensor (q), whose device
+    gets the mask. Masks are reused: a call with an equal function and the same sizes, device and stream returns the
+    same BlockMask, as long as it is alive. Make it outside of torch.compile; `flash_attention` may use it inside,
+    without a check that its function is the one of the mask.
     Raises TypeError and ValueError for a wrong call.
     """
     if not isinstance(like, Tensor):
@@ -217,24 +216,24 @@ def flash_attention_varlen(
     k_lengths: Tensor | None = None,
     total_k_lengths: int | None = None,
 ) -> Any:
-    """`flash_attention` of B sequences whose tokens lie one after another, without padding.
+    """`flash_attention` of B sequences of different lengths, packed without padding.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]; cu_seqlens [B + 1] of int32 begin at 0 and
-    never fall; max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence
-    belong to none: there o is 0, lse -inf and every gradient 0. b, i and j of options count the sequences, and places
-    in a sequence. The other arguments are those of `flash_attention`, whose docstring holds here too.
+    cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]. cu_seqlens [B + 1] of int32 begin at 0 and
+    never fall. max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence
+    belong to none: their o is 0, their lse -inf and their gradients 0. In options b counts the sequences, and i and j
+    the tokens within a sequence. The other arguments are those of `flash_attention`, whose docstring applies here too.
 
     k_starts, k_lengths [B] of int32, in place of cu_seqlens_k: sequence b has the keys k_starts[b] to k_starts[b] +
-        k_lengths[b]. Ranges may overlap, repeat, leave gaps, be empty and come in any order: pieces of a document see
-        their part of k without a copy of it, and sequences share a prefix. max_seqlen_k is the longest length, or more
-    total_k_lengths: the sum of k_lengths, or more; B * max_seqlen_k if None. The gradient on a CUDA device takes so
-        many rows of Hkv * (D + Dv) numbers of q's dtype as memory for parts of dk and dv, which it adds in float32
+        k_lengths[b]. Ranges may overlap, repeat, leave gaps, be empty and come in any order. So pieces of a document
+        read their part of k without a copy, and sequences share a prefix. max_seqlen_k is the longest length, or more
+    total_k_lengths: the sum of k_lengths, or more; B * max_seqlen_k if None. The gradient on a CUDA device needs memory
+        for this many rows of Hkv * (D + Dv) numbers of q's dtype: the parts of dk and dv, which it adds in float32
 
     On a CUDA device the values of cu_seqlens, k_starts and k_lengths are not checked: that would wait for the device.
-    A max_seqlen of None is as many as there are tokens: the same result, maybe later.
+    A max_seqlen of None means the number of all tokens: the same result, maybe later.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q]. A compiled function is compiled once for all
-    lengths, max_seqlen among them.
+    lengths and values of max_seqlen.
     """
     score_mod, mask_mod = _at_call(score_mod, mask_mod)
     drawn = _seed(SPEC_VARLEN.name, q, dropout_p, seed)
@@ -245,9 +244,9 @@ def flash_attention_varlen(
 
 
 def _at_call(score_mod: Any, mask_mod: Any) -> tuple[Any, Any]:
-    """Both with the variables that they read as they are now, for forward and backward.
+    """Return both as UserFunctions with the current values of the variables that they read, for forward and backward.
 
-    torch.compile, which reads along, has a way of its own (`compiled`) and gets them as they came.
+    While torch.compile traces, both are returned unchanged: `compiled` handles them.
     """
     if (score_mod is None and mask_mod is None) or torch.compiler.is_dynamo_compiling():
         return score_mod, mask_mod
@@ -260,7 +259,7 @@ def _at_call(score_mod: Any, mask_mod: Any) -> tuple[Any, Any]:
 
 
 def _seed(op: str, q: Any, dropout_p: Any, seed: Any) -> Any:
-    """The seed as a tensor without axes, on the CPU for a number; None where there is no dropout and none was given."""
+    """Return the seed as a tensor without axes, on the CPU for a number; None without dropout and seed."""
     if isinstance(seed, Tensor):
         return seed
     if seed is None:
@@ -268,12 +267,12 @@ def _seed(op: str, q: Any, dropout_p: Any, seed: Any) -> Any:
             return None
         return torch.randint(2**63 - 1, (), dtype=torch.int64, device=q.device)
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
-        seed = number_meta(seed, op, "seed").pointer  # or the error
+        seed = number_meta(seed, op, "seed").pointer  # or raise the spec's error
     return torch.full((), seed, dtype=torch.int64, device="cpu")
 
 
 def _drops(dropout_p: Any) -> bool:
-    """Whether a seed is needed. Not for what is no probability: the spec's error follows."""
+    """Whether a seed is needed. False for an invalid probability, which raises the spec's error later."""
     if isinstance(dropout_p, float):
         return bool(dropout_p)
     try:
@@ -283,7 +282,7 @@ def _drops(dropout_p: Any) -> bool:
 
 
 def _wanted(op: str, results: tuple[Tensor, Tensor], return_lse: Any) -> Tensor | tuple[Tensor, Tensor]:
-    """Both results, or o."""
+    """Return both results, or o."""
     if not isinstance(return_lse, bool):
         raise TypeError(f"{op}: return_lse is {shown(return_lse)}, expected True or False")
     return results if return_lse else results[0]

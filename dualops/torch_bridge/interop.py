@@ -3,25 +3,26 @@
     _operator = register(SPEC, reference.softmax, reference.softmax_backward, autocast="float32")
     _operator(x, axis)
 
-makes `torch.ops.dualops.softmax` and `torch.ops.dualops.softmax_backward` and returns what the public function calls,
-with the spec's inputs (None for an optional one that is not there) and then its parameters, in the spec's order. The
+makes `torch.ops.dualops.softmax` and `torch.ops.dualops.softmax_backward`, and returns what the public function calls.
+Its arguments are the spec's inputs (None for a missing optional one) and then its parameters, in the spec's order. The
 rest follows from names:
 
   - one word names an operator in `dualops.reference`, which serves CPU tensors, and in `dualops.cuda`, which serves
     CUDA tensors and is imported when the first one arrives;
-  - the gradient of the input or result `x` is called `dx`; an optional `dx` is None where the result was not used;
-  - a parameter of backward alone, `x_gradient`, says whether the gradient of `x` is wanted;
-  - where a call does not have a result (`Output.when`), the dispatcher's operator has an empty tensor, what `register`
-    returns gives None, and autograd has no gradient.
+  - the gradient of the input or result `x` is called `dx`; an optional `dx` is None if the result was not used;
+  - a parameter of backward alone, `x_gradient`, says whether the gradient of `x` is needed;
+  - if a call does not have a result (`Output.when`), the dispatcher's operator returns an empty tensor, `register`'s
+    returns None, and autograd has no gradient.
 
-A call that torch's machinery has no interest in goes straight to the implementation, at a microsecond's cost or two.
-Plain autograd gets an autograd.Function of the old form, which costs torch the least; torch.func and forward-mode AD
-one of the new form; all else (compilation, modes, subclasses, autocast ...) goes through the dispatcher. Results are
-the same on each way, and so are the errors: those of `Spec.bind`, which the fakes call too, with symbolic sizes where a
-compiled function is dynamic.
+A call without autograd, modes or subclasses goes straight to the implementation, at the cost of a microsecond or two.
+Plain autograd uses an autograd.Function of the old form, which costs torch the least. torch.func and forward-mode AD
+use one of the new form. All else (compilation, modes, subclasses, autocast ...) goes through the dispatcher. Results
+are the same on each path, and so are the errors: those of `Spec.bind`. The fakes call it too, with symbolic sizes for
+dynamic compiled functions.
 
-`schema` has what the dispatcher knows of parameters, `ways` which way a call takes, `autograd` what forward keeps and
-how backward is called; `compiled` and `recomputed` see to it that users' functions read what they read in forward.
+`schema` describes parameters for the dispatcher, `ways` chooses the path of a call, `autograd` says what forward saves
+and how backward is called. `compiled` and `recomputed` make sure that users' functions read the same values as in
+forward.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from .arguments import Arguments, as_numpy
 from .schema import KINDS
 from .ways import autocasting, plain, transformed, watched
 
-# autograd.Function asks for the signature of forward at every call, which takes 16 microseconds to work out
+# autograd.Function needs the signature of forward at every call, which takes 16 microseconds to compute
 _SIGNATURE = Signature([Parameter("args", Parameter.VAR_POSITIONAL)])
-# Strides are part of what a kernel was found right for: the compiler must not choose other ones.
+# A kernel was chosen for these strides: the compiler must not choose other ones.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
@@ -59,20 +60,20 @@ def register(
     autocast: str | None = None,
     namespace: str = "dualops",
 ) -> Direction:
-    """Make the torch operators `namespace::<spec.name>` and, with `backward`, `namespace::<spec.name>_backward`.
+    """Register the torch operators `namespace::<spec.name>` and, with `backward`, `namespace::<spec.name>_backward`.
 
-    forward, backward: the functions of `dualops.reference`. Like those of `dualops.cuda` they are given the arrays that
-    are there, and all parameters, by name, and return one array, or a tuple of those outputs that the call has. Without
-    `backward` a gradient raises NotImplementedError.
-    kinds: the schema type of each parameter whose default does not tell it: "bool", "int", "SymInt" (compiled functions
-    may leave its value open), "float" or "str", with a question mark where None is allowed too, or "text" for all else:
-    tuples, functions, a mixture of strings and booleans.
-    fixed: parameters that are not the caller's to choose, and their values.
-    autocast: "float32" or "lower" (autocast's own dtype): what it makes of the data; None: nothing. Weights of another
-    dtype become float32; float64 stays, and so do statistics and all other inputs.
+    forward, backward: the functions of `dualops.reference`. Like those of `dualops.cuda` they take the given arrays and
+    all parameters, by name, and return one array, or a tuple of the outputs that the call has. Without `backward` a
+    gradient raises NotImplementedError.
+    kinds: the schema type of each parameter whose default does not determine it: "bool", "int", "SymInt" (compiled
+    functions may leave its value open), "float" or "str", with a question mark if None is allowed too, or "text" for
+    all else: tuples, functions, a mixture of strings and booleans.
+    fixed: parameters that the caller can't choose, and their values.
+    autocast: "float32" or "lower" (autocast's own dtype): the dtype of the data under autocast; None: unchanged.
+    Weights of another dtype become float32; float64, statistics and all other inputs are unchanged.
 
     Returns the forward operator, to be called with all inputs and parameters in order. Raises ValueError for a
-    parameter whose kind is not known, RuntimeError for a name that is registered already.
+    parameter of unknown kind, RuntimeError for a name that is registered already.
     """
     fixed = dict(fixed or {})
     types = {param.name: type(param.default).__name__ for param in (*spec.params, *spec.gradient_params)}
@@ -96,7 +97,7 @@ def register(
     back = None
     if backward is not None:
         if spec.backward_cost is None:
-            raise ValueError(f"{spec.name}: the spec has no backward_cost, expected one beside a backward function")
+            raise ValueError(f"{spec.name}: the spec has no backward_cost, expected one with a backward function")
         back = direction(
             name=f"{spec.name}_backward",
             inputs=spec.gradient_inputs,
@@ -114,7 +115,7 @@ def register(
 
 @dataclass(eq=False, kw_only=True)
 class Direction(Arguments):
-    """Forward or backward of an operator: what torch must know of it, derived from the spec."""
+    """An operator's forward or backward for torch, derived from the spec."""
 
     library: torch.library.Library
     cost: Cost
@@ -126,7 +127,7 @@ class Direction(Arguments):
         self.__signature__ = _SIGNATURE
 
     def __call__(self, *args: Any) -> Any:
-        """One tensor, or a tuple of all outputs, in which None may stand for one that the call does not have.
+        """Return one tensor, or a tuple of all outputs, with None for one that the call does not have.
 
         Raises the spec's error for a wrong call.
         """
@@ -142,20 +143,20 @@ class Direction(Arguments):
         try:
             return self.function.apply(*args) if transformed() else self.dispatch(*args)
         except Exception:
-            refusal = self.refusal(args)  # a wrong call gets the spec's words, whatever torch said
+            refusal = self.refusal(args)  # a wrong call raises the spec's error, not torch's
             if refusal is None:
                 raise
             raise refusal from None
 
     def dispatch(self, *args: Any) -> Any:
-        """The same, by way of torch's dispatcher."""
+        """Make the call through torch's dispatcher."""
         sharding.offer()
         return self.overload(*self.encode(args))
 
     # --- registration
 
     def define(self, backward: Direction | None) -> None:
-        """Tell torch all of it. Without `backward` the gradient is an error."""
+        """Register everything with torch. Without `backward` the gradient is an error."""
         self.backward = backward
         self.library.define(self.schema, tags=_TAGS)
         sharding.add(self)
@@ -176,7 +177,7 @@ class Direction(Arguments):
         register_flop_formula(self.overload.overloadpacket, get_raw=True)(self.decoded(self.flops))
         methods = {"setup_context": self.keep, "backward": self.differentiate, "vmap": partial(self.vmap, self)}
         self.function = _function(self.name, {"forward": self, **methods})
-        # past what torch.autograd.Function.apply does for torch.func, which is not at work there
+        # skips torch.func's work in torch.autograd.Function.apply, since torch.func is not active here
         recorded = _function(
             self.name, {"forward": self.compute_and_keep, "backward": self.differentiate_what_was_recorded}
         )
@@ -203,9 +204,9 @@ class Direction(Arguments):
     def compute(
         self, args: tuple[Any, ...], on_gpu: bool, before: Callable[[Any], None] | None = None
     ) -> tuple[Any, autograd.Kept]:
-        """Kernels for CUDA tensors, NumPy for CPU tensors; and what is known of such calls.
+        """Run kernels for CUDA tensors, NumPy for CPU tensors; return the results and the facts about such calls.
 
-        before: is told what a call comes to whose kernels are yet to be loaded, or built.
+        before: called with a call's problem, choice and device before its kernels are loaded or built.
         Results share no memory with the arguments. None stands for one that the call does not have.
         """
         if on_gpu:
@@ -228,12 +229,12 @@ class Direction(Arguments):
         return tuple(results), kept
 
     def build_gradient_ahead(self, forward: Any) -> None:
-        """Have other processes build what backward will call, while this one is at forward's kernels."""
+        """Have other processes build backward's kernels, while this one builds forward's."""
         if self.backward:
             import_module("dualops.cuda.offline").build_gradient_ahead(forward.problem, forward.device)
 
     def on_cpu(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """What the reference computes."""
+        """Run the reference."""
         arrays, params = self.split(args)
         results = self.allocate(args)
         computed = self.reference(**{name: as_numpy(array) for name, array in arrays.items()}, **params)
@@ -247,7 +248,7 @@ class Direction(Arguments):
         return self.packed(args, self.compute(args, on_gpu)[0])
 
     def fake(self, *args: Any) -> Any:
-        """Results without values, of the shapes, dtypes and strides that `run` gives."""
+        """Return results without values, with the shapes, dtypes and strides of `run`."""
         there = iter(self.allocate(args))
         results = [next(there) if has else None for has in self.having(args)]
         return self.packed(args, results[0] if len(results) == 1 else results)
@@ -256,18 +257,18 @@ class Direction(Arguments):
         return self.cost.flops(self.bind(args))
 
     def decoded(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method to be called by the dispatcher."""
+        """Wrap a method for a call by the dispatcher."""
         return lambda *args, **more: method(*self.decode(args), **more)
 
     def allocate(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """New tensors for the results that the call has. Raises the spec's error for a wrong call."""
+        """Allocate tensors for the results that the call has. Raises the spec's error for a wrong call."""
         return tuple(
             torch.empty_strided(meta.shape, meta.strides, dtype=getattr(torch, meta.dtype), device=meta.device)
             for meta in self.bind(args).outputs(self.outputs).values()
         )
 
     def packed(self, args: tuple[Any, ...], results: Any) -> Any:
-        """Results as the schema has them, an empty tensor in place of one that the call does not have."""
+        """Return results in the schema's form, with an empty tensor for one that the call does not have."""
         if isinstance(results, Tensor):
             return results
         like = next(array for array in args if array is not None)
@@ -276,21 +277,21 @@ class Direction(Arguments):
     # --- gradients
 
     def keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """What backward will need, where all results have been given to torch."""
+        """Save what backward needs, when torch has all results."""
         results = output if isinstance(output, tuple) else (output,)
         ctx.kept = kept = self.rule.kept(inputs)
         self.rule.keep(ctx, inputs, results, kept, len(results) > 1)
         ctx.mark_non_differentiable(*[results[i] for i in kept.constant])
 
     def differentiate(self, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of inputs and parameters, of which these have none."""
+        """Return the gradients of inputs and parameters; the parameters' are None."""
         wants = ctx.needs_input_grad
         found = self.rule.differentiate(ctx, wants[: self.count], gradients)
         return (*found, *[None] * (len(wants) - self.count))
 
     def record(self, args: tuple[Any, ...], on_gpu: bool) -> Any:
-        """A call of which autograd keeps a record. Each argument and result costs torch: it sees the tensors alone,
-        and those results that have a gradient.
+        """Make a call that autograd records. Each argument and result costs torch time, so it gets only the tensors,
+        and only the results with a gradient.
         """
         call: list[Any] = [args[self.count :], on_gpu]
         found = self.recorded(call, *args[: self.count])
@@ -304,7 +305,7 @@ class Direction(Arguments):
         return tuple(results)
 
     def compute_and_keep(self, ctx: Any, call: list[Any], *tensors: Any) -> Any:
-        """`compute`, and what backward needs of it; `call` gets what it gave."""
+        """`compute`, and save what backward needs; `call` receives the results."""
         params, on_gpu = call
         args = tensors + params
         results, kept = self.compute(args, on_gpu, self.build_gradient_ahead)
@@ -335,7 +336,7 @@ class Direction(Arguments):
         return kernel
 
     def cast(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments as autocast, where it is enabled, wants them."""
+        """Cast arguments by autocast's rule, if it is enabled."""
         for device in ("cuda", "cpu"):
             if self.autocast is not None and torch.is_autocast_enabled(device):
                 args = self.cast_on(device, args)
@@ -347,7 +348,7 @@ class Direction(Arguments):
         return (*inputs, *args[self.count :])
 
     def vmap(self, call: Callable[..., Any], info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        """Inputs of any shape: the mapped axis becomes the first, and a parameter `axis` moves on by one."""
+        """Accept inputs of any shape: the mapped axis becomes the first, and a parameter `axis` is shifted by one."""
         if any(wanted.axes is not None for wanted in self.inputs):
             raise NotImplementedError(f"{self.name}: vmap is not implemented; put the mapped axis into the arguments")
         arrays, params = self.split(args)
@@ -368,12 +369,12 @@ class Direction(Arguments):
 
 
 def _function(name: str, methods: Mapping[str, Callable[..., Any]]) -> Any:
-    """An autograd.Function."""
+    """Build an autograd.Function."""
     return type(name, (torch.autograd.Function,), {name: staticmethod(method) for name, method in methods.items()})
 
 
 def _cast(value: Any, wanted: Input, dtype: torch.dtype, device: str) -> Any:
-    """An input under autocast of `device`: floating tensors there unless they are float64."""
+    """Cast an input under autocast of `device`: its floating tensors except float64."""
     if wanted.role not in (Role.DATA, Role.WEIGHT) or not isinstance(value, Tensor) or value.device.type != device:
         return value
     if not value.is_floating_point() or value.dtype is torch.float64 or value.dtype is dtype:

@@ -1,4 +1,4 @@
-"""layer_norm for torch tensors. What it is: `dualops.spec.layer_norm`; how it meets torch: `interop`."""
+"""layer_norm for torch tensors. Semantics: `dualops.spec.layer_norm`; integration with torch: `interop`."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def layer_norm(
     Returns y of x's shape and dtype, its axes in memory in the order of x's; with a residual also summed = x + residual
     of x's dtype; with return_stats also mean and rstd [...], float32 (float64 for float64). y and summed are
     differentiable once, by x, residual, w and b; mean and rstd are not. Gradients are deterministic; those of w and b
-    are computed only where they are wanted. Arithmetic is float32 (float64 for float64); summed is rounded, then y. A
-    row with a NaN or an infinity is NaN and does not touch the others. Under autocast float16 and bfloat16 become
-    float32 first, and the results stay float32.
+    are computed only if needed. Arithmetic is float32 (float64 for float64); summed is rounded, then y. A row with a
+    NaN or an infinity is NaN and does not affect the others. Under autocast float16 and bfloat16 become float32 first,
+    and the results stay float32.
 
     Works under torch.compile (fullgraph, dynamic shapes; another eps compiles again), torch.export and, outside
-    torch.compile, torch.func.grad. CUDA tensors run on torch's current stream; CPU tensors go through the NumPy
-    reference, which is there to be read and compared with, not to be fast.
+    torch.compile, torch.func.grad. CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference,
+    which is not fast.
 
-    Raises ValueError for arrays that do not fit together, TypeError for dtypes other than those above,
-    NotImplementedError for vmap and for a gradient of the gradient.
+    Raises ValueError for incompatible arrays, TypeError for dtypes other than those above, NotImplementedError for vmap
+    and for a gradient of the gradient.
 
     >>> import torch
     >>> layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), b=torch.tensor([0.0, 10.0, 0.0]))

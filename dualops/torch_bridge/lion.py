@@ -1,7 +1,7 @@
-"""One step of Lion on torch tensors, in place. What it is: `dualops.spec.lion`; the optimizer: `optim.Lion`.
+"""One step of Lion on torch tensors, in place. Semantics: `dualops.spec.lion`; the optimizer: `optim.Lion`.
 
-The torch operator is `dualops::lion_`, which writes to its lists. A call that torch's machinery has no interest in goes
-straight to the implementation: for a thousand tensors that saves the dispatcher's conversion of lists.
+The torch operator is `dualops::lion_`, which writes to its lists. A call without modes or subclasses goes straight to
+the implementation: for a thousand tensors that saves the dispatcher's conversion of lists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def lion(
     weight_decay: float = 0.0,
     master: Tensors | None = None,
 ) -> None:
-    """One step of Lion: params, momenta and master, where there is one, are overwritten.
+    """One step of Lion: overwrites params, momenta and, if given, master.
 
         c = beta1 * m + (1 - beta1) * g
         p = p * (1 - lr * weight_decay) - lr * sign(c)
@@ -52,19 +52,19 @@ def lion(
 
     params: a tensor, or a list of tensors on one device: float64, float32, float16 or bfloat16, of any shape and
     strides. grads, momenta and master: the same number of them. grads: in the params' dtype or in float32; momenta: in
-    float32, float16 or bfloat16; master: the params in float32, which p is read from, while params get it rounded.
-    With float64 params all are float64. lr: a number or a tensor without axes; one on a CUDA device is read when the
-    kernel runs, so that a captured CUDA graph can be replayed with another value.
+    float32, float16 or bfloat16; master: the params in float32; p is read from it, and params get it rounded.
+    With float64 params all are float64. lr: a number or a tensor without axes; a tensor on a CUDA device is read when
+    the kernel runs, so a captured CUDA graph can be replayed with another value.
 
     All dense tensors of one combination of dtypes are one launch. Each operation is rounded by itself, in float32
-    (float64 for float64 params): CPU tensors, which go through the NumPy reference, come to the same bits. No gradient
-    is recorded, and tensors count as modified for autograd. Works under torch.compile and in CUDA graphs.
+    (float64 for float64 params): CPU tensors use the NumPy reference, with the same bits. No gradient is recorded, and
+    tensors count as modified for autograd. Works under torch.compile and in CUDA graphs.
 
-    Of DTensors each process steps its own shards, where they lie. Those of one parameter must be sharded alike; a
-    gradient that is not, or that is a Partial sum, gets the parameter's placements first.
+    Each process steps its own shards of DTensors in place. The DTensors of one parameter must be sharded alike. A
+    gradient with other placements, or a Partial sum, is redistributed to the parameter's first.
 
-    Raises ValueError for lists, shapes, devices or placements that do not fit together and for values out of their
-    range, TypeError for anything but tensors of these dtypes.
+    Raises ValueError for incompatible lists, shapes, devices or placements and for values out of range, TypeError for
+    anything but tensors of these dtypes.
 
     >>> import torch
     >>> p, m = torch.ones(3), torch.zeros(3)
@@ -97,7 +97,7 @@ def _plain(lists: dict[str, Any]) -> bool:
 
 
 def _checked(lists: dict[str, Any], lr: Any, betas: Any) -> tuple[float, float]:
-    """The betas. Raises TypeError for what is no tensor and no number, before torch does in words of its own."""
+    """Return the betas. Raises TypeError for anything but tensors and numbers, before torch raises its own error."""
     for name, each in lists.items():
         if not isinstance(each, (list, tuple)):
             raise TypeError(f"lion: {name} is a {type(each).__name__}, expected a tensor or a list of tensors")
@@ -120,7 +120,7 @@ def _run(
     beta2: float,
     weight_decay: float,
 ) -> None:
-    """CUDA tensors through `dualops.cuda`, CPU tensors through the reference."""
+    """Run the kernels of `dualops.cuda` for CUDA tensors, the reference for CPU tensors."""
     lists = {"params": params, "grads": grads, "momenta": momenta} | ({"master": master} if master else {})
     options = {"betas": (beta1, beta2), "weight_decay": weight_decay}
     rate = lr if lr_array is None else lr_array
@@ -136,7 +136,7 @@ def _run(
     changed = [*params, *momenta, *master]
     try:
         torch.autograd.graph.increment_version(changed)
-    except RuntimeError:  # tensors made under inference_mode do not count
+    except RuntimeError:  # tensors made under inference_mode have no version
         torch.autograd.graph.increment_version([x for x in changed if not x.is_inference()])
 
 
@@ -151,7 +151,7 @@ def _check(
     beta2: float,
     weight_decay: float,
 ) -> None:
-    """Raise the spec's error for a wrong call; of tensors that have addresses, also for such as share memory."""
+    """Raise the spec's error for a wrong call; for tensors with addresses, also if they share memory."""
     lists = {"params": params, "grads": grads, "momenta": momenta} | ({"master": master} if master else {})
     check_lengths(SPEC.name, lists)
     metas = {name: [_meta(tensor, f"{name}[{i}]") for i, tensor in enumerate(each)] for name, each in lists.items()}

@@ -1,7 +1,7 @@
-"""Modules in the place of torch's own: the same constructor, parameters and state, and dualops' operators.
+"""Modules that replace torch's own: the same constructor, parameters and state, with dualops' operators.
 
-They train under FSDP1, FSDP2 and tensor parallelism. torch's SequenceParallel passes on the first argument alone, and
-what has a name: there a residual is given by its name.
+They train under FSDP1, FSDP2 and tensor parallelism. torch's SequenceParallel passes on only the first argument and
+keyword arguments: with it, pass a residual by name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .rms_norm import rms_norm
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """`torch.nn.RMSNorm` with `rms_norm`, and with a residual.
+    """`torch.nn.RMSNorm` computed by `rms_norm`, with an optional residual.
 
     forward(x, residual=None) normalises x + residual over the last axes, whose shape is `normalized_shape`, and returns
-    y, or (y, x + residual). The weight may be wider than x: float32 beside bfloat16. eps of None is that of float32
-    (of float64 for float64), as torch has it. Tensors may have any strides: what the operator cannot read where it lies
-    is copied, as torch's module does.
+    y, or (y, x + residual). The weight may be wider than x: float32 with bfloat16. The default eps is that of float32
+    (of float64 for float64), as in torch. Tensors may have any strides: those that the operator can't read in place are
+    copied, as torch's module does.
 
-    Raises ValueError for an x of another shape, and what `rms_norm` raises.
+    Raises ValueError for an x of another shape, and the errors of `rms_norm`.
     """
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -37,13 +37,13 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """`torch.nn.LayerNorm` with `layer_norm`, and with a residual.
+    """`torch.nn.LayerNorm` computed by `layer_norm`, with an optional residual.
 
     forward(x, residual=None) normalises x + residual over the last axes, whose shape is `normalized_shape`, and returns
-    y, or (y, x + residual). Weight and bias may be wider than x: float32 beside bfloat16. Tensors may have any strides:
-    what the operator cannot read where it lies is copied, as torch's module does.
+    y, or (y, x + residual). Weight and bias may be wider than x: float32 with bfloat16. Tensors may have any strides:
+    those that the operator can't read in place are copied, as torch's module does.
 
-    Raises ValueError for an x of another shape, and what `layer_norm` raises.
+    Raises ValueError for an x of another shape, and the errors of `layer_norm`.
     """
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -53,7 +53,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 def flat(module: RMSNorm | LayerNorm, x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
-    """The tensors with their normalised axes as one, contiguous axis. Raises ValueError where x has others."""
+    """Return the tensors with their normalised axes as one contiguous axis. Raises ValueError if x has other sizes."""
     axes = tuple(module.normalized_shape)
     if tuple(x.shape[-len(axes) :]) != axes:
         expected = ", ".join(map(str, axes))
@@ -66,7 +66,7 @@ def flat(module: RMSNorm | LayerNorm, x: Tensor, *others: Tensor | None) -> list
 
 
 def shaped(results: Tensor | tuple[Tensor, Tensor], x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-    """The results with x's axes. FSDP2 warns of a module that returns views: there is none where x has those axes."""
+    """Return the results with x's axes. FSDP2 warns of modules that return views, so none is made if the axes match."""
     if isinstance(results, tuple):
         y, summed = results
         return _with_axes_of(x, y), _with_axes_of(x, summed)

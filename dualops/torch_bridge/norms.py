@@ -1,4 +1,4 @@
-"""What the bridges of rms_norm and layer_norm share: the results that a caller asked for."""
+"""Shared by the bridges of rms_norm and layer_norm: the results that a caller asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..spec.domains import shown
 
 
 def wanted(op: str, results: tuple[Tensor, ...], residual: Tensor | None, request: str, asked: Any) -> Any:
-    """y alone, or a tuple of y, summed if there is a residual, and statistics if the parameter `request` asks for them.
+    """Return y alone, or a tuple of y, summed with a residual, and statistics if the parameter `request` is set.
 
     results: y, summed (empty without a residual), statistics. Raises TypeError unless `asked` is a bool.
     """

@@ -1,4 +1,4 @@
-"""Optimizers in torch's form: `Lion`, on the operator of the same name."""
+"""Optimizers in torch's form: `Lion`, which uses the operator of that name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {
     "momentum_dtype": None,
     "master_weights": False,
 }
-# of those that are truth values
+# the boolean ones
 FLAGS: dict[str, Callable[[Any], Any]] = {
     "foreach": optional(boolean),
     "maximize": boolean,
@@ -45,26 +45,28 @@ class Lion(Optimizer):
         m = beta2 * m + (1 - beta2) * g
 
     All dense parameters of a group that share their dtypes are one launch. The arithmetic is float32 (float64 for
-    float64 parameters), and bit for bit that of `dualops.reference.lion`; CPU parameters go through it.
+    float64 parameters), bit for bit that of `dualops.reference.lion`, which CPU parameters use.
 
-    params: parameters, (name, parameter) pairs, or groups of them with options of their own; a group may be empty.
-    lr: a number, or a tensor without axes; one on a GPU is read when the kernel runs. betas, weight_decay: see above.
-    foreach, fused: as torch's optimizers have them, None, True or False, but not both True. There they choose an
-    implementation; here there is one, so that they change nothing, and a tensor as lr goes with either. GradScaler
-    unscales the gradients before the step, with fused=True too.
+    params: parameters, (name, parameter) pairs, or groups of them with their own options; a group may be empty.
+    lr: a number, or a tensor without axes; a tensor on a GPU is read when the kernel runs. betas, weight_decay: see
+    above.
+    foreach, fused: torch's options, None, True or False, but not both True. They change nothing, since there is only
+    one implementation; both accept a tensor as lr. GradScaler unscales the gradients before the step, with fused=True
+    too.
     maximize: step towards larger values.
-    capturable: keep lr as a tensor beside the group's first parameter, so that a CUDA graph of `step` can be replayed
-    with another lr: a scheduler of torch.optim.lr_scheduler writes to it in place. Call `step` once before the capture.
-    momentum_dtype: of the momenta, the parameters' own if None; for any but float64 parameters float32, float16 or
-    bfloat16.
-    master_weights: keep float32 copies of the parameters, which are stepped and then rounded to the parameters.
+    capturable: keep lr as a tensor on the device of the group's first parameter, so that a CUDA graph of `step` can be
+    replayed with another lr: a scheduler of torch.optim.lr_scheduler writes to it in place. Call `step` once before the
+    capture.
+    momentum_dtype: of the momenta; None: the parameters' dtype. float32, float16 or bfloat16, except for float64
+    parameters.
+    master_weights: keep float32 copies of the parameters; a step updates these and rounds them to the parameters.
 
     Parameters may be DTensors, as fully_shard (FSDP2) and parallelize_module make them: each process steps its shards
-    where they lie, to the bits that one process comes to with the same gradients. The state of a DTensor is sharded as
-    it is, so that torch.distributed.checkpoint saves and loads it.
+    in place, with the same bits as one process with the same gradients. The state is sharded as its DTensor, so
+    torch.distributed.checkpoint saves and loads it.
 
-    State: `exp_avg`, the momentum, as lion-pytorch has it, so that state dicts load both ways; with master_weights also
-    `master`. Options that a loaded state dict does not have stay as they are.
+    State: `exp_avg`, the momentum, with lion-pytorch's name, so that state dicts load both ways; with master_weights
+    also `master`. Options that a loaded state dict lacks are unchanged.
     """
 
     def __init__(
@@ -107,11 +109,11 @@ class Lion(Optimizer):
         theirs, mine = state_dict["param_groups"], self.param_groups
         merged = [{**{name: own[name] for name in OPTIONS}, **group} for group, own in zip(theirs, mine)] + theirs[
             len(mine) :
-        ]  # torch says what is wrong with a different number of groups
+        ]  # torch describes a different number of groups
         super().load_state_dict({**state_dict, "param_groups": merged})
         for group in self.param_groups:
             _settle(group)
-        # torch has made everything of the parameters' dtype
+        # torch has cast everything to the parameters' dtype
         numbers = [number for group in theirs for number in group["params"]]
         params = [(param, group) for group in self.param_groups for param in group["params"]]
         for number, (param, group) in zip(numbers, params, strict=True):
@@ -122,7 +124,7 @@ class Lion(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step for every parameter that has a gradient. Returns what `closure` does, which is called first."""
+        """Step every parameter that has a gradient. Returns the result of `closure`, which is called first."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -139,7 +141,7 @@ class Lion(Optimizer):
         return loss
 
     def _lists(self, group: dict[str, Any]) -> dict[torch.device, dict[str, list[Tensor]]]:
-        """What a step of a group is about, by device; state is made for parameters that have none."""
+        """Return the tensors of a group's step, by device; parameters without state get one."""
         found: dict[torch.device, dict[str, list[Tensor]]] = {}
         has_master = group["master_weights"]
         for param in group["params"]:
@@ -166,7 +168,7 @@ class Lion(Optimizer):
 
 
 def _settle(group: dict[str, Any]) -> None:
-    """Check a group's flags and lr, and make lr a tensor beside the parameters where it is to be read there."""
+    """Check a group's flags and lr, and make lr a tensor on the parameters' device if it must be read there."""
     for name, domain in FLAGS.items():
         try:
             group[name] = domain(group[name])
@@ -186,5 +188,5 @@ def _settle(group: dict[str, Any]) -> None:
 
 
 def _wide(param: Tensor) -> torch.dtype:
-    """The dtype that a parameter's arithmetic is in."""
+    """Return the dtype of a parameter's arithmetic."""
     return torch.float64 if param.dtype is torch.float64 else torch.float32

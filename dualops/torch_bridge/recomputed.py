@@ -1,13 +1,14 @@
-"""Calls that torch.utils.checkpoint makes again in backward: with the same functions as before, or an error.
+"""Calls that torch.utils.checkpoint repeats in backward: with the same functions as before, or an error.
 
-What a user's function reads from outside may have changed by then. A gradient would be that of neither function: what
-is saved comes from the second call, the incoming gradients from what the first one gave. So the first call leaves word
-of its functions, in two places:
+Variables that a user's function reads may have changed by then. The gradient would then match neither function: the
+saved tensors come from the second call, the incoming gradients from the first. So the first call records its functions
+in two places:
 
-  - among the tensors that it saves, as their digests. The second call saves its own in their place, and backward, which
-    knows the functions of the first, reads those. A compiled call has no such tensor, one with reentry saves none;
-  - on the checkpointed region: the node of the torch.autograd.Function up the stack, which makes the second call in its
-    backward; without reentry what the hooks know by which it saves nothing and makes the call again.
+  - among its saved tensors, as their digests. The second call saves its own digests in their place. Backward knows the
+    functions of the first call and compares. A compiled call has no such tensor, one with reentry saves none;
+  - on the checkpointed region. With reentry this is the node of the torch.autograd.Function up the stack, which repeats
+    the call in its backward. Without reentry it is the state of the hooks that drop the saved tensors and repeat the
+    call.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from ..spec.attention.frozen import content
 from .ways import plain, transformed
 
 _C: Any = torch._C
-NOTE = "dualops_functions"  # an attribute of a region
+NOTE = "dualops_functions"  # attribute name on a region
 REENTRANT = checkpoint.CheckpointFunction.forward.__code__
 Frame: Any = getattr(checkpoint, "_CheckpointFrame", ())  # a region without reentry
 
 
 def note(user: UserFunction) -> None:
-    """To be called wherever a function is about to be used. RuntimeError where the first call did not use it."""
+    """Record a function before its use. Raises RuntimeError if a repeated call uses another one than the first call."""
     for region, again in _regions():
         noted = getattr(region, NOTE, None)
         if not again:
@@ -44,7 +45,7 @@ def note(user: UserFunction) -> None:
 
 
 def _regions() -> Iterator[tuple[Any, bool]]:
-    """The checkpointed regions that this is in, and whether their calls are being made again."""
+    """Yield the checkpointed regions around this call, and whether they are being repeated."""
     if _C._current_graph_task_id() != -1:
         yield _C._current_autograd_node(), True
     for hook in (_C._autograd._top_saved_tensors_default_hooks(True) or ())[:1]:
@@ -62,16 +63,17 @@ def _regions() -> Iterator[tuple[Any, bool]]:
 
 
 def mark(params: Sequence[Any], like: Any) -> Tensor | None:
-    """What a call with these parameters saves beside its other tensors, of which `like` is one; None without functions.
+    """Return the mark that a call with these parameters saves with its other tensors (`like` is one); None without
+    functions.
 
-    What is traced or transformed has its functions for good, and needs none.
+    A traced or transformed call keeps its functions, and needs no mark.
     """
     digests = _digests(params)
     return None if not digests or plain((like,)) is None or transformed() else _tensor_of(digests)
 
 
 def check(params: Sequence[Any], found: Tensor | None) -> None:
-    """RuntimeError where the mark that backward gets is not that of the call which it belongs to."""
+    """Raise RuntimeError if backward's mark differs from that of its own call."""
     if found is not None and found.tolist() != _words(_digests(params)):
         raise _changed(["others"], [param for param in params if isinstance(param, UserFunction)])
 
@@ -81,7 +83,7 @@ def _digests(params: Sequence[Any]) -> str:
 
 
 def _words(digests: str) -> list[int]:
-    """In words of 48 bits."""
+    """Split into words of 48 bits."""
     return [int(digests[place : place + 12], 16) for place in range(0, len(digests), 12)]
 
 

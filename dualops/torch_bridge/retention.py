@@ -1,4 +1,4 @@
-"""Retention for torch tensors. What it is: `dualops.spec.retention`; how it meets torch: `interop`."""
+"""Retention for torch tensors. Semantics: `dualops.spec.retention`; integration with torch: `interop`."""
 
 from __future__ import annotations
 
@@ -57,38 +57,38 @@ def retention(
 
     gamma [H]: the decay of each head, above 0 and at most 1; float32 (float64 for float64); 1 - 2^(-5 - h) if None
     log_decay [B, H, S]: in place of gamma, the natural logarithm of the decay of each head and step, finite and at most
-        0; dtype as gamma. gamma^(i - j) is then the product of the decays of the steps after j, up to i; Sq is Sk
+        0; gamma's dtype. gamma^(i - j) is then the product of the decays of the steps after j, up to i; Sq is Sk
     scale: of q @ k.T, 1 / sqrt(D) if None
     form: "chunk", in time and memory linear in the length; "recurrent", from token to token, for decoding; "parallel",
-        all pairs at once. Their results are the same. Sq is Sk but in the parallel form, where i - j is
-        i + Sk - Sq - j
-    normalize: None: n = 1; "signed": n_i = max(1, |sum_j s_ij|); "abs", in the parallel form alone:
-        n_i = max(1, sum_j |s_ij|), through which no gradient goes
-    mask [H, Sq, Sk]: in place of the decay, for all j; the parallel form alone; q's dtype, or that of gamma
-    initial_state [B, H, D, Dv]: the state that an earlier call returned; dtype as gamma. With "signed" also
+        all pairs at once. Their results are the same. Sq is Sk except in the parallel form, where i - j is i + Sk - Sq
+        - j
+    normalize: None: n = 1; "signed": n_i = max(1, |sum_j s_ij|); "abs", only in the parallel form: n_i =
+        max(1, sum_j |s_ij|), which has no gradient
+    mask [H, Sq, Sk]: in place of the decay, for all j; only in the parallel form; q's dtype or gamma's initial_state
+    [B, H, D, Dv]: the state that an earlier call returned; gamma's dtype. With "signed" also
         initial_norm [B, H, D], that call's state_norm
 
     Returns o [B, H, Sq, Dv] of q's dtype, its axes in memory in the order of q's; with return_state (o, state), and
-    with "signed" (o, state, state_norm): two calls, of which the second is given the state of the first, give what one
-    call of all tokens gives. Gradients are deterministic. Under autocast q, k and v take autocast's dtype; gamma,
-    log_decay and states keep theirs, a mask becomes float32.
+    with "signed" (o, state, state_norm): a second call with the state of the first gives the same as one call of all
+    tokens. Gradients are deterministic. Under autocast q, k and v take autocast's dtype; gamma, log_decay and states
+    keep their dtypes, a mask becomes float32.
 
     Works under torch.compile (fullgraph, dynamic B, H, Sq and Sk), torch.export and, outside torch.compile,
-    torch.func.grad. CUDA tensors run on torch's current stream; CPU tensors go through the NumPy reference, which is
-    there to be read and compared with, not to be fast. Values of gamma and log_decay are checked on the CPU alone.
+    torch.func.grad. CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is not fast.
+    Values of gamma and log_decay are only checked on the CPU.
 
-    With its decays, this operator is also, for C and B of [B, S, D] that all heads share:
+    With its decays, this operator also computes the following; C and B of [B, S, D] are shared by all heads:
 
         lightning attention-2    retention(q, k, v, gamma=torch.exp(-slopes), scale=1.0)               slopes [H]
         simple GLA               retention(q, k, v, log_decay=log_gates)                               [B, H, S]
         SSD of Mamba-2           retention(C, B, dtx, log_decay=dt * A, scale=1.0)                     dt [B, H, S]
 
-    where C and B are C[:, None].expand(-1, H, -1, -1), which takes no memory, and dtx is
-    (dt[..., None] * x).to(x.dtype); dt is positive and A [H, 1] negative. Beside q of 16 bits slopes, log_gates, dt and
-    A are float32.
+    where C and B are C[:, None].expand(-1, H, -1, -1), which needs no memory, and dtx is
+    (dt[..., None] * x).to(x.dtype); dt is positive and A [H, 1] negative. If q has 16 bits, slopes, log_gates, dt and A
+    are float32.
 
-    Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient, of
-    gamma or of mask, and where a device cannot do it.
+    Raises TypeError and ValueError for a wrong call. Raises NotImplementedError for vmap, for a gradient of the
+    gradient, of gamma or of mask, and for a call that the device can't serve.
 
     >>> import torch
     >>> q = k = torch.ones(1, 1, 3, 1)
@@ -117,18 +117,18 @@ def retention_varlen(
     initial_norm: Tensor | None = None,
     return_state: bool = False,
 ) -> Any:
-    """`retention` in its chunk form, of B sequences whose tokens lie one after another, without padding.
+    """`retention` in its chunk form, of B sequences of different lengths, packed without padding.
 
-    q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens [B + 1]
+    q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]. cu_seqlens [B + 1]
     of int32 begin at 0 and never fall; max_seqlen is the length of the longest, or more. Tokens behind the last
-    sequence belong to none: there o is 0, and every gradient. On a CUDA device the values of cu_seqlens are not
-    checked: that would wait for the device. normalize: None or "signed". Each sequence
-    has a state of its own: initial_state [B, H, D, Dv], initial_norm [B, H, D]. log_decay is [total, H]. The other
-    arguments are those of `retention`, whose docstring holds here too.
+    sequence belong to none: their o and their gradients are 0. On a CUDA device the values of cu_seqlens are not
+    checked: that would wait for the device. normalize: None or "signed". Each sequence has its own state: initial_state
+    [B, H, D, Dv], initial_norm [B, H, D]. log_decay is [total, H]. The other arguments are those of `retention`, whose
+    docstring applies here too.
 
-    A max_seqlen of None is as many as there are tokens: the same result, maybe later.
+    A max_seqlen of None means the number of all tokens: the same result, maybe later.
     Returns o [total, H, Dv]; with return_state (o, state), and with "signed" (o, state, state_norm). A compiled
-    function is compiled once for all lengths, max_seqlen among them.
+    function is compiled once for all lengths and values of max_seqlen.
     """
     arrays = (q, k, v, cu_seqlens, gamma, log_decay, initial_state, initial_norm)
     results = _operator_varlen(*arrays, longest_or_all(max_seqlen, q), scale, normalize, return_state)
@@ -136,7 +136,7 @@ def retention_varlen(
 
 
 def _wanted(op: str, results: tuple[Tensor, ...], normalize: Any, return_state: Any) -> Any:
-    """o, or o and the state with whatever norm it has."""
+    """Return o, or o and the state with its norm if there is one."""
     o, state, state_norm, _ = results
     if not isinstance(return_state, bool):
         raise TypeError(f"{op}: return_state is {shown(return_state)}, expected True or False")

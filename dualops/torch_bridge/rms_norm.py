@@ -1,4 +1,4 @@
-"""rms_norm for torch tensors. What it is: `dualops.spec.rms_norm`; how it meets torch: `interop`."""
+"""rms_norm for torch tensors. Semantics: `dualops.spec.rms_norm`; integration with torch: `interop`."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ def rms_norm(
 
     x [..., N] of float64, float32, float16 or bfloat16 on a CUDA device or the CPU, any strides with a contiguous last
     axis; residual of its shape and dtype, None for 0. w [N] of x's dtype or float32 (float64 for float64); None is 1,
-    and has no offset. eps: 0 or more. offset: added to w, 1 where w is kept as its difference from 1.
+    without offset. eps: 0 or more. offset: added to w; 1 if w is stored as its difference from 1.
 
     Returns y of x's shape and dtype, its axes in memory in the order of x's; with a residual also summed = x + residual
     of x's dtype; with return_rstd also rstd [...], float32 (float64 for float64). y and summed are differentiable once,
-    by x, residual and w; rstd is not. Gradients are deterministic; that of w is computed only where it is wanted.
-    Arithmetic is float32 (float64 for float64); summed is rounded, then y. A row with a NaN or an infinity does not
-    touch the others. Under autocast float16 and bfloat16 become float32 first, and the results stay float32.
+    by x, residual and w; rstd is not. Gradients are deterministic; that of w is computed only if needed. Arithmetic is
+    float32 (float64 for float64); summed is rounded, then y. A row with a NaN or an infinity does not affect the
+    others. Under autocast float16 and bfloat16 become float32 first, and the results stay float32.
 
     Works under torch.compile (fullgraph, dynamic shapes; another eps or offset compiles again), torch.export and,
-    outside torch.compile, torch.func.grad. CUDA tensors run on torch's current stream; CPU tensors go through the NumPy
-    reference, which is there to be read and compared with, not to be fast.
+    outside torch.compile, torch.func.grad. CUDA tensors run on torch's current stream. CPU tensors use the NumPy
+    reference, which is not fast.
 
-    Raises ValueError for arrays that do not fit together and for an offset without w, TypeError for dtypes other than
-    those above, NotImplementedError for vmap and for a gradient of the gradient.
+    Raises ValueError for incompatible arrays and for an offset without w, and TypeError for dtypes other than those
+    above. Raises NotImplementedError for vmap and for a gradient of the gradient.
 
     >>> import torch
     >>> rms_norm(torch.tensor([[3.0, -4.0], [0.5, 0.5]]), torch.tensor([0.0, 1.0]), offset=1.0)

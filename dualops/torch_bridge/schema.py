@@ -1,9 +1,9 @@
-"""How parameters look to torch's dispatcher, whose schemas have types for numbers, booleans and strings alone.
+"""Parameters in torch's dispatcher, whose schemas have types only for numbers, booleans and strings.
 
-A parameter of kind "text" may be anything else: it travels as the text of its normal form. A literal (None, True, a
-word in quotes, a tuple of numbers) is read again from its text, in any process; what is no literal, as a user's
-function, is remembered in this process under its repr, which must tell it from all others. A graph may have a number
-behind that, where it must ask whether what the function reads is as it was when the graph was made (`compiled`).
+A parameter of kind "text" may be anything else: it is passed as the text of its normal form. A literal (None, True, a
+quoted string, a tuple of numbers) is parsed from its text, in any process. Other values, such as a user's function, are
+remembered in this process under their repr, which must be unique. In a graph a number may follow the repr. The graph
+then checks at run time whether the values that the function reads are those of the compilation (`compiled`).
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from .recomputed import note
 KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "int": (int,),
-    "SymInt": (int, torch.SymInt),  # an integer that a compiled function may leave open, as it does sizes
+    "SymInt": (int, torch.SymInt),  # an integer that a compiled function may leave open, as sizes
     "float": (float, int),
     "str": (str,),
     "text": (object,),
 }
 MOST_RECENT = 256
 MARK = "@"  # between a function's text and such a number
-_KNOWN: dict[str, Any] = {}  # values by their texts, which are in graphs
-_RECENT: OrderedDict[str, Any] = OrderedDict()  # those that no graph has, as far as is known
-_DEPENDENCES: dict[str, list[Dependence]] = {}  # what must not change, by the texts that graphs have
+_KNOWN: dict[str, Any] = {}  # values of texts in graphs
+_RECENT: OrderedDict[str, Any] = OrderedDict()  # values of texts that no known graph has
+_DEPENDENCES: dict[str, list[Dependence]] = {}  # values that must not change, by the texts in graphs
 _numbers = count()
 
 
 def fits(kind: str, value: Any) -> bool:
-    """Whether torch takes `value` for what it is where the schema says `kind`. It would take True for 1."""
+    """Whether torch accepts `value` unchanged for the schema's `kind`. It would take True for 1."""
     if kind == "text" or (value is None and kind.endswith("?")):
         return True
     return type(value) in KINDS[kind.removesuffix("?")]
 
 
 def declaration(param: Param, kind: str) -> str:
-    """A parameter in a schema; without a default if that is None where None is not allowed."""
+    """Return a parameter's declaration in a schema; without a default if that is None and None is not allowed."""
     if kind == "text":
         return f'str {param.name}="{as_text(param, param.default)}"'
     if param.default is None and not kind.endswith("?"):
@@ -56,7 +56,7 @@ def declaration(param: Param, kind: str) -> str:
 
 
 def as_text(param: Param, value: Any) -> str:
-    """The text of a value, for the schema. torch.compile reads along, and compiles again for another value."""
+    """Return the text of a value, for the schema. torch.compile traces this, and compiles again for another value."""
     value = _constant(value)
     if not torch.compiler.is_dynamo_compiling():
         return _text_of(param.domain, value)
@@ -65,9 +65,9 @@ def as_text(param: Param, value: Any) -> str:
 
 
 def from_text(text: str) -> Any:
-    """The value of such a text. What cannot be read stays as it is, and the parameter's domain refuses it.
+    """Return the value of such a text. An unreadable text is returned unchanged, and the parameter's domain refuses it.
 
-    RuntimeError where a graph has the text of a function that reads other values now.
+    Raises RuntimeError if a graph has the text of a function that reads other values now.
     """
     for dependence in _DEPENDENCES.get(text, ()):
         dependence.check()
@@ -84,7 +84,7 @@ def from_text(text: str) -> Any:
 
 
 def _constant(value: Any) -> Any:
-    """The same, and a constant of what torch.compile makes of the caller."""
+    """`as_text` as a constant that torch.compile makes from the caller's value."""
     if isinstance(value, (tuple, list)):
         return tuple(_constant(part) for part in value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -97,7 +97,7 @@ def _text_of(domain: Callable[[Any], Any], value: Any, for_graph: bool = False) 
         known = domain(value)
         text = repr(known)
     except (TypeError, ValueError):
-        known, text = value, f"refused {id(value)}"  # where the call is bound, in the spec's words
+        known, text = value, f"refused {id(value)}"  # bound later, which raises the spec's error
     if for_graph or torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
         _KNOWN[text] = known
     else:
@@ -106,7 +106,7 @@ def _text_of(domain: Callable[[Any], Any], value: Any, for_graph: bool = False) 
 
 
 def remember(text: str, value: Any) -> None:
-    """Keep a value for a while, to be found by its text."""
+    """Keep a value for a while, under its text."""
     if text not in _RECENT and len(_RECENT) >= MOST_RECENT:
         _RECENT.popitem(last=False)
     _RECENT[text] = value
@@ -114,7 +114,7 @@ def remember(text: str, value: Any) -> None:
 
 @constant
 def _compiled_text(domain: Callable[[Any], Any], value: Any, from_outside: tuple[bool, ...]) -> str:
-    """The text of a value, with a number where the graph must ask whether what a function reads has changed."""
+    """Return the text of a value, with a number if the graph must check what a function reads."""
     text = _text_of(domain, value, for_graph=True)
     functions = filter(callable, value if isinstance(value, tuple) else (value,))
     found = [one for function, outside in zip(functions, from_outside) for one in dependences(function, outside)]

@@ -1,30 +1,30 @@
-"""DTensors: tensors that several processes share, `torch.distributed.tensor`. Who shards what.
+"""DTensors: tensors that several processes share, `torch.distributed.tensor`. Rules for sharding.
 
 An operator has rules (`RULES`): which axes of its arrays may be sharded, each together with the same axis of all other
 arrays. An array without that axis is whole in each process. A result without it is a sum over processes, `Partial`:
 
-    norms           every axis but the normalised one; w and b are whole, dw and db Partial
-    softmax         every axis but that of the softmax
-    matmul          rows and batches of a, columns of b and bias; the axis that is summed over makes y Partial, where no
-                    bias and no activation comes upon the sum; da, db and dbias Partial where the axis is not theirs
-    rope            batch, heads of q, heads of k; tokens, where the tables have a row for each of them
+    norms           every axis except the normalised one; w and b are whole, dw and db Partial
+    softmax         every axis except that of the softmax
+    matmul          rows and batches of a, columns of b and bias. The axis that is summed over makes y Partial, if no
+                    bias and no activation follows the sum; da, db and dbias are Partial if they lack the axis
+    rope            batch, heads of q, heads of k; tokens, if the tables have a row for each of them
     rope_tables     every axis of the positions
-    attention       batch; heads of q, k and v, and with them alibi_slopes and sinks, where each process gets whole
-                    groups of q's heads with the one of k and v that they share. A single head of k and v stays whole,
-                    and dk and dv are Partial. Varlen: heads alone
-    retention       batch; heads, where gamma, log_decay or mask is given. Varlen: heads alone
+    attention       batch; heads of q, k and v, and with them alibi_slopes and sinks: each process gets whole groups of
+                    q's heads with the shared head of k and v. A single head of k and v stays whole, and dk and dv are
+                    Partial. Varlen: only heads
+    retention       batch; heads, if gamma, log_decay or mask is given. Varlen: only heads
 
-A head or a batch that a user's function or dropout counts is not sharded: each process would count from 0. What is
-sharded in another way (the sequence of attention, say) DTensor redistributes before the call, if only to whole arrays.
+A head or a batch whose number a user's function or dropout uses is not sharded: each process would count from 0.
+DTensor redistributes other shardings (attention's sequence, for example) before the call, if necessary to whole arrays.
 Ulysses is a redistribution by the caller: of q, k and v from tokens to heads, and of o back.
 
 A Partial gradient is rounded to its dtype in each process, and then summed. All else has the bits of one process.
 
-`lion` is no such operator: it steps the shards of this process where they lie (`local_shards`).
+`lion` is different: it steps the shards of this process in place (`local_shards`).
 
-A DTensor exists only where torch.distributed.tensor was imported. Nothing here imports it before, so that the bridge
-works with a torch that was built without it, and plain tensors cost nothing: rules are registered (`offer`) by the
-first call that comes to torch's dispatcher afterwards.
+A DTensor exists only after torch.distributed.tensor was imported. Nothing here imports it before: the bridge works with
+a torch that was built without it, and plain tensors cost nothing. The first call that reaches torch's dispatcher after
+the import registers the rules (`offer`).
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ TENSOR = "torch.distributed.tensor"
 
 
 class Split(NamedTuple):
-    """Axes that are sharded together, by their labels, and results that are the same in each process without them."""
+    """Axes that are sharded together, by their labels, and results without them that are the same in each process."""
 
     labels: tuple[Label, ...]
     whole: tuple[str, ...] = ()
 
 
 class Call(NamedTuple):
-    """Shapes of the tensors that are there, the parameters, and what the spec says of axes."""
+    """Shapes of the given tensors, the parameters, and the spec's axes."""
 
     shapes: dict[str, Shape]
     params: dict[str, Any]
-    axes: dict[str, tuple[Label, ...]]  # those that depend on the call: for the rule to fill in
+    axes: dict[str, tuple[Label, ...]]  # axes that depend on the call: the rule fills them in
 
 
 Rule = Callable[[Call], Iterator[Split]]
 
 
-# --- one rule an operator -------------------------------------------------------------------------
+# --- one rule per operator ------------------------------------------------------------------------------
 
 
 def _norm(call: Call) -> Iterator[Split]:
@@ -148,7 +148,7 @@ def _attention(call: Call) -> Iterator[Split]:
 def _retention(call: Call) -> Iterator[Split]:
     if "cu_seqlens" not in call.shapes:
         yield Split(("B",))
-    if call.shapes.keys() & {"gamma", "log_decay", "mask"}:  # else a head's number makes its decay
+    if call.shapes.keys() & {"gamma", "log_decay", "mask"}:  # without them a head's number determines its decay
         yield Split(("H",))
 
 
@@ -171,17 +171,17 @@ def _aligned(shape: Shape, rank: int) -> Shape:
 
 
 def _broadcast(shape: Shape, labels: tuple[Label, ...]) -> tuple[Label, ...]:
-    """Labels of a shape that broadcasts to axes with these labels: axes of one place are not sharded."""
+    """Return labels of a shape that broadcasts to axes with these labels: axes of size 1 are not sharded."""
     return tuple(None if size == 1 else label for size, label in zip(reversed(shape), reversed(labels)))[::-1]
 
 
 def _heads(call: Call) -> int:
-    """Of k and v."""
+    """Count the heads of k and v."""
     return call.shapes["k"][call.axes["k"].index("Hkv")]
 
 
 def _counted(params: Mapping[str, Any]) -> set[str]:
-    """Which of b and h, the batch and the head, make a difference by their numbers."""
+    """Return which of b and h, the numbers of batch and head, change the result."""
     score, mask = params["score_mod"], params["mask_mod"]
     if params["dropout_p"] or not all(isinstance(each, UserFunction | None) for each in (score, mask)):
         return {"b", "h"}
@@ -190,10 +190,10 @@ def _counted(params: Mapping[str, Any]) -> set[str]:
 
 
 def _read(user: UserFunction) -> set[str]:
-    """Which of b and h a user's function reads."""
+    """Return which of b and h a user's function reads."""
     code = user.function.__code__
     names = dict(zip(code.co_varnames[: code.co_argcount], user.parameters))
-    if len(names) < len(user.parameters):  # the rest is a tuple
+    if len(names) < len(user.parameters):  # the remaining ones are a tuple
         return {"b", "h"}
     loaded = set(code.co_cellvars)
     for step in dis.get_instructions(code):
@@ -202,23 +202,23 @@ def _read(user: UserFunction) -> set[str]:
     return {names[name] for name in names if name in loaded} & {"b", "h"}
 
 
-# --- what DTensor asks ----------------------------------------------------------------------------
+# --- calls by DTensor -----------------------------------------------------------------------------------
 
-_waiting: list[Direction] = []  # directions of operators whose rules DTensor does not know yet
+_waiting: list[Direction] = []  # directions of operators without rules in DTensor
 
 
 def add(direction: Direction) -> None:
-    """To be called for forward and backward of each operator, when its schema is defined."""
+    """Add forward and backward of an operator, when its schema is defined."""
     if direction.spec.name in RULES:
         _waiting.append(direction)
 
 
 @constant
 def offer() -> None:
-    """Register the rules with DTensor, if there can be one.
+    """Register the rules with DTensor, if possible.
 
-    A torch whose DTensor has other inner names gets no rules. Its DTensors then say that an operator has none; calls
-    with plain tensors go on.
+    A torch whose DTensor has other internal names gets no rules: its DTensors report an operator without a rule, and
+    calls with plain tensors go on.
     """
     if _waiting and TENSOR in sys.modules:
         waiting, _waiting[:] = list(_waiting), []
@@ -235,13 +235,13 @@ def _register(direction: Direction) -> None:
     strategies = propagator.op_strategy_funcs[overload]
     if direction.spec.name.startswith("flash_attention"):
         strategies = _in_whole_groups(direction, strategies)
-    # register_sharding takes all parameters but integers, and tensors that are not there, for nothing that a rule looks
-    # at: what DTensor found for one call it would take for another one with the same tensors
+    # register_sharding assumes that rules depend on no parameters except integers, and not on missing tensors: DTensor
+    # would reuse the result of one call for another with the same tensors
     propagator.register_op_strategy(overload, strategies, schema.RuntimeSchemaInfo(0, None, needs_pytree=True))
 
 
 def _placements(direction: Direction, args: tuple[Any, ...]) -> list[tuple[list[Any], list[Any]]]:
-    """Of results and of arguments, along one axis of a mesh: all that an operator can work with."""
+    """Return the placements of results and arguments along one axis of a mesh that an operator can work with."""
     module = sys.modules[TENSOR]
     tensors, params = direction.split(args)
     having = direction.having(args)
@@ -251,7 +251,7 @@ def _placements(direction: Direction, args: tuple[Any, ...]) -> list[tuple[list[
     splits = [Split(()), *RULES[spec.name](call)]
 
     def labels(name: str) -> tuple[Label, ...]:
-        """A gradient has the axes of what it is the gradient of; what backward alone takes says more than nothing."""
+        """Return the labels of an array's axes: a gradient has those of its array, a result those of its gradient."""
         return axes.get(name) or axes.get(name.removeprefix("d")) or axes.get(f"d{name}") or ()
 
     def shard(name: str, split: Split, otherwise: Any) -> Any:
@@ -277,7 +277,7 @@ def _placements(direction: Direction, args: tuple[Any, ...]) -> list[tuple[list[
 
 
 def _in_whole_groups(direction: Direction, strategies: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Those strategies that give each process whole groups of q's heads, with the one of k and v that they share."""
+    """Return the strategies that give each process whole groups of q's heads, with their head of k and v."""
     (axis,) = {wanted.axes.index("H") for wanted in direction.inputs if wanted.name == "q" and wanted.axes}
 
     def whole(heads: int, k: Any) -> bool:
@@ -295,12 +295,12 @@ def _in_whole_groups(direction: Direction, strategies: Callable[[Any], Any]) -> 
 
 
 def local_shards(op: str, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, list[Tensor]]:
-    """Lists of parameters and what belongs to them, with the shard of this process in place of each DTensor.
+    """Return the lists of parameters and related tensors, with this process's shard in place of each DTensor.
 
-    Shards are the DTensors' own memory, and all but gradients count as modified for autograd. A gradient that has other
-    placements than its parameter gets the parameter's, by communication. Raises TypeError where one of the tensors of a
-    parameter is a DTensor and another is not; ValueError where momentum or master have other placements, and for a
-    Partial parameter, whose values are a sum that no process has.
+    Shards are the DTensors' own memory, and all except gradients count as modified for autograd. A gradient with other
+    placements than its parameter is redistributed, by communication. Raises TypeError if some of a parameter's tensors
+    are DTensors and others are not; ValueError if momentum or master have other placements, and for a Partial
+    parameter, whose values are a sum that no process has.
     """
     module = sys.modules.get("torch.distributed.tensor")
     if module is None:
@@ -338,7 +338,7 @@ def local_shards(op: str, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, li
         if name != "grads" and not torch.compiler.is_dynamo_compiling() and not tensor.is_inference():
             increment_version(tensor)
         shard = tensor.to_local()
-        wait = getattr(shard, "wait", None)  # a gradient may still be on its way
+        wait = getattr(shard, "wait", None)  # a gradient may still be in transit
         return shard if wait is None else wait()
 
     return {name: [local(name, i, tensor) for i, tensor in enumerate(each)] for name, each in lists.items()}

@@ -1,4 +1,4 @@
-"""softmax for torch tensors. What it is: `dualops.spec.softmax`; how it meets torch: `interop`."""
+"""softmax for torch tensors. Semantics: `dualops.spec.softmax`; integration with torch: `interop`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     device or the CPU. axis: from -x.ndim to x.ndim - 1.
 
     Returns a new tensor of x's shape, dtype and device, its axes in memory in the order of x's. Arithmetic is float32
-    (float64 for float64) and the result is rounded once. A row with a NaN or with +inf is NaN, and so is a row of -inf
-    alone; a row beside it is not touched. Under autocast a float16 or bfloat16 x becomes float32 first, and the result
-    stays float32. The gradient has x's dtype and is deterministic.
+    (float64 for float64) and the result is rounded once. A row with a NaN or +inf is NaN, and so is a row of only -inf;
+    other rows are not affected. Under autocast a float16 or bfloat16 x becomes float32 first, and the result stays
+    float32. The gradient has x's dtype and is deterministic.
 
     Works under torch.compile (fullgraph, dynamic shapes), torch.export, torch.vmap and, outside torch.compile,
-    torch.func.grad and jacrev. CUDA tensors run on torch's current stream; CPU tensors go through the NumPy reference,
-    which is there to be read and compared with, not to be fast.
+    torch.func.grad and jacrev. CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which
+    is not fast.
 
-    Raises ValueError for an axis out of range and for a tensor without axes, TypeError for anything but a tensor of the
-    dtypes above and for an axis that is not an integer, NotImplementedError where a gradient of the gradient is taken
-    and, on a CUDA device, for rows that lie in memory along more than three strides (nothing is copied unasked:
-    `x.contiguous()` has one).
+    Raises ValueError for an axis out of range and for a tensor without axes. Raises TypeError for anything but a tensor
+    of the dtypes above and for an axis that is not an integer. Raises NotImplementedError for a gradient of the
+    gradient and, on a CUDA device, for rows with more than three strides in memory. Nothing is copied implicitly:
+    `x.contiguous()` has one stride.
 
     >>> import torch
     >>> softmax(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))

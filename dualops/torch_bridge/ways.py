@@ -1,4 +1,4 @@
-"""Which way a call takes through torch: straight to the implementation, or past whatever wants to see it."""
+"""Choose the path of a call through torch: straight to the implementation, or through its machinery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 _C: Any = torch._C
-# every call asks all of them: 0.05 microseconds each, and as much again to find one by its full name
+# every call checks all of them: 0.05 microseconds each, and as much again for a lookup by full name
 _dispatch_modes, _function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
 _autocast, _tracing, _profiled = _C._is_any_autocast_enabled, _C._is_tracing, _C._autograd._profiler_enabled
 _functorch, _forward_gradients = _C._functorch.peek_interpreter_stack, _C._is_fwd_grad_enabled
@@ -18,22 +18,22 @@ _Parameter, _strided = torch.nn.Parameter, torch.strided
 
 
 def watched() -> bool:
-    """Whether a mode, a trace or a profile has to see what is called."""
+    """Whether a mode, a trace or a profile must see the call."""
     return bool(_dispatch_modes() or _function_modes() or _tracing() or _profiled())
 
 
 def autocasting() -> bool:
-    """Whether autocast is on, of whichever device."""
+    """Whether autocast is enabled, for any device."""
     return _autocast()
 
 
 def transformed() -> bool:
-    """Whether torch.func or forward-mode AD is at work."""
+    """Whether torch.func or forward-mode AD is active."""
     return _functorch() is not None or (forward_ad._current_level >= 0 and _forward_gradients())
 
 
 class Plain(NamedTuple):
-    """Of tensors proper whose memory holds their values."""
+    """Facts about plain tensors, whose memory holds their values."""
 
     on_gpu: bool  # some are
     requires_grad: bool  # some do
@@ -43,9 +43,9 @@ _PLAIN = [[Plain(on_gpu, requires_grad) for requires_grad in (False, True)] for 
 
 
 def plain(tensors: Iterable[Any]) -> Plain | None:
-    """None where some of the tensors (or None) are others, which torch has to make plain or to refuse.
+    """Return None if some of the tensors (or None) are not plain: torch must unwrap or refuse them.
 
-    A tensor on a GPU whose memory is no plain one is refused where its address is asked for.
+    A tensor on a GPU whose memory is not plain is refused when its address is read.
     """
     on_gpu = requires_grad = False
     for tensor in tensors:

@@ -46,7 +46,7 @@ def test_a_wide_window_has_wide_columns(run, monkeypatch: pytest.MonkeyPatch):
     out = run(*words)[1]
     assert "dk, dv: consumers=2 block_q=64 stages=3 beside=False" in out and max(map(len, out.splitlines())) <= 160
     monkeypatch.setenv("COLUMNS", "70")
-    narrow = run(*words)[1].partition("* is what")[0]
+    narrow = run(*words)[1].partition("* marks the Config")[0]
     assert max(map(len, narrow.splitlines())) <= 70 and "beside=False" in narrow
 
 

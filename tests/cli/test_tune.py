@@ -91,7 +91,7 @@ def test_what_was_measured_is_forgotten(run, folder):
 @pytest.mark.parametrize("arguments", [("--dry-run",), ("--problem", "x=3x8"), ("--forward",), ("--anew",)])
 def test_only_all_of_an_operator_is_forgotten(run, folder, arguments):
     code, out, err = run("tune", "softmax", "--clear", *arguments)
-    assert (code, out) == (2, "") and "expected no other option beside it" in err and not list(folder.iterdir())
+    assert (code, out) == (2, "") and "expected no other option with it" in err and not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(

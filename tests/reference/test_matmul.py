@@ -295,7 +295,7 @@ def test_errors_of_backward_are_the_specs():
     with pytest.raises(ValueError, match=r"^matmul_backward: dy has shape \(4, 2\), expected \(2, 4\), as the result$"):
         matmul_backward(a, b, dy.T)
     with pytest.raises(
-        TypeError, match=r"^matmul_backward: preactivation is missing, expected it beside activation 'gelu'$"
+        TypeError, match=r"^matmul_backward: preactivation is missing, expected it with activation 'gelu'$"
     ):
         matmul_backward(a, b, dy, activation="gelu")
     with pytest.raises(TypeError, match=r"^matmul: b has dtype float32, a has dtype float64, expected the same$"):

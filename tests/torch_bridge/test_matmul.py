@@ -188,7 +188,7 @@ def test_the_preactivation_is_kept_only_where_backward_needs_it(device: str) -> 
 def test_backward_without_the_preactivation_is_an_error(device: str) -> None:
     a, b, _ = Arguments("linear", torch.float32, device).tensors
     y, _ = FORWARD(a, b, None, False, True, "gelu")
-    with pytest.raises(TypeError, match="matmul_backward: preactivation is missing, expected it beside activation"):
+    with pytest.raises(TypeError, match="matmul_backward: preactivation is missing, expected it with activation"):
         y.sum().backward()
 
 

@@ -1,5 +1,5 @@
-"""The options of attention, each a record in a file of its own; `option.py` says what such a record is, `chain.py`
-makes one of several.
+"""The options of attention, each a record in a file of its own. `option.py` defines such a record, `chain.py` composes
+several.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .softcap import SOFTCAP
 
 Array = TypeVar("Array")
 
-# in the order in which they come upon a score
+# in the order in which options are applied to a score
 OPTIONS = (SOFTCAP, SCORE_MOD, BIAS, ALIBI, BAND, PADDING, MASK_MOD, BLOCKS, SINKS, DROPOUT)
 OPTIONS_VARLEN = (SOFTCAP, SCORE_MOD, ALIBI, BAND, MASK_MOD, SINKS, DROPOUT)
 
 
 class _OptionKeywords(TypedDict, Generic[Array], total=False):
-    """Arguments of both forms, for functions that take `**options`, with arrays of a library."""
+    """Keyword arguments of both forms, for functions that take `**options`, with arrays of a library."""
 
     causal: bool | str
     scale: float | None
@@ -52,7 +52,7 @@ class _OptionKeywords(TypedDict, Generic[Array], total=False):
 
 
 class OptionKeywordsVarlen(_OptionKeywords[Array], Generic[Array], total=False):
-    """Those of sequences of different lengths, with the ranges of their keys."""
+    """Keyword arguments of packed sequences of different lengths, with the ranges of their keys."""
 
     k_starts: Array | None
     k_lengths: Array | None
@@ -60,7 +60,7 @@ class OptionKeywordsVarlen(_OptionKeywords[Array], Generic[Array], total=False):
 
 
 class OptionKeywords(_OptionKeywords[Array], Generic[Array], total=False):
-    """Those of whole batches."""
+    """Keyword arguments of whole batches."""
 
     bias: Array | None
     key_padding_mask: Array | None
@@ -68,13 +68,13 @@ class OptionKeywords(_OptionKeywords[Array], Generic[Array], total=False):
 
 
 class KeywordsVarlen(OptionKeywordsVarlen[Array], Generic[Array], total=False):
-    """And what asks for lse, on which depends what a call returns."""
+    """Keyword arguments of packed sequences with return_lse, which decides what a call returns."""
 
     return_lse: bool
 
 
 class Keywords(OptionKeywords[Array], Generic[Array], total=False):
-    """The same of whole batches."""
+    """Keyword arguments of whole batches with return_lse."""
 
     return_lse: bool
 

@@ -35,7 +35,7 @@ def sides(value: Any) -> tuple[int | None, int | None] | None:
 
 
 def band(problem: Problem) -> Args:
-    """How many keys before and after its own position a query sees: UNBOUNDED at most."""
+    """Return how many keys before and after its own position a query sees: UNBOUNDED at most."""
     left, right = problem.window or (None, None)
     right = 0 if problem.causal else right
     return Args(*(UNBOUNDED if side is None else min(side, UNBOUNDED) for side in (left, right)))
@@ -46,7 +46,7 @@ def make(v: Verbs, facts: Any) -> Parts:
 
     @v.verb
     def around(before, after, opposite, count):
-        """From opposite - before to opposite + after, cut at 0 and at count before a sum could pass 32 bits."""
+        """Return opposite - before to opposite + after, clipped to 0 and count before a sum could exceed 32 bits."""
         end = smaller(opposite, integer(count - 1 - after)) + after + 1
         return integer(larger(opposite, integer(before)) - before), integer(end)
 

@@ -1,4 +1,4 @@
-"""A dense bias, added to the scores; its gradient is theirs, summed over the axes that it is broadcast on."""
+"""A dense bias, added to the scores. Its gradient is the scores', summed over the axes that it is broadcast on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def make(v: Verbs, facts: tuple[str, str]) -> Parts:
 
 
 def order(bias: ArrayMeta) -> str:
-    """How rows of a bias lie: "pairs" of two neighbours at multiples of 4 bytes, "near" one another, or anyhow."""
+    """Classify the layout of a bias's rows: "pairs" of two neighbours at multiples of 4 bytes, "near" one another, or
+    any.
+    """
     *outer, step = broadcast_strides(bias)
     if step != 1:
         return ""
@@ -52,7 +54,7 @@ def variant(problem: Problem) -> tuple[str, str] | None:
 
 
 def broadcast_strides(bias: ArrayMeta) -> tuple[int, ...]:
-    """Strides along B, H, Sq and Sk: 0 along an axis of size 1, and along one that is not there."""
+    """Return strides along B, H, Sq and Sk: 0 along an axis that is missing or of size 1."""
     own = [0 if size == 1 else stride for size, stride in zip(bias.shape, bias.strides, strict=True)]
     return (*(0 for _ in range(4 - len(own))), *own)
 

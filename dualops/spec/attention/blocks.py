@@ -1,13 +1,14 @@
-"""Block masks: which tiles of keys a tile of queries has to look at. Dong et al. 2024, arXiv:2412.05496.
+"""Block masks: which tiles of keys a tile of queries needs. Dong et al. 2024, arXiv:2412.05496.
 
-A mask_mod tells of one pair. A block mask, made of it once, tells of TILE queries and TILE keys: where no pair is seen
-the keys need not be loaded, where all pairs are seen the function need not be asked. It is an array of int32,
+A mask_mod decides about one pair. A block mask is computed from it once and describes tiles of TILE queries and TILE
+keys: keys without a visible pair need not be loaded, and the function is not called where all pairs are visible. It is
+an array of int32,
 
     lists [B or 1, H or 1, tiles of queries, 1 + tiles of keys]
 
-that has for each tile of queries how many tiles of keys some of its queries see, and then those, in their order: twice
-the tile's number, and 1 more where all of its pairs are seen. What is left of the row is 0. Pairs beyond the last query
-or key do not count.
+Each row belongs to a tile of queries. It begins with the number of tiles of keys that some of these queries see,
+followed by these tiles in order: twice the tile's number, plus 1 if all of its pairs are visible. The rest of the row
+is 0. Pairs beyond the last query or key do not count.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from .function import UserFunction, function_of
 from .option import Option, Parts, Verbs
 
 TILE = 128  # queries, and keys
-EMPTY, MIXED, FULL = 0, 1, 2  # of its pairs a tile sees none, some, all
+EMPTY, MIXED, FULL = 0, 1, 2  # none, some or all pairs of a tile are visible
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class BlockMask:
-    """What `block_mask` makes: to be passed to `flash_attention` beside the mask_mod that it was made of.
+    """The result of `block_mask`: pass it to `flash_attention` together with its mask_mod.
 
-    mask_mod: that function, with all that it read then. B, H: 1 where all batches or heads have the same. lists: the
-    array of int32, of the library and on the device of `like`; nobody may write to it.
+    mask_mod: the function, with the values that it read when the mask was made. B, H: 1 if all batches or heads share
+    the mask. lists: the array of int32, of the library and on the device of `like`. Do not write to it.
     """
 
     mask_mod: UserFunction
@@ -52,14 +53,15 @@ _kept: WeakValueDictionary[Hashable, BlockMask] = WeakValueDictionary()
 
 
 def kept(mask_mod: Any, sizes: tuple[int, ...], place: Hashable, lists: Callable[[], Any]) -> BlockMask:
-    """The block mask of a function, sizes (B, H, Sq, Sk) and a place: one that somebody still has, or a new one.
+    """Return the block mask of a function, sizes (B, H, Sq, Sk) and a place: an existing one that is still in use, or a
+    new one.
 
-    lists: what makes its array, or raises the spec's error.
+    lists: a function that makes its array, or raises the spec's error.
     """
     key = (mask_mod, *sizes, place)
     try:
         found = _kept.get(key)
-    except TypeError:  # what is no function, and can't be hashed
+    except TypeError:  # not a function, and not hashable
         found = None
     if found is None:
         made, (B, H, Sq, Sk) = lists(), sizes
@@ -68,14 +70,14 @@ def kept(mask_mod: Any, sizes: tuple[int, ...], place: Hashable, lists: Callable
 
 
 def sizes_of(B: int | None, H: int | None, Sq: int, Sk: int) -> tuple[int, int, int, int]:
-    """Those of a block mask, one for all batches or heads that are not told apart."""
+    """Return the sizes of a block mask; 1 for batches or heads that share the mask."""
     return 1 if B is None else B, 1 if H is None else H, Sq, Sk
 
 
 def lists_of(op: str, block_mask: Any, mask_mod: Any, q: Any = None, k: Any = None) -> Any:
-    """The array of a BlockMask, if it was made of this function and for so many queries and keys, else ValueError.
+    """Return the array of a BlockMask. Raises ValueError if it was made for another function, or other sizes.
 
-    What is no BlockMask stays what it is: `Spec.bind` takes the bare array, None, or refuses it.
+    Anything else is returned unchanged: `Spec.bind` accepts the bare array and None, or refuses it.
     """
     if not isinstance(block_mask, BlockMask):
         return block_mask
@@ -97,7 +99,7 @@ class Args(NamedTuple):
 
 
 def make(v: Verbs, facts: Any) -> Parts:
-    return Parts()  # scores stay what they are; a kernel that walks the lists finds them by the option's name
+    return Parts()  # scores are unchanged; a kernel that uses the lists finds them by the option's name
 
 
 def args(problem: Problem) -> Args:
@@ -106,7 +108,7 @@ def args(problem: Problem) -> Args:
 
 
 def tiles_of(count: Any) -> Any:
-    """How many tiles so many queries or keys make."""
+    """Return the number of tiles of this many queries or keys."""
     return (count + (TILE - 1)) // TILE
 
 
@@ -134,7 +136,7 @@ BLOCKS = Option(
             optional=True,
             contiguous_last=True,
             role=Role.OTHER,
-            doc="what `block_mask` made of mask_mod: tiles that nobody sees are not loaded",
+            doc="the result of `block_mask` for mask_mod: hidden tiles are not loaded",
         ),
     ),
     params=(),
@@ -149,7 +151,7 @@ BLOCKS = Option(
 
 
 def made_of(sees: Callable[..., Any], B: int, H: int, Sq: int, Sk: int) -> np.ndarray:
-    """The lists of a function of arrays (b, h, i, j), which broadcast against one another, to truth values."""
+    """Build the lists from a function of arrays (b, h, i, j), which broadcast together, to truth values."""
     b, h = np.arange(B)[:, None, None, None], np.arange(H)[:, None, None]
     states = np.zeros((B, H, tiles_of(Sq), tiles_of(Sk)), np.int32)
     for m, n in np.ndindex(states.shape[2:]):
@@ -160,9 +162,9 @@ def made_of(sees: Callable[..., Any], B: int, H: int, Sq: int, Sk: int) -> np.nd
 
 
 def listed(states: np.ndarray) -> np.ndarray:
-    """The lists, from EMPTY, MIXED or FULL of each tile [B, H, tiles of queries, tiles of keys]."""
+    """Build the lists from EMPTY, MIXED or FULL of each tile [B, H, tiles of queries, tiles of keys]."""
     count = (states != EMPTY).sum(axis=-1, keepdims=True, dtype=np.int32)
-    numbers = np.argsort(states == EMPTY, axis=-1, kind="stable").astype(np.int32)  # those in the list come first
+    numbers = np.argsort(states == EMPTY, axis=-1, kind="stable").astype(np.int32)  # tiles in the list come first
     entries = 2 * numbers + (np.take_along_axis(states, numbers, axis=-1) == FULL)
     entries[np.arange(states.shape[-1]) >= count] = 0
     return np.concatenate([count, entries], axis=-1).astype(np.int32)
@@ -172,16 +174,16 @@ def _measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], size
     return {"q_tiles": tiles_of(params["Sq"]), "kv_tiles": tiles_of(params["Sk"])}
 
 
-# how a call that makes lists is bound; no operator by itself
+# binds a call that makes lists; not an operator by itself
 SPEC_BLOCKS = Spec(
     name="block_mask",
-    formula="lists of the tiles of keys of which some pair is seen",
+    formula="lists of the tiles of keys with a visible pair",
     paper="Dong et al. 2024, arXiv:2412.05496",
-    inputs=(Input("like", None, FLOATS, doc="of the library and on the device that the lists are wanted on"),),
+    inputs=(Input("like", None, FLOATS, doc="an array of the library and on the device of the lists"),),
     params=(
         Param("mask_mod", None, function_of("b", "h", "i", "j"), "(b, h, i, j) -> whether i sees j"),
-        Param("B", 1, length, "batches, 1 where all have the same mask"),
-        Param("H", 1, length, "heads, 1 where all have the same mask"),
+        Param("B", 1, length, "batches, 1 if all have the same mask"),
+        Param("H", 1, length, "heads, 1 if all have the same mask"),
         Param("Sq", 0, length, "queries"),
         Param("Sk", 0, length, "keys"),
     ),

@@ -1,4 +1,4 @@
-"""The problems that attention is tested, timed, simulated and compiled on, and what fills them."""
+"""The cases that attention is tested, timed, simulated and compiled on, and their generator."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ Row = dict[str, Any]
 
 
 def bent(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-    """A score_mod that depends on all that it is given, and not linearly on the score."""
+    """A score_mod that depends on all its arguments, and not linearly on the score."""
     return score - 0.05 * score * score + 0.01 * (i - j) * (1 + h) - 0.1 * b
 
 
 def woven(b: Any, h: Any, i: Any, j: Any) -> Any:
-    """A mask_mod that follows no other mask's edges."""
+    """A mask_mod whose edges match no other mask's."""
     return (i + 2 * j + 3 * h + b) % 4 != 0
 
 
 def tanh_softcap(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-    """softcap=30, by hand."""
+    """softcap=30, written as a score_mod."""
     return 30.0 * math.tanh(score / 30.0)
 
 
 def documents(b: Any, h: Any, i: Any, j: Any) -> Any:
-    """A mask_mod: documents of 1000 tokens one after another, which do not see one another."""
+    """A mask_mod: consecutive documents of 1000 tokens, which do not see one another."""
     return i // 1000 == j // 1000
 
 
 def sliding(b: Any, h: Any, i: Any, j: Any) -> Any:
-    """A mask_mod: a causal window of 200 keys, of other lengths in other heads and batches."""
+    """A mask_mod: a causal window of 200 keys, with other lengths in other heads and batches."""
     return (j <= i) & (i - j < 200 + 64 * h - 32 * b)
 
 
 def in_patches(b: Any, h: Any, i: Any, j: Any) -> Any:
-    """A mask_mod of whole tiles of a block mask, seen, hidden and cut; one row of them is all hidden, one all seen. The
-    same in all batches.
+    """A mask_mod of whole tiles of a block mask: visible, hidden and cut. One row of tiles is all hidden, one all
+    visible. All batches are alike.
     """
     m, n = i // TILE, j // TILE
     patches = ((5 * m + 3 * n + h) % 3 != 0) & (((m + n) % 4 != 1) | ((i + j) % 3 != 0))
@@ -53,11 +53,11 @@ def in_patches(b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def _column(rows: str, *values: Any) -> tuple[Any, ...]:
-    """What an option is in each row: the number of one of its values, which are 0 and 1 unless they are said."""
+    """Return an option's value in each row, from the numbers of its values: 0 and 1 by default."""
     return tuple((values or (0, 1))[int(row)] for row in rows)
 
 
-# Every two values of any two options meet in some row.
+# Every two values of any two options occur together in some row.
 COLUMNS: dict[str, tuple[Any, ...]] = {
     "causal": _column("210101220120012", False, True, "top_left"),
     "window": _column("012210010122012", None, (9, None), (6, 4)),
@@ -73,13 +73,13 @@ COLUMNS: dict[str, tuple[Any, ...]] = {
 PAIRS: tuple[Row, ...] = tuple(dict(zip(COLUMNS, row)) for row in zip(*COLUMNS.values(), strict=True))
 EVERYTHING: Row = {name: next(filter(None, column)) for name, column in COLUMNS.items()}
 EVERYTHING |= {"causal": True, "window": (99, None)}
-# what a 1 stands for, where it is no array
+# the value of a 1 if it is not an array
 GIVEN = {"score_mod": bent, "mask_mod": woven, "dropout_p": 0.3}
 AXES = {entry.name: entry.axes for option in OPTIONS for entry in option.inputs if entry.axes is not None}
 
 
 def paired(row: Row, q: tuple[int, ...], kv: tuple[int, int], Dv: int) -> tuple[Shapes, dict[str, Any]]:
-    """Shapes and parameters of a row of PAIRS. q: its shape; kv: Hkv and Sk."""
+    """Return shapes and parameters of a row of PAIRS. q: its shape; kv: Hkv and Sk."""
     (B, H, Sq, D), (Hkv, Sk) = q, kv
     sizes = {"B": B, "H": H, "Sk": Sk}
     shapes: Shapes = {"q": q, "k": (B, Hkv, Sk, D), "v": (B, Hkv, Sk, Dv)}
@@ -100,7 +100,9 @@ def paired(row: Row, q: tuple[int, ...], kv: tuple[int, int], Dv: int) -> tuple[
 
 
 def _add_compared(add: Callable[..., None]) -> None:
-    """What attention is judged by: short and long sequences, narrow and wide heads, grouped ones, options."""
+    """Add the cases that compare attention with peers: short and long sequences, narrow and wide heads, grouped ones,
+    options.
+    """
     both: Row = {"dtypes": ("bfloat16",), "tags": {Tag.COMPARE}}
     bf16: Row = {**both, "backward": False}
     for suffix, causal in (("", False), ("causal", True)):
@@ -115,7 +117,7 @@ def _add_compared(add: Callable[..., None]) -> None:
     for S in (4096, 8192):
         add(f"s{S}gqa8causal", (2, 64, S, 128), (8, S), causal=True, **both)
     add("s16384window", (1, 16, 16384, 128), (16, 16384), causal=True, window=(1023, 0), **both)
-    add("s4096b32h8causal", (32, 8, 4096, 128), (8, 4096), causal=True, **both)  # beside `varlen_b32`
+    add("s4096b32h8causal", (32, 8, 4096, 128), (8, 4096), causal=True, **both)  # to compare with `varlen_b32`
     add("sq1sk16384gqa8", (8, 64, 1, 128), (8, 16384), **bf16)
     plain: Row = {"q": (4, 16, 4096, 128), "kv": (16, 4096), **both}
     add("s4096", **plain)
@@ -131,12 +133,12 @@ def _add_compared(add: Callable[..., None]) -> None:
 
 
 def lists_shape(B: int, H: int, Sq: int, Sk: int) -> tuple[int, ...]:
-    """Of a block mask for so many queries and keys."""
+    """Return the shape of a block mask for this many queries and keys."""
     return B, H, tiles_of(Sq), 1 + tiles_of(Sk)
 
 
 def _add_block_masks(add: Callable[..., None]) -> None:
-    """Hidden, seen and cut tiles, ragged ends, of all heads or each its own; fewer queries than a tile has."""
+    """Add block masks: hidden, visible and cut tiles, ragged ends, one mask for all heads or one each, few queries."""
     edge: Row = {"dtypes": ("bfloat16", "float32"), "tags": {Tag.TEST, Tag.EDGE}, "return_lse": True}
     for name, q, kv, own, params in (
         ("blocks_documents", (2, 4, 2100, 64), (2, 2100), (1, 1), {"mask_mod": documents, "causal": True}),
@@ -152,7 +154,7 @@ def _add_block_masks(add: Callable[..., None]) -> None:
 
 
 def _add_wide(add: Callable[..., None]) -> None:
-    """Wide heads of 16 bits, many queries and few; options that need much of whoever multiplies."""
+    """Add wide heads of 16 bits, many queries and few, with the most demanding options."""
     both: Row = {"dtypes": ("bfloat16", "float16"), "tags": {Tag.TEST}}
     add("plain_d256", (1, 2, 150, 256), (1, 200), **both, return_lse=True)
     add("causal_d256", (2, 2, 257, 256), (1, 270), **both, causal=True, return_lse=True)
@@ -222,7 +224,7 @@ def _cases() -> tuple[Case, ...]:
         B = 2 if number % 5 == 1 else 1
         shapes, params = paired(row, (B, 2, 5, 8), (1, 13 + 6 * (number % 3 == 0)), 4)
         cases.append(Case(f"sim_options_{number}", "float32", shapes, params, frozenset(sim)))
-    # the pairs of tile, dtype, width and options for the offline compiler
+    # pairs of tile, dtype, width and options for the offline compiler
     build = {Tag.COMPILE}
     add("d64v128", (1, 2, 256, 64), (1, 256), ("float32",), build, Dv=128, causal=True, return_lse=True)
     add("d256", (1, 2, 256, 256), (1, 256), ("bfloat16",), build, causal=True, return_lse=True)
@@ -313,13 +315,13 @@ def _varlen_cases() -> tuple[Case, ...]:
         score_mod=bent,
         mask_mod=woven,
     )
-    # longer than those that have two kernels for their gradient, of heads of 128 and of 64
+    # longer than the cases whose gradient takes two kernels, heads of 128 and 64
     add("varlen_longer", 5, (700, 4), (800, 2), 128, test, causal=True, sinks=True)
     add("varlen_longer_d64", 3, (700, 2), (650, 2), 64, test)
     add("varlen_longer_d64_causal", 3, (650, 2), (700, 1), 64, test, causal=True)
     add("varlen_d256", 4, (300, 2), (310, 1), 256, test, causal=True, sinks=True)
     add("varlen_few_queries", 4, (11, 8), (3000, 2), 128, test, causal=True, window=(900, 0), sinks=True)
-    # few queries of some sequences, more of others, and keys of one split and of several
+    # sequences with few queries and with more; keys of one split and of several
     add("varlen_few_and_many", 6, (330, 8), (3300, 2), 128, edge, causal=True, sinks=True)
     add("varlen_no_tokens", 2, (0, 2), (9, 1), 16, {Tag.TEST, Tag.EDGE, Tag.SIM})
     add("varlen_no_sequences", 0, (0, 2), (0, 2), 16, {Tag.TEST, Tag.EDGE, Tag.SIM}, max_seqlen_q=4, max_seqlen_k=4)
@@ -337,13 +339,13 @@ def _varlen_cases() -> tuple[Case, ...]:
         seed=True,
         dropout_p=0.3,
     )
-    # tokens behind the last sequence belong to none: sequences are too short to have them all
+    # tokens behind the last sequence belong to none: the sequences are too short for all tokens
     add("varlen_ends_early", 5, (90, 4), (120, 2), 24, edge, causal=True, sinks=True, max_seqlen_q=9, max_seqlen_k=13)
     add("varlen_ends_early_d128", 3, (300, 4), (330, 2), 128, test, causal=True, max_seqlen_q=70, max_seqlen_k=80)
     add("varlen_all_tokens_left", 0, (7, 2), (9, 2), 16, edge, max_seqlen_q=4, max_seqlen_k=4)
     add("sim_varlen_left", 0, (7, 2), (9, 2), 16, {Tag.SIM}, max_seqlen_q=4, max_seqlen_k=4)
     add("sim_varlen_early", 3, (22, 2), (41, 1), 8, {Tag.SIM}, causal=True, sinks=True, max_seqlen_q=5, max_seqlen_k=7)
-    # keys that are ranges, of lengths that add up to more than there are
+    # keys as ranges whose lengths add up to more than the number of keys
     add("ranges", 4, (200, 4), (210, 2), 64, test, ranges=True)
     add("ranges_causal", 5, (300, 4), (330, 2), 128, edge, ranges=True, causal=True, window=(90, 0), sinks=True)
     add(
@@ -364,7 +366,7 @@ def _varlen_cases() -> tuple[Case, ...]:
         seed=True,
         dropout_p=0.3,
     )
-    # shared by few queries and many, in kernels that make the whole gradient and in those that make parts of it
+    # ranges that few and many queries share, in kernels of the whole gradient and of its parts
     add("ranges_longer", 5, (700, 4), (800, 2), 128, test, ranges=True, causal=True, max_seqlen_k=600)
     add("ranges_longer_d64", 4, (700, 2), (650, 1), 64, test, ranges=True, softcap=1.5, max_seqlen_k=500)
     add("ranges_few_queries", 4, (11, 8), (3000, 2), 128, test, ranges=True, causal=True, max_seqlen_k=2600)
@@ -377,7 +379,7 @@ def _varlen_cases() -> tuple[Case, ...]:
 
 
 def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Normal values; ALiBi's own slopes, two keys of three kept, sequences of all lengths, 0 among them."""
+    """Normal values; ALiBi's own slopes, two keys of three kept, sequences of all lengths, including 0."""
     inputs = {entry.name: entry for entry in spec.inputs}
     drawn = [name for name in case.shapes if inputs[name].role is not Role.OTHER and name != "alibi_slopes"]
     made = standard_normal(spec, Case(case.name, case.dtype, {name: case.shapes[name] for name in drawn}), rng)

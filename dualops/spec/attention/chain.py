@@ -1,4 +1,4 @@
-"""All options of a problem as one: a chain of functions, made of those of each."""
+"""Compose all options of a problem into one chain of functions."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from .option import LEFT, RIGHT, UNBOUNDED, At, Curve, OptionVariant, Parts, Ver
 
 
 class Chain(NamedTuple):
-    """All options of a problem as one. `args` is the tuple of their arguments, in order.
+    """All options of a problem, composed. `args` is the tuple of their arguments, in order.
 
-    Queries m0 to m1 and keys n0 to n1 (ends excluded) are a tile of at least one; `offset` is the position of query 0.
+    Queries m0 to m1 and keys n0 to n1 (ends excluded) are a nonempty tile; `offset` is the position of query 0.
     """
 
     score: Callable[..., Any]  # (score, args, at) -> score
     fetch: Callable[..., Any] | None  # (args, at) -> a word, as in Parts
-    score_fetched: Callable[..., Any] | None  # (score, args, at, word, odd) -> score: the same, by what was fetched
+    score_fetched: Callable[..., Any] | None  # (score, args, at, word, odd) -> score, with the fetched word
     slope: Callable[..., Any]  # (score, args, at) -> d score(score) / d score
-    curve: Curve | None  # of all their arguments, where one option alone changes scores, by a curve
+    curve: Curve | None  # with arguments of all options; only if one option alone changes scores, by a curve
     keys: Callable[..., Any]  # (args, i, opposite, Sk) -> first, end: within 0 and Sk
     queries: Callable[..., Any]  # (args, j, opposite, Sq) -> first, end: within 0 and Sq
-    pick: Callable[..., Any]  # (args, at) -> bool: whether a pair within these ranges is seen
+    pick: Callable[..., Any]  # (args, at) -> bool: whether a pair within these ranges is visible
     seed: Callable[..., Any]  # (args) -> a word, as in Parts
     keeps: Callable[..., Any]  # (args, at, seed, below, right) -> four words, as in Parts
     growth: Callable[..., Any]  # (args) -> number
-    weights: Callable[..., Any]  # (args, at) -> twice four numbers, of eight probabilities
-    sink: Callable[..., Any]  # (args, h) -> number; -inf where there is no sink
-    visible: Callable[..., Any]  # (args, at) -> bool: by ranges and by picks
-    weight: Callable[..., Any]  # (args, at) -> number: the one of eight that is of this score
-    key_range: Callable[..., Any]  # (args, m0, m1, offset, Sk) -> first, end of what some of the queries may see
-    query_range: Callable[..., Any]  # (args, n0, n1, offset, Sq) -> first, end of what may see some of the keys
-    full: Callable[..., Any]  # (args, m0, m1, n0, n1, offset, Sq, Sk) -> bool: whether all are there and see all
-    within: Callable[..., Any]  # the same as far as ranges tell, whatever picks say
-    scores: bool  # whether some option changes scores,
-    fetches: bool  # by what can be fetched before,
-    bends: bool  # with a slope that may be other than 1,
-    picks: bool  # some mask picks pairs,
-    picks_keys: bool  # all that do pick keys,
-    weighs: bool  # whether probabilities have a weight,
-    sinks: bool  # and rows a sink
-    reads: bool  # whether scores read an array at their places
+    weights: Callable[..., Any]  # (args, at) -> two tuples of four numbers, for eight probabilities
+    sink: Callable[..., Any]  # (args, h) -> number; -inf without a sink
+    visible: Callable[..., Any]  # (args, at) -> bool: by ranges and picks
+    weight: Callable[..., Any]  # (args, at) -> number: the one of eight for this score
+    key_range: Callable[..., Any]  # (args, m0, m1, offset, Sk) -> first, end: keys that some of these queries may see
+    query_range: Callable[..., Any]  # (args, n0, n1, offset, Sq) -> first, end: queries that may see some of these keys
+    full: Callable[..., Any]  # (args, m0, m1, n0, n1, offset, Sq, Sk) -> bool: whether all exist and see all
+    within: Callable[..., Any]  # as `full`, by ranges only, without picks
+    scores: bool  # some option changes scores
+    fetches: bool  # ... with data that can be fetched before
+    bends: bool  # ... with a slope that may differ from 1
+    picks: bool  # some mask picks pairs
+    picks_keys: bool  # all masks that pick pairs look at batch and key only
+    weighs: bool  # probabilities have a weight
+    sinks: bool  # rows have a sink
+    reads: bool  # scores read an array at their places
 
 
 def compose(having: Sequence[OptionVariant], verbs: Verbs) -> Chain:
-    """The chain of the options that a problem has, made of functions for the place that `verbs` are for."""
+    """Compose the chain of a problem's options, with functions for the platform of `verbs`."""
     parts = [option.make(verbs, facts) for option, facts in having]
     joined = _nothing(verbs)
     for index, own in enumerate(parts):
@@ -75,7 +75,7 @@ def compose(having: Sequence[OptionVariant], verbs: Verbs) -> Chain:
 
 
 def _nothing(verbs: Verbs) -> Parts:
-    """What a problem without options has, of the arguments of all options, as have `_joined` and all below."""
+    """Return the functions without any option. Like `_joined` and all below, they take the arguments of all options."""
     ONE, NOTHING, integer = verbs.number(1), verbs.number(-inf), verbs.integer
     NO_SEED, ALL = verbs.word(0), verbs.low(LEFT | RIGHT)
 
@@ -115,7 +115,7 @@ def _nothing(verbs: Verbs) -> Parts:
 
 
 def _joined(earlier: Parts, own: Parts, INDEX: int, verbs: Verbs) -> Parts:
-    """With one more option, whose arguments are number INDEX."""
+    """Add one more option, whose arguments have the number INDEX."""
     joined = earlier._replace(reads=earlier.reads or own.reads)
     if own.score is not None:
 
@@ -168,7 +168,7 @@ def _joined(earlier: Parts, own: Parts, INDEX: int, verbs: Verbs) -> Parts:
 
 
 def _fetched(parts: Sequence[Parts], verbs: Verbs) -> dict[str, Any]:
-    """What scores go through where one option fetches."""
+    """Return the score functions if one option fetches."""
 
     @verbs.verb
     def score(score, args, at, word, odd):
@@ -222,7 +222,7 @@ def _curve(parts: Sequence[Parts], verbs: Verbs) -> Curve | None:
 
 
 def _overlap(earlier: Callable[..., Any], own: Callable[..., Any], INDEX: int, verbs: Verbs) -> Callable[..., Any]:
-    """What two ranges have in common."""
+    """Intersect two ranges."""
     larger, smaller = verbs.larger, verbs.smaller
 
     @verbs.verb
@@ -235,7 +235,7 @@ def _overlap(earlier: Callable[..., Any], own: Callable[..., Any], INDEX: int, v
 
 
 def _visible(parts: Parts, verbs: Verbs) -> Callable[..., Any]:
-    """Masks as one question about a pair that is there."""
+    """Return one function for all masks, for a pair within the sequences."""
 
     @verbs.verb
     def visible(args, at):
@@ -246,7 +246,7 @@ def _visible(parts: Parts, verbs: Verbs) -> Callable[..., Any]:
 
 
 def _weights(parts: Parts, verbs: Verbs) -> Callable[..., Any]:
-    """The weights of eight probabilities."""
+    """Return the function of eight probabilities' weights."""
     ZERO, NONE, low, where = verbs.number(0), verbs.low(0), verbs.low, verbs.where
 
     @verbs.verb
@@ -268,7 +268,7 @@ def _weights(parts: Parts, verbs: Verbs) -> Callable[..., Any]:
 
 
 def _weight(weights: Callable[..., Any], verbs: Verbs, weighs: bool) -> Callable[..., Any]:
-    """The weight of one probability."""
+    """Return the function of one probability's weight."""
     ONE, integer, where = verbs.number(1), verbs.integer, verbs.where
 
     @verbs.verb
@@ -291,7 +291,7 @@ def _weight(weights: Callable[..., Any], verbs: Verbs, weighs: bool) -> Callable
 
 
 def _of_tiles(parts: Parts, verbs: Verbs, picks: bool) -> dict[str, Any]:
-    """What the ranges of the first and the last row say of a tile."""
+    """Return functions about a whole tile, derived from the ranges of its first and last row."""
     integer, ANY_MAY_BE_HIDDEN = verbs.integer, picks
 
     @verbs.verb

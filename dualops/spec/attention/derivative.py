@@ -1,4 +1,4 @@
-"""d f / d first parameter, made of f's tree: beside each value that depends on the parameter goes its slope.
+"""d f / d first parameter, generated from f's syntax tree: each value that depends on the parameter gets a slope.
 
     def f(x, i):                        def f_slope(x, i):
         if i > 3:                           slope_x = 1.0
@@ -10,7 +10,7 @@
                                                 y = math.tanh(x)
                                             return slope_y
 
-Where a function has a kink (abs, max, a comparison) the slope is that of the side which the function takes.
+At a kink of the function (abs, max, a comparison) the slope is that of the side that the function takes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 
 from .source import Source, build, definition, positional, source_of
 
-# of functions of one number x that both modules have; `m` is the module that the function is from
+# functions of one number x that both modules have; `m` is the function's module
 SLOPES = {
     "exp": "m.exp(x)",
     "exp2": "m.exp2(x) * 0.6931471805599453",
@@ -67,29 +67,29 @@ KEPT = (ast.Pass, ast.Break, ast.Continue, ast.Assert, ast.Raise)
 ZERO = ast.Constant(0.0)
 
 
-Assigned = tuple[str, ast.expr | None]  # a variable, and the slope of what it is given
+Assigned = tuple[str, ast.expr | None]  # a variable, and the slope of its value
 
 
 class Step(NamedTuple):
-    """A value and its slope, None where it is 0."""
+    """A value and its slope, None if it is 0."""
 
     value: ast.expr
     slope: ast.expr | None
 
 
 def slope_of(function: FunctionType, count: int) -> FunctionType:
-    """The slope of a function along its first parameter, as a function of the same `count` parameters.
+    """Return the slope of a function along its first parameter, as a function of the same `count` parameters.
 
-    TypeError where the function has no source, or does what has no known slope.
+    Raises TypeError if the function has no source, or uses an operation without a known slope.
     """
     return build(_Slope(function, count, frozenset({0}), (), {}).made())
 
 
 class _Slope:
-    """How one function's slope is written, along those of its parameters whose numbers are in `along`.
+    """Writes the slope of one function, along the parameters whose numbers are in `along`.
 
-    For the outermost, which has no callers, the slope of its first parameter is 1. Those of a helper's parameters are
-    further parameters, after its own. `helpers`: the slopes of helpers that were made already.
+    In the outermost function, which has no callers, the slope of the first parameter is 1. In a helper, the slopes of
+    its parameters are further parameters, after its own. `helpers`: slopes of helpers that exist already.
     """
 
     def __init__(
@@ -109,17 +109,17 @@ class _Slope:
         self.modules = {"math": self.fresh("math"), "np": self.fresh("np")}
         self.values: dict[str, Any] = {self.modules["math"]: math, self.modules["np"]: np}
         self.given = [self.source.parameters[index] for index in sorted(along)]
-        self.slopes: dict[str, str] = {}  # of variables that have one, and what it is called
+        self.slopes: dict[str, str] = {}  # variable -> the name of its slope
         for name in self.given:
             self._has_slope(name)
         for node in ast.walk(self.source.tree):
-            if isinstance(node, ast.NamedExpr):  # an assignment that may be left out with the value it is part of
+            if isinstance(node, ast.NamedExpr):  # an assignment within an expression that may be skipped
                 raise self._unknown(node)
 
     def made(self) -> Source:
         tree = self.source.tree
         body, known = self._block(tree.body), 0
-        while known != len(self.slopes):  # a variable that got a slope may give one to others, in a loop also earlier
+        while known != len(self.slopes):  # in a loop, a new slope may give one to other variables, also to earlier ones
             known = len(self.slopes)
             body = self._block(tree.body)
         names = list(self.source.parameters)
@@ -174,7 +174,7 @@ class _Slope:
                 raise self._unknown(node)
 
     def _pairs(self, target: ast.expr, value: ast.expr) -> list[Assigned]:
-        """(name, slope) of what an assignment gives a value; names that get a slope have one from now on."""
+        """Return (name, slope) for each assigned value; names with a slope are recorded."""
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
             return [pair for parts in zip(target.elts, value.elts) for pair in self._pairs(*parts)]
         slope = self.slope(value)
@@ -185,7 +185,7 @@ class _Slope:
         return [(name, slope) for name in _names(target)]
 
     def _assigned(self, pairs: list[Assigned], node: ast.stmt) -> Iterator[ast.stmt]:
-        """The statement that goes before an assignment, while its value's variables are still the old ones."""
+        """Yield the statement before an assignment; its value still uses the old variables."""
         if pairs := [pair for pair in pairs if pair[0] in self.slopes]:
             yield ast.copy_location(self._set(pairs), node)
 
@@ -199,7 +199,7 @@ class _Slope:
     # --- expressions -----------------------------------------------------------------------------
 
     def slope(self, node: ast.expr) -> ast.expr | None:
-        """The slope of an expression, None where it is 0 everywhere."""
+        """Return the slope of an expression, None if it is 0 everywhere."""
         match node:
             case ast.Name(id=name):
                 return _load(self.slopes[name]) if name in self.slopes else None
@@ -236,7 +236,7 @@ class _Slope:
         raise self._unknown(node)
 
     def _is_constant(self, node: ast.expr) -> bool:
-        """Whether no variable in it has a slope."""
+        """Whether no variable in the expression has a slope."""
         return not any(isinstance(part, ast.Name) and part.id in self.slopes for part in ast.walk(node))
 
     def _binary(self, node: ast.BinOp, op: ast.operator, a: Step, b: Step) -> ast.expr | None:
@@ -270,7 +270,7 @@ class _Slope:
         raise self._unknown(node)
 
     def _power(self, node: ast.expr, a: Step, b: Step) -> ast.expr | None:
-        """The slope of a ** b along a."""
+        """Return the slope of a ** b along a."""
         write = self._writer(node, a=a.value, b=b.value, da=a.slope)
         try:
             exponent = ast.literal_eval(b.value)
@@ -281,7 +281,7 @@ class _Slope:
         return write(f"{exponent!r} * a ** {exponent - 1!r} * da")
 
     def _call(self, node: ast.Call, called: ast.expr, args: list[Step]) -> ast.expr | None:
-        """The slope of a call; some arguments have one."""
+        """Return the slope of a call with some arguments that have one."""
         try:
             function = self.source.value(called)
             hash(function)
@@ -312,7 +312,7 @@ class _Slope:
         raise self._unknown(node)
 
     def _clip(self, node: ast.Call, x: ast.expr, low: ast.expr | None, high: ast.expr | None) -> ast.expr | None:
-        """The slope of np.clip(x, low, high); a bound may be None."""
+        """Return the slope of np.clip(x, low, high); a bound may be None."""
         dx, tests = self.slope(x), [text for text, bound in (("(x >= low)", low), ("(x <= high)", high)) if bound]
         if any(bound and self.slope(bound) for bound in (low, high)):
             raise self._unknown(node)
@@ -321,14 +321,14 @@ class _Slope:
         return self._writer(node, x=x, dx=dx, low=low, high=high)(f"np.where({' & '.join(tests)}, dx, 0.0)")
 
     def _chosen(self, node: ast.expr, function: Callable[..., Any], called: ast.expr, one: Step, two: Step) -> Step:
-        """The smaller or the larger; Python takes the first of two that are equal."""
+        """Return the slope of min or max; Python takes the first of two equal values."""
         value = ast.copy_location(ast.Call(called, [one.value, two.value], []), node)
         write = self._writer(node, a=one.value, b=two.value, da=one.slope or ZERO, db=two.slope or ZERO)
         test = "b > a" if function in (max, np.maximum) else "b < a"
         return Step(value, write(f"db if {test} else da" if function in (min, max) else f"np.where({test}, db, da)"))
 
     def _helper(self, node: ast.Call, function: FunctionType, args: list[Step]) -> ast.expr:
-        """The slope of a call of a Python function, which gets a slope of its own."""
+        """Return the slope of a call of a Python function, whose own slope is generated too."""
         along = frozenset(index for index, arg in enumerate(args) if arg.slope is not None)
         key = (function, len(args), along)
         if key not in self.helpers:
@@ -340,7 +340,7 @@ class _Slope:
         return ast.copy_location(ast.Call(_load(name), given, []), node)
 
     def _writer(self, node: ast.expr, module: str = "np", **parts: ast.expr | None) -> Callable[[str], ast.expr]:
-        """A function from an expression's text to its tree, with trees in place of the names in `parts`."""
+        """Return a function from an expression's text to its tree, with trees in place of the names in `parts`."""
         names = {**parts, "m": _load(self.modules[module]), "np": _load(self.modules["np"])}
 
         class Fill(ast.NodeTransformer):

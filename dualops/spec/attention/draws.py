@@ -30,7 +30,7 @@ def cubed_slope(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def striped(b: Any, h: Any, i: Any, j: Any) -> Any:
-    """Whole tiles are hidden, and some are not."""
+    """Hides whole tiles, and leaves others."""
     return (i // 16 + j // 16 + b) % 2 == 0
 
 
@@ -41,13 +41,13 @@ def nothing(b: Any, h: Any, i: Any, j: Any) -> Any:
 SCORE_MODS = (bent, leaning, (cubed, cubed_slope))
 MASK_MODS = (woven, striped, nothing)
 PER_HEAD = [entry.name for option in OPTIONS_VARLEN for entry in option.inputs if entry.axes == ("H",)]
-# parameters without values of their own here: theirs are those of the cases
+# parameters that take their values from the cases
 DRAWN = ("causal", "window", "softcap", "score_mod", "mask_mod", "dropout_p")
 OTHERS = [param.name for option in OPTIONS_VARLEN for param in option.params if param.name not in DRAWN]
 
 
 def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Of flash_attention: any options together, in a quarter of the draws none."""
+    """Draw a problem of flash_attention: any options together; none in a quarter of the draws."""
     D, Dv, rows = _widths(rng, max_elements)
     Sq, Sk = (random_size(rng, min(rows, LONGEST)) for _ in range(2))
     if Sq * Sk > max_elements:
@@ -68,8 +68,8 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Of flash_attention_varlen; the generator then draws how long each sequence is, some of them empty, how many
-    tokens belong to none, and where ranges of keys lie.
+    """Draw a problem of flash_attention_varlen. Its generator draws the lengths of the sequences (some empty), how many
+    tokens belong to none, and the ranges of keys.
     """
     D, Dv, rows = _widths(rng, max_elements)
     B = int(rng.integers(0, 7))
@@ -84,7 +84,8 @@ def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
     options, params = _options(rng, _share(rng), H)
     for side, total in (("q", total_q), ("k", total_k)):
         least = -(-total // max(B, 1))
-        lengths = (least // 2, least, int(rng.integers(least, total + 1)), total + 3)  # of the first, ends come early
+        # with the first one, sequences end before the last token
+        lengths = (least // 2, least, int(rng.integers(least, total + 1)), total + 3)
         params[f"max_seqlen_{side}"] = lengths[rng.integers(4)]
     if ranges and rng.random() < 0.5:
         params["total_k_lengths"] = int(rng.integers(0, 2 * total_k + 1))
@@ -92,7 +93,7 @@ def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def _widths(rng: np.random.Generator, max_elements: int) -> tuple[int, int, int]:
-    """D, Dv, both wider than 128 in one draw of ten alone, and how many rows that leaves."""
+    """Draw D, Dv and the number of rows that remain; both are wider than 128 only in one draw of ten."""
     limit = min(512 if rng.random() < 0.1 else 128, max_elements)
     D = max(random_size(rng, limit), 1)
     Dv = D if rng.random() < 0.4 else max(random_size(rng, limit), 1)
@@ -100,7 +101,7 @@ def _widths(rng: np.random.Generator, max_elements: int) -> tuple[int, int, int]
 
 
 def _heads(rng: np.random.Generator, most: int) -> tuple[int, int, int]:
-    """H, Hkv, and how many heads all batches together may have."""
+    """Draw H and Hkv; also return the most heads that all batches may have together."""
     heads = max(most, 1)
     Hkv = 1 + int(rng.integers(min(heads, 4)))
     group = 1 + int(rng.integers(min(heads // Hkv, 4)))
@@ -108,12 +109,12 @@ def _heads(rng: np.random.Generator, most: int) -> tuple[int, int, int]:
 
 
 def _share(rng: np.random.Generator) -> float:
-    """How likely each option is."""
+    """Draw the probability of each option."""
     return float(rng.choice([0.0, 0.2, 0.2, 0.6]))
 
 
 def _broadcasting(full: tuple[int, ...], rng: np.random.Generator) -> tuple[int, ...]:
-    """A shape that broadcasts to `full`: axes of size 1, and of those that lead any number not there."""
+    """Draw a shape that broadcasts to `full`: axes of size 1, and some leading axes missing."""
     first = int(rng.integers(len(full) + 1)) if rng.random() < 0.3 else 0
     shape = tuple(size if axis >= first and rng.random() < 0.6 else 1 for axis, size in enumerate(full))
     leading = next((axis for axis, size in enumerate(shape) if size != 1), len(shape))
@@ -121,7 +122,7 @@ def _broadcasting(full: tuple[int, ...], rng: np.random.Generator) -> tuple[int,
 
 
 def _options(rng: np.random.Generator, share: float, H: int) -> Drawn:
-    """The options that both forms have."""
+    """Draw the options of both forms."""
     shapes: Shapes = {}
     params: dict[str, Any] = {"causal": [False, True, "top_left"][rng.integers(3)], "return_lse": bool(rng.integers(2))}
     if rng.random() < 0.4:
@@ -147,17 +148,17 @@ def _options(rng: np.random.Generator, share: float, H: int) -> Drawn:
 
 
 def _side(rng: np.random.Generator) -> int | None:
-    """Of a window: unbounded, none, few keys, many, more than there are."""
+    """Draw one side of a window: unbounded, none, few keys, many, more than all."""
     return [None, 0, int(rng.integers(1, 9)), int(rng.integers(9, LONGEST)), 10**6][rng.integers(5)]
 
 
 def special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
-    """What float32 and float64 have alike.
+    """Return the special values with the same effect in float32 and float64.
 
     q, k, bias, sinks, slopes: no score so large that its own rounding decides the row. v: no sum over the keys that
-    overflows, also where dropout scales it up, and in a gradient none that overflows in half precision; and no
-    infinity, since a probability that is tiny in float64 and 0 in float32 makes of it an infinity here and a NaN there.
-    In half precision no value of v decides a sum: its error would be the rounding of one probability.
+    overflows, also under dropout; in a gradient no sum that overflows in half precision; and no infinity: times a
+    probability that is tiny in float64 and 0 in float32, it would give inf in one and NaN in the other. In half
+    precision no value of v decides a sum: the error would be the rounding of one probability.
     """
     if name == "v" and not backward and case.dtype in ("float32", "float64"):
         keys = prod(case.shapes["k"][:-1])

@@ -1,16 +1,19 @@
-"""Dropout of probabilities, by Philox-4x32-7 (Salmon et al. 2011, doi:10.1145/2063384.2063405), whichever kernel runs.
+"""Dropout of probabilities by Philox-4x32-7 (Salmon et al. 2011, doi:10.1145/2063384.2063405), the same in every
+kernel.
 
-Seven rounds are the fewest with which the paper found it to pass all of BigCrush; its ten are three more.
+Seven rounds are the fewest that pass all of BigCrush in the paper. Its recommendation of ten includes three for safety.
 
-Key: the two halves of the 64-bit seed. Counter: of b * H + h the lower half, 4 * (j // 16) + j % 8 // 2, the upper
-half, 8 * (i // 16) + i % 8. So keys and queries come in where a round multiplies nothing: the first round is the same
-for a head, and of the two behind it half of what is multiplied is the same for a query, and half for a key. Of the
-four words that come of it, query i and key j take number 2 * (j // 8 % 2) + i // 8 % 2, and of that the lower half
-where j is even, else the upper. So one call serves rows r and r + 8 of sixteen, and of sixteen columns two adjacent
-ones and those 8 further: what a thread holds of two neighbouring tiles of tensor cores, a word for what is packed as
-one (`keeps`). The probability is dropped where the lower 15 bits of the half are below t = round(2**15 * dropout_p),
-at most 2**15 - 1, else divided by the share that stays, 1 - t / 2**15. Fifteen bits, as the floats of 16 that they are
-without a sign are in order: a kernel compares two at once.
+Key: the two halves of the 64-bit seed. Counter: the lower half of b * H + h, 4 * (j // 16) + j % 8 // 2, the upper
+half, 8 * (i // 16) + i % 8. Keys and queries are counter words that the first round does not multiply. So the first
+round is the same for a whole head. In the next two, half of the products are the same for a query, and half for a key.
+
+Query i and key j take word 2 * (j // 8 % 2) + i // 8 % 2 of the four results: its lower half for even j, else its upper
+half. So one Philox call serves rows r and r + 8 of sixteen, and two adjacent columns of sixteen with those 8 further.
+That is what a thread holds of two neighbouring tensor-core tiles: one word per packed pair (`keeps`).
+
+The probability is dropped if the lower 15 bits of the half are below t = round(2**15 * dropout_p), at most 2**15 - 1.
+Otherwise it is divided by the share that stays, 1 - t / 2**15. Fifteen bits compare in order as 16-bit floats without a
+sign: a kernel compares two at once.
 """
 
 from __future__ import annotations
@@ -23,20 +26,20 @@ from ..meta import ArrayMeta, Strided
 from .option import MOST_BOUND, Option, Parts, Verbs
 
 ROUNDS = 7
-DRAWS = 2**15  # values that decide
+DRAWS = 2**15  # number of values that are compared
 HALF = 2**16
-BOTH = HALF + 1  # times what half a word holds: both halves hold it
+BOTH = HALF + 1  # times a 16-bit number: both halves of a word hold it
 
 
 class Facts(NamedTuple):
-    on_device: bool  # where the seed is
-    few_stay: bool  # so few that their bound passes what `Verbs.at_least` takes
+    on_device: bool  # the seed is on the device
+    few_stay: bool  # the bound of what stays is too large for `Verbs.at_least`
 
 
 class Args(NamedTuple):
     seed: Any
     heads: Any
-    bounds: Any  # the least that stays, in both halves of a word
+    bounds: Any  # the smallest number that stays, in both halves of a word
     scale: Any
 
 
@@ -58,7 +61,7 @@ def make(v: Verbs, facts: Facts) -> Parts:
 
     @v.verb
     def by_sum(words, bounds):
-        """What drops leaves the highest bit of its half clear."""
+        """The highest bit of a half is clear where the probability is dropped."""
         return low(low(low(low(words & DECIDE) + low(FULL - bounds)) >> CARRY & BIT) * ALL)
 
     stays = v.at_least if v.at_least and not facts.few_stay else by_sum
@@ -109,7 +112,7 @@ def variant(problem: Problem) -> Facts | None:
 
 
 def _dropped(problem: Problem) -> int:
-    """Of DRAWS."""
+    """Return t, of DRAWS."""
     return min(round(DRAWS * problem.dropout_p), DRAWS - 1)
 
 

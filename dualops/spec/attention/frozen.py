@@ -1,8 +1,8 @@
-"""A copy of a function with all that it reads from outside as it is now: nothing that happens later changes it.
+"""Copy a function together with everything that it reads from outside: later changes do not affect the copy.
 
-Copied are variables of the functions around it, globals, default values, the functions that it calls, arrays, lists,
-and of modules and other objects the attributes that it takes from them. What was not copied is not there: a copy that
-came to read it would raise an error, never see a later value.
+Copied are variables of the enclosing functions, globals, default values, called functions, arrays, lists, and the
+attributes that it reads from modules and other objects. What was not copied does not exist for the copy: to read it
+would raise an error, never give a later value.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ import numpy as np
 from .source import code_facts, constant_facts
 
 PLAIN = (bool, int, float, complex, str, bytes)
-OF_CODE = 1 << 9  # the flag of a type that Python code made, and can change: Py_TPFLAGS_HEAPTYPE
+OF_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the type was made by Python code, and can change
 FROZEN = "__frozen__"  # a global of every copy
 MISSING = object()
 ATTRIBUTE, GLOBAL = ("LOAD_ATTR", "LOAD_METHOD"), ("LOAD_GLOBAL", "LOAD_NAME")
-Path = tuple[str, ...]  # attributes that are taken of a variable, one of another
+Path = tuple[str, ...]  # attributes read from a variable, each from the one before
 AS_IT_IS: Set[Path] = frozenset({()})
 
 
 class Attributes(ModuleType):
-    """What a copy has in place of a module or another object: the attributes that it takes from it."""
+    """Replaces a module or another object in a copy: the attributes that the function reads from it."""
 
 
 OF_EVERY_MODULE = frozenset(vars(ModuleType("")))
 
 
 def frozen(function: FunctionType) -> FunctionType:
-    """The copy; of a function that is one, or was built from one, the function itself.
+    """Return the copy; a copy, or a function built from one, is returned as it is.
 
-    TypeError where it reads what no kernel can have, or changes what is not its own.
+    Raises TypeError if it reads what no kernel can have, or changes what is not its own.
     """
     return function if FROZEN in function.__globals__ else _Copying().function(function)
 
@@ -47,16 +47,16 @@ def frozen(function: FunctionType) -> FunctionType:
 
 
 class Reads(NamedTuple):
-    """The names that aren't locals, and the attributes that are taken of each: () where it is used as it is."""
+    """The names that are not local, and the attributes read from each: () if a name is used directly."""
 
     cells: dict[str, set[Path]]
     globals: dict[str, set[Path]]
-    attributes: frozenset[str]  # that are taken of anything
+    attributes: frozenset[str]  # attributes read from anything
 
 
 @lru_cache(maxsize=256)
 def _reads(code: CodeType) -> Reads:
-    """TypeError for a function that changes, or imports, what is not its own."""
+    """Collect what a function reads. Raises TypeError if it changes, or imports, what is not its own."""
     steps = list(_steps(code))
     _check_harmless(code, steps)
     found = Reads({}, {}, frozenset(step.argval for _, step in steps if step.opname in ATTRIBUTE))
@@ -75,7 +75,7 @@ def _reads(code: CodeType) -> Reads:
 
 
 def _steps(code: CodeType) -> Iterator[tuple[CodeType, dis.Instruction]]:
-    """The instructions of a function and of those inside it, each with the code that it is in."""
+    """Yield the instructions of a function and of those inside it, each with its code object."""
     for step in dis.get_instructions(code):
         if step.opname not in ("EXTENDED_ARG", "PUSH_NULL", "NOP"):
             yield code, step
@@ -98,7 +98,7 @@ def _check_harmless(code: CodeType, steps: list[tuple[CodeType, dis.Instruction]
 
 
 class _Copying:
-    """The making of one copy. `made`: functions and their copies, by the functions' ids: they may call one another."""
+    """Makes one copy. `made`: functions and their copies, by the functions' ids: functions may call one another."""
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[FunctionType, FunctionType]] = {}
@@ -126,23 +126,23 @@ class _Copying:
         return copy
 
     def value(self, name: str, value: Any, paths: Set[Path], attributes: frozenset[str]) -> Any:
-        """The copy of a value, of which `paths` are used; where it goes further as it is, `attributes` may be."""
+        """Copy a value, whose `paths` are used; where it is passed on as it is, `attributes` may be read."""
         if value is None or isinstance(value, PLAIN) or _is_number(value) or _is_fixed(value):
             return value
         if _is_array(value):
-            return np.ndarray(value.shape, value.dtype, value.tobytes())  # on bytes, which nobody can write to
+            return np.ndarray(value.shape, value.dtype, value.tobytes())  # on bytes, which are read-only
         if isinstance(value, (tuple, list)):
             parts = [self.value(name, part, AS_IT_IS, attributes) for part in value]
             if isinstance(value, list):
                 return parts
             same = all(part is old for part, old in zip(parts, value))
-            return value if same else getattr(value, "_make", tuple)(parts)  # of a named one
+            return value if same else getattr(value, "_make", tuple)(parts)  # _make: a named tuple
         if isinstance(value, FunctionType):
             return self.function(value)
         return self.attributes(name, value, paths, attributes)
 
     def attributes(self, name: str, value: Any, paths: Set[Path], mentioned: frozenset[str]) -> Attributes:
-        """What stands for an object."""
+        """Return the replacement of an object."""
         wanted = {path[0] for path in paths if path} | (mentioned if () in paths else frozenset())
         copy = Attributes(value.__name__ if isinstance(value, ModuleType) else name)
         for attribute in sorted(wanted):
@@ -163,7 +163,7 @@ def _parts(attributes: Attributes) -> Iterator[tuple[str, Any]]:
 
 
 def content(cell: CellType) -> Any:
-    """What a cell holds; MISSING where that is nothing as yet."""
+    """Return the content of a cell; MISSING if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -179,25 +179,25 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether it is a function or a type of Python's own or of NumPy's, which do the same for ever."""
-    if isinstance(value, BuiltinFunctionType):  # or a method of some object
+    """Whether it is a function or a type of Python or NumPy, which never change."""
+    if isinstance(value, BuiltinFunctionType):  # it may be a method of some object
         return value.__self__ is None or isinstance(value.__self__, ModuleType)
     if isinstance(value, type):
         return not value.__flags__ & OF_CODE
-    if isinstance(value, np.ufunc):  # or made of a Python function
+    if isinstance(value, np.ufunc):  # it may be made from a Python function
         return any(getattr(sys.modules.get(name), value.__name__, None) is value for name in ("numpy", "scipy.special"))
     return isinstance(value, type(np.where))
 
 
-# --- whether it is as it was -------------------------------------------------------------------------
+# --- whether the copy is current ----------------------------------------------------------------------
 
 
 def is_unchanged(function: FunctionType, copy: FunctionType, seen: tuple[FunctionType, ...] = ()) -> bool:
-    """Whether a copy made now would be the same as this one, which was made of the function before."""
+    """Whether a copy made now would equal this one, which was made from the function before."""
     code = function.__code__
     if code is not copy.__code__:
         return False
-    if any(function is other for other in seen):  # it calls itself, or what calls it
+    if any(function is other for other in seen):  # it calls itself, or a function that calls it
         return True
     seen, reads = (*seen, function), copy.__dict__["reads"]
     for name, cell, kept in zip(code.co_freevars, function.__closure__ or (), copy.__closure__ or ()):
@@ -215,7 +215,7 @@ def is_unchanged(function: FunctionType, copy: FunctionType, seen: tuple[Functio
 
 
 def is_same(value: Any, kept: Any, seen: tuple[FunctionType, ...] = ()) -> bool:
-    """Whether a copy of the value would be as one that was made before."""
+    """Whether a copy of the value would equal the earlier one."""
     kind = type(kept)
     if value is kept:
         return True
@@ -237,7 +237,7 @@ def is_same(value: Any, kept: Any, seen: tuple[FunctionType, ...] = ()) -> bool:
 
 
 def facts(value: Any, seen: tuple[FunctionType, ...] = ()) -> str:
-    """All that a copy does, or another of its values, the same in every process."""
+    """Describe all that a copy does, or a value in it, as text that is the same in every process."""
     if value is None or isinstance(value, PLAIN):
         return constant_facts(value)
     if isinstance(value, (np.ndarray, np.generic)):
@@ -255,7 +255,7 @@ def facts(value: Any, seen: tuple[FunctionType, ...] = ()) -> str:
 
 def _function_facts(function: FunctionType, seen: tuple[FunctionType, ...]) -> str:
     if function in seen:
-        return f"function {seen.index(function)}"  # it calls itself, or what calls it
+        return f"function {seen.index(function)}"  # it calls itself, or a function that calls it
     code, scope, seen = function.__code__, function.__globals__, (*seen, function)
     values = [("default", value) for value in function.__defaults__ or ()]
     values += (function.__kwdefaults__ or {}).items()
@@ -272,7 +272,7 @@ Place = tuple[tuple[str, Any], ...]  # steps from a function: ("cell", 0), ("glo
 
 
 def leaves(copy: FunctionType) -> Iterator[tuple[Place, Any]]:
-    """All values that a copy has of what its function read, and where that found each; of a tuple its items."""
+    """Return all values that a copy has of its function's variables, with their places; of a tuple its items."""
     return _leaves(copy, (), ())
 
 

@@ -1,4 +1,4 @@
-"""A user's function of numbers: checked, named by all that it depends on, and differentiable."""
+"""A user's function of numbers: checked, identified by everything it depends on, and differentiable."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ DIGITS = 24  # of a digest
 class UserFunction:
     """A Python function of `parameters`, equal to any other that does the same.
 
-    It is a copy: variables from outside count as they are when this is made (see `frozen`). TypeError where one of them
-    is none of those that a kernel can have: numbers, strings, tuples and arrays of them, functions and modules.
+    It is a copy: variables from outside keep the values that they have when this is made (see `frozen`). Raises
+    TypeError for a variable that no kernel can have. Allowed are numbers, strings, tuples and arrays of them, functions
+    and modules.
     """
 
     def __init__(self, function: FunctionType, parameters: tuple[str, ...], derivative: UserFunction | None = None):
         self.function, self.parameters, self._given = frozen(function), parameters, derivative
-        told = "\n".join([function.__name__, *parameters, repr(derivative), facts(self.function)])
-        self.digest = hashlib.sha256(told.encode()).hexdigest()[:DIGITS]
+        text = "\n".join([function.__name__, *parameters, repr(derivative), facts(self.function)])
+        self.digest = hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
     @cached_property
     def derivative(self) -> UserFunction:
-        """d result / d first parameter, a function of the same parameters.
+        """Return d result / d first parameter, a function of the same parameters.
 
-        TypeError where it can't be made and none was given.
+        Raises TypeError if it can't be generated and none was given.
         """
         return self._given or UserFunction(slope_of(self.function, len(self.parameters)), self.parameters)
 
@@ -54,10 +55,10 @@ class UserFunction:
 
 
 def function_of(*parameters: str) -> Callable[[Any], UserFunction]:
-    """The domain of Python functions that take these parameters, by position: integers, and numbers named "score".
+    """Return the domain of Python functions with these positional parameters: integers, and numbers named "score".
 
-    Where the first is "score", also a pair (function, derivative). A function is called once, with score 0.5 and zeros.
-    As long as nothing that it reads has changed, it stands for the same UserFunction, which takes microseconds to find.
+    If the first is "score", a pair (function, derivative) is accepted too. A function is called once, with score 0.5
+    and zeros. As long as nothing that it reads has changed, it maps to the same UserFunction, found in microseconds.
     """
 
     def domain(value: Any) -> UserFunction:
@@ -76,14 +77,15 @@ def function_of(*parameters: str) -> Callable[[Any], UserFunction]:
     return domain
 
 
-_last: WeakKeyDictionary[FunctionType, dict[Any, UserFunction]] = WeakKeyDictionary()  # what a function stood for
-_alive: WeakValueDictionary[Any, UserFunction] = WeakValueDictionary()  # by what they do, and the place of their source
+# the last UserFunctions of a function
+_last: WeakKeyDictionary[FunctionType, dict[Any, UserFunction]] = WeakKeyDictionary()
+_alive: WeakValueDictionary[Any, UserFunction] = WeakValueDictionary()  # by what they do and where their source is
 
 
 def _user(
     function: Any, parameters: tuple[str, ...], which: str = "", derivative: UserFunction | None = None
 ) -> UserFunction:
-    """The function with the values of now, if a call with sample numbers gives what it should."""
+    """Return the function with its current values, if a call with sample numbers gives a valid result."""
     last = _last.get(function, {}) if isinstance(function, FunctionType) else {}
     user = last.get((parameters, derivative))
     if user is None or not is_unchanged(function, user.function):
@@ -100,38 +102,38 @@ def _user(
 
 
 def _check(function: Any, parameters: tuple[str, ...], which: str) -> None:
-    told = f"of ({', '.join(parameters)})"
+    expected = f"of ({', '.join(parameters)})"
     if not isinstance(function, FunctionType):
         raise TypeError(
-            f"{which}of type {type(function).__name__}, expected a Python function {told}, made by def or lambda"
+            f"{which}of type {type(function).__name__}, expected a Python function {expected}, made by def or lambda"
         )
     code, count = function.__code__, len(parameters)
     needed = code.co_argcount - len(function.__defaults__ or ())
     if not needed <= count or not (count <= code.co_argcount or code.co_flags & CO_VARARGS):
-        raise TypeError(f"{which}a function of {code.co_argcount} arguments, expected one {told}")
+        raise TypeError(f"{which}a function of {code.co_argcount} arguments, expected one {expected}")
     if code.co_kwonlyargcount > len(function.__kwdefaults__ or {}):
-        raise TypeError(f"{which}a function with arguments that only have names, expected one {told}")
+        raise TypeError(f"{which}a function with arguments that only have names, expected one {expected}")
 
 
 def _try(function: FunctionType, parameters: tuple[str, ...], which: str) -> None:
-    # NumPy's numbers: as in a kernel, what is divided by zero is infinite, and ~ turns a truth value round
+    # NumPy's numbers: as in a kernel, a division by zero is infinite, and ~ inverts a truth value
     sample = [np.float64(0.5) if name == "score" else np.int64(0) for name in parameters]
     try:
         with np.errstate(all="ignore"):
             result = function(*sample)
     except Exception as error:
-        raise ValueError(f"{which}for {_told(parameters, sample)} {_said(error, function)}") from error
+        raise ValueError(f"{which}for {_arguments_text(parameters, sample)} {_said(error, function)}") from error
     wanted, kind = ("a number", (Real, np.number)) if parameters[0] == "score" else ("True or False", (bool, np.bool_))
     if not isinstance(result, kind) or isinstance(result, complex):
-        raise ValueError(f"{which}for {_told(parameters, sample)} it gives {result!r}, expected {wanted}")
+        raise ValueError(f"{which}for {_arguments_text(parameters, sample)} it gives {result!r}, expected {wanted}")
 
 
-def _told(parameters: tuple[str, ...], sample: list[Any]) -> str:
+def _arguments_text(parameters: tuple[str, ...], sample: list[Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in zip(parameters, sample, strict=True))
 
 
 def _said(error: Exception, function: FunctionType) -> str:
-    """What an exception said, and at which line of the user's file."""
+    """Describe an exception, and the line of the user's file that raised it."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if frame.filename == function.__code__.co_filename]
     line = own[-1].lineno if own else function.__code__.co_firstlineno

@@ -1,8 +1,8 @@
 """A user's own score and mask: score_mod(score, b, h, i, j) -> score, mask_mod(b, h, i, j) -> bool.
 
-b, h, i, j: batch, query head, query and key in their sequence, integers of 64 bits, so that i * j is what it is in
-Python. The functions see one score at a time. Public functions pass both through `as_they_are` first, so that a call
-and its gradient know the variables of one moment.
+b, h, i, j: batch, query head, query and key in their sequence, integers of 64 bits, so that i * j is the same as in
+Python. The functions see one score at a time. Public functions first pass both through `as_they_are`, so that a call
+and its gradient read the same values of variables.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ MASK_MOD = Option(
 
 
 def as_they_are(score_mod: Any, mask_mod: Any) -> tuple[Any, Any]:
-    """Both with the variables that they read as they are now: UserFunctions.
+    """Return both as UserFunctions, with the current values of the variables that they read.
 
-    What is no such function stays what it is, for `Spec.bind` to refuse.
+    Anything else is returned unchanged, for `Spec.bind` to refuse.
     """
     if score_mod is not None:
         score_mod = _as_it_is(SCORE_MOD, score_mod)

@@ -8,7 +8,7 @@ from ..base import Param, Problem
 from ..domains import finite, optional
 from .option import Curve, Option, Parts, Verbs
 
-USUAL = 1000.0  # an error beside 1 is so many times smaller than one of a score, at most
+USUAL = 1000.0  # an error in a term next to 1 counts as at most this many times smaller than one in a score
 
 
 class Args(NamedTuple):

@@ -1,6 +1,6 @@
-"""A Python function as a tree to rewrite, and a Python function made of a tree.
+"""Parse a Python function to a syntax tree, and build a Python function from a tree.
 
-Trees come from the file that the function was compiled from; that they are the function's is seen from its bytecode.
+A tree comes from the file that the function was compiled from. Its bytecode must match the function's.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-OF_CLIP = {"a": 0, "a_min": 1, "min": 1, "a_max": 2, "max": 2}  # np.clip's parameters, and their places
+OF_CLIP = {"a": 0, "a_min": 1, "min": 1, "a_max": 2, "max": 2}  # np.clip's parameters and their places
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A function: its tree, which has positional parameters and a body alone, and what its other names mean."""
+    """A function's tree, with only positional parameters and a body, and the values of its other names."""
 
     tree: ast.FunctionDef
     values: Mapping[str, Any]  # what it closes over
@@ -39,11 +39,11 @@ class Source:
 
     @cached_property
     def locals(self) -> frozenset[str]:
-        """Parameters, and names that are assigned."""
+        """Return parameters and assigned names."""
         return frozenset({*self.parameters, *_stored(self.tree.body)})
 
     def value(self, node: ast.AST) -> Any:
-        """What a name, or a name with attributes, stands for. LookupError where only a call could tell."""
+        """Return the value of a name, or of a name with attributes. Raises LookupError if it depends on the call."""
         if isinstance(node, ast.Attribute):
             owner = self.value(node.value)
             if not hasattr(owner, node.attr):
@@ -57,7 +57,7 @@ class Source:
         raise LookupError(node.id)
 
     def clipped(self, call: ast.Call) -> tuple[ast.expr, ast.expr | None, ast.expr | None] | None:
-        """What a call of np.clip clips, and the lower and the upper bound where there is one. None for other calls."""
+        """Return what a call of np.clip clips, and its lower and upper bound if given. None for other calls."""
         found: list[ast.expr | None] = [None, None, None]
         places = [*range(len(call.args)), *(OF_CLIP.get(keyword.arg or "") for keyword in call.keywords)]
         for place, value in zip(places, [*call.args, *(keyword.value for keyword in call.keywords)]):
@@ -78,7 +78,7 @@ class Source:
             return False
 
     def fresh_names(self) -> Callable[[str], str]:
-        """A function from a stem to a name that nothing has, a new one at each call."""
+        """Return a function from a stem to an unused name, a new one at each call."""
         taken = {*self.values, *self.parameters}
         taken.update(node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name))
 
@@ -99,9 +99,9 @@ _made: WeakKeyDictionary[FunctionType, Source] = WeakKeyDictionary()
 
 
 def build(source: Source) -> FunctionType:
-    """The function that a tree says. Its lines are those of `source.file`, for tracebacks and for Numba's errors."""
+    """Build the function of a tree. Its lines are those of `source.file`, for tracebacks and for Numba's errors."""
     inner = copy.copy(source.tree)
-    while inner.name in source.values:  # as where one lambda calls another, which its own name would hide
+    while inner.name in source.values:  # one lambda may call another, which its own name would hide
         inner.name += "_"
     tree = ast.fix_missing_locations(_factory(inner, tuple(source.values)))
     scope: dict[str, Any] = {}
@@ -113,9 +113,9 @@ def build(source: Source) -> FunctionType:
 
 
 def source_of(function: FunctionType, count: int) -> Source:
-    """The tree of a function, as one of `count` parameters; what it has beyond them keeps its default.
+    """Return the tree of a function, as one of `count` parameters; further parameters keep their defaults.
 
-    Raises TypeError, in a message that goes on from the function's name, where there is no source, or not as it was.
+    Raises TypeError, in a message that continues after the function's name, if there is no source or it has changed.
     """
     if function in _made:
         return _made[function]
@@ -131,7 +131,7 @@ def source_of(function: FunctionType, count: int) -> Source:
 
 
 def _with_parameters(source: Source, function: FunctionType, count: int) -> Source:
-    """The function with `count` parameters; the others, which have defaults, as names that it closes over."""
+    """Return the function with `count` parameters; the others have defaults and become names that it closes over."""
     arguments, fresh = source.tree.args, source.fresh_names()
     own = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     values = {**source.values, **(function.__kwdefaults__ or {})}
@@ -173,7 +173,7 @@ def _factory(inner: ast.stmt | ast.expr, free: tuple[str, ...]) -> ast.Module:
     return ast.Module([definition("factory", positional(free), body)], [])
 
 
-# --- which tree is the function's --------------------------------------------------------------------
+# --- find the function's tree --------------------------------------------------------------------------
 
 
 def _node(code: CodeType) -> ast.FunctionDef | ast.Lambda:
@@ -201,7 +201,7 @@ def _first_line(node: ast.FunctionDef | ast.Lambda) -> int:
 
 
 def _compiled(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> CodeType:
-    """The code of a function by itself: decorators, defaults and annotations belong to what is around it."""
+    """Return the code of a function alone: decorators, defaults and annotations belong to the enclosing code."""
     arguments = copy.deepcopy(node.args)
     arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
     for argument in ast.walk(arguments):
@@ -209,7 +209,7 @@ def _compiled(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> CodeType:
             argument.annotation = None
     if isinstance(node, ast.Lambda):
         bare: ast.stmt | ast.expr = ast.copy_location(ast.Lambda(arguments, node.body), node)
-    else:  # by a name that its body can't mean
+    else:  # by a name that its body can't use
         bare = ast.copy_location(definition("<function>", arguments, node.body), node)
     module = compile(ast.fix_missing_locations(_factory(bare, code.co_freevars)), "", "exec", dont_inherit=True)
     return _inner(_inner(module))
@@ -220,7 +220,7 @@ def _inner(code: CodeType) -> CodeType:
 
 
 def _steps(code: CodeType) -> list[Any]:
-    """What a code object does, step by step. How a method is called depends on what else its module imports."""
+    """Return the steps of a code object. How a method is called depends on what else its module imports."""
     steps: list[Any] = [code.co_varnames, code.co_freevars, code.co_cellvars]
     for instruction in dis.get_instructions(code):
         name, value = instruction.opname.replace("METHOD", "ATTR"), instruction.argval
@@ -233,7 +233,7 @@ def _steps(code: CodeType) -> list[Any]:
 
 
 def code_facts(code: CodeType) -> str:
-    """All that matters of a code object, the same in every process."""
+    """Describe all that matters of a code object, the same in every process."""
     constants = [code_facts(c) if isinstance(c, CodeType) else constant_facts(c) for c in code.co_consts]
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     flags = code.co_flags & (CO_VARARGS | CO_VARKEYWORDS | CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
@@ -242,7 +242,7 @@ def code_facts(code: CodeType) -> str:
 
 
 def constant_facts(constant: Any) -> str:
-    """A constant, its type and its sign; the members of a set in order."""
+    """Describe a constant, its type and its sign; the members of a set in order."""
     if isinstance(constant, frozenset):
         return repr(sorted(map(constant_facts, constant)))
     if isinstance(constant, tuple):

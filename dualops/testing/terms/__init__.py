@@ -1,7 +1,7 @@
-"""What the results of operators are differences of, for `spec.compare`.
+"""The magnitudes of the terms in each operator's results, for `spec.compare`.
 
-What needs NumPy alone is a field of the spec, `terms` or `gradient_terms`. What needs the reference's own functions is
-a module here of the operator's name, or its parent's, with `result_terms`, `gradient_terms` or both.
+Terms that need only NumPy are a field of the spec, `terms` or `gradient_terms`. Those that need the reference's own
+functions are in a module here with the operator's name, or its parent's, as `result_terms`, `gradient_terms` or both.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from ...spec.base import Terms
 
 
 def terms_of(spec: Spec, backward: bool) -> Terms:
-    """(arrays, problem) -> by name, how large the terms are that a result, or with `backward` a gradient, adds up."""
+    """Return a function (arrays, problem) -> by name, the magnitude of the terms of each result, or gradient with
+    `backward`.
+    """
     own = spec.gradient_terms if backward else spec.terms
     module = module_of(spec)
     return own or getattr(module, "gradient_terms" if backward else "result_terms", _nothing)
 
 
 def module_of(spec: Spec) -> ModuleType | None:
-    """The module here of the operator's name, else of its parent's."""
+    """Return the module here for the operator, else for its parent."""
     name = next((name for name in (spec.name, spec.parent) if name in _modules()), None)
     return import_module(f"{__name__}.{name}") if name else None
 
@@ -37,5 +39,5 @@ def _modules() -> frozenset[str]:
 
 
 def _nothing(arrays: Mapping[str, np.ndarray], problem: Problem) -> dict[str, float]:
-    """Nothing cancels that the truth would not show."""
+    """No terms: nothing cancels without the truth showing it."""
     return {}

@@ -1,4 +1,4 @@
-"""What attention's results and gradients cancel."""
+"""Terms of attention's results and gradients, for cancellation."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ EPS = float(np.finfo(np.float32).eps)
 
 
 def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
-    """Of each gradient the largest sum of magnitudes that it is the sum of; what is no number counts as 0.
+    """Return for each gradient the largest sum of magnitudes of its terms; NaN and infinity count as 0.
 
-    dS = P * (dP - delta) is the difference of two sums, which agree where a query sees one key alone, and all gradients
-    but dv are sums of such. So dS counts as P * (|dP| + |delta|), and dP and delta as sums of |do| * |v|, |do| * |o|.
-    P = exp(S - lse) is known to eps times what S adds up, slope * scale * q * k, whose roundings add in squares. Where
-    that is more than a few, P is 1 or 0, if the greatest score is farther from the others than roundings reach.
+    dS = P * (dP - delta) is the difference of two sums, which are equal for a query with a single key. All gradients
+    except dv are sums of dS. So dS counts as P * (|dP| + |delta|), with dP and delta as sums of |do| * |v| and |do| *
+    |o|. P = exp(S - lse) is accurate to eps times the terms of S, slope * scale * q * k, whose roundings add in
+    squares. If that is more than a few, P may still be exact: it is 1 or 0 in a row whose greatest score exceeds the
+    others by more than the roundings.
     """
     largest = {output.name: 0.0 for output in problem.spec.gradients}
     d_sinks: Any = 0.0
-    by_key = {f"d{name}": np.zeros(arrays[name].shape) for name in ("k", "v")}  # sums of sequences that share keys
+    # sums over the sequences that share keys
+    by_key = {f"d{name}": np.zeros(arrays[name].shape) for name in ("k", "v")}
     for part, keys, options in _sequences(arrays, problem):
         found, lost = _terms(part, options)
         for name, terms in found.items():
@@ -39,10 +41,12 @@ def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
 
 
 def result_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
-    """Of o and lse in float64, where truth is no more exact than the kernel: P is known to eps times its score."""
+    """Return the terms of o and lse in float64, whose truth is no more exact than the kernel: P is accurate to eps
+    times its score.
+    """
     largest = {"o": 0.0, "lse": 0.0}
     if problem.dtype != "float64":
-        return largest  # the baseline's error has it
+        return largest  # the baseline's error covers it
     for x, _, options in _sequences(arrays, problem):
         at, group = options.everywhere(), options.problem.group
         with np.errstate(all="ignore"):
@@ -61,7 +65,9 @@ def result_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
 
 
 def _sequences(arrays: Arrays, problem: Problem) -> Iterator[tuple[dict[str, np.ndarray], slice | None, Options]]:
-    """Whole sequences in float64, as [B, H, S, width] and [B, H, S], their keys among all, of varlen, and options."""
+    """Yield whole sequences in float64, as [B, H, S, width] and [B, H, S], the place of varlen's keys among all, and
+    options.
+    """
     wide = {name: array.astype(np.float64) for name, array in arrays.items() if array.dtype.kind not in "bi"}
     if "cu_seqlens_q" not in arrays:
         yield wide, None, options_of(problem, arrays, gradient=True)
@@ -74,7 +80,7 @@ def _sequences(arrays: Arrays, problem: Problem) -> Iterator[tuple[dict[str, np.
 
 
 def _terms(x: Mapping[str, np.ndarray], options: Options) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Terms of dq, dk, dv and dbias, and of dsinks [H], of whole sequences."""
+    """Return the terms of dq, dk, dv and dbias, and of dsinks [H], of whole sequences."""
     problem, at = options.problem, options.everywhere()
     size = {name: np.nan_to_num(np.abs(array), posinf=0.0) for name, array in x.items()}
     with np.errstate(all="ignore"):
@@ -104,7 +110,7 @@ def _terms(x: Mapping[str, np.ndarray], options: Options) -> tuple[dict[str, np.
 
 
 def _softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-    """Made of the scores alone: a saved lse is a float32, which may be a number far from one of float64."""
+    """Softmax of the scores alone: a saved lse is a float32, which may be far from the float64 value."""
     row_max = scores.max(axis=-1, keepdims=True, initial=-np.inf)  # [B, H, Sq, 1]
     if sinks is not None:
         row_max = np.maximum(row_max, sinks[..., None])
@@ -116,7 +122,7 @@ def _softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
 
 
 def _open(scores: np.ndarray, sinks: np.ndarray | None, sizes: np.ndarray) -> np.ndarray:
-    """`sizes`, what scores add up; 0 in rows where these are large and whose greatest score is far from the others."""
+    """Return `sizes`, the scores' terms; 0 in rows with large terms whose greatest score is far from the others."""
     if sinks is not None:
         scores = np.concatenate([scores, np.broadcast_to(sinks[..., None], (*scores.shape[:-1], 1))], axis=-1)
     if scores.shape[-1] < 2:

@@ -1,4 +1,4 @@
-"""What the sums of a matrix product cancel."""
+"""Terms of a matrix product, for cancellation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def result_terms(arrays: Arrays, given: Problem) -> dict[str, float]:
-    """The largest sum of |a| * |b|, with the bias: none of the activations stretches a difference by more than 1.13."""
+    """Return the largest sum of |a| * |b|, with the bias: no activation stretches a difference by more than 1.13."""
     size = _sizes(arrays)
     with np.errstate(all="ignore"):
         terms = _op(size["a"], given.transpose_a) @ _op(size["b"], given.transpose_b) + size.get("bias", 0.0)
@@ -21,7 +21,7 @@ def result_terms(arrays: Arrays, given: Problem) -> dict[str, float]:
 
 
 def gradient_terms(arrays: Arrays, given: Problem) -> dict[str, float]:
-    """Of each gradient the largest sum of magnitudes; dz counts as |act'(z)| * |dy| + |dpreactivation|."""
+    """Return for each gradient the largest sum of magnitudes; dz counts as |act'(z)| * |dy| + |dpreactivation|."""
     size = _sizes(arrays)
     with np.errstate(all="ignore"):
         dz = size["dy"]
@@ -38,7 +38,7 @@ def gradient_terms(arrays: Arrays, given: Problem) -> dict[str, float]:
 
 
 def _sizes(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Magnitudes in float64; what is no number counts as 0."""
+    """Return magnitudes in float64; NaN and infinity count as 0."""
     return {name: np.nan_to_num(np.abs(array.astype(np.float64)), posinf=0.0) for name, array in arrays.items()}
 
 

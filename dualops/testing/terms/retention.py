@@ -1,7 +1,7 @@
-"""What retention's results and gradients add up.
+"""Terms of retention's results and gradients, for cancellation.
 
-A result is a sum of products, some of which cancel. Their roundings are independent, so that they add in squares: a
-form is run here on the squares of its inputs, which gives the sum of the squares of all products.
+A result is a sum of products, some of which cancel. Their roundings are independent, so they add in squares. A form
+applied to the squares of its inputs gives the sum of the squares of all products.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def result_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
-    """Of each result the largest root of the sum of squares of what it adds up; what is no number counts as 0.
+    """Return for each result the largest root of the sum of its squared terms; NaN and infinity count as 0.
 
-    o = u / n where n may be a sum too: it is known to eps of what that adds up, and o to o / n times as much.
+    o = u / n where n may be a sum too: n is accurate to eps of its terms, which adds to o's error o / n times as much.
     """
     largest = {output.name: 0.0 for output in problem.spec.outputs}
     for one, x in _parts(arrays, problem):
@@ -53,7 +53,7 @@ def result_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
 
 
 def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
-    """The same of each gradient; do . o is a sum as well."""
+    """Return for each gradient the largest root of the sum of its squared terms; do . o is a sum too."""
     largest = {output.name: 0.0 for output in problem.spec.gradients}
     for one, x in _parts(arrays, problem):
         q, k, v = _squares(x, "q"), _squares(x, "k"), _with_ones(_squares(x, "v"))
@@ -79,7 +79,7 @@ def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
 
 
 def _parts(arrays: Arrays, problem: Problem) -> Iterator[tuple[Problem, dict[str, np.ndarray]]]:
-    """Whole sequences in float64, each with the call that it is."""
+    """Yield whole sequences in float64, each with its call."""
     wide = {name: x.astype(np.float64) if x.dtype.kind != "i" else x for name, x in arrays.items()}
     if "cu_seqlens" not in arrays:
         yield problem, wide
@@ -105,7 +105,7 @@ def _with_ones(v: np.ndarray) -> np.ndarray:
 
 
 def _joined(x: Arrays, state: str, norm: str) -> np.ndarray | None:
-    """The squares of a state, and of its norm, 0 where one is not there; None if neither is."""
+    """Return the squares of a state and of its norm, 0 for a missing one; None if both are missing."""
     if state not in x and norm not in x:
         return None
     B, H, D, Dv = (*x["q"].shape[:2], x["q"].shape[-1], x["v"].shape[-1])
@@ -117,7 +117,7 @@ def _joined(x: Arrays, state: str, norm: str) -> np.ndarray | None:
 
 
 def _decay(problem: Problem, x: Arrays) -> AnyDecay:
-    """That of squares."""
+    """Return the decay of squares."""
     decay = decay_of(problem, x)
     if isinstance(decay, StepDecay):
         return StepDecay(2 * decay.logs.astype(np.float64))

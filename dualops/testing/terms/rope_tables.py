@@ -1,4 +1,4 @@
-"""What rope's tables are known to."""
+"""Terms of rope's tables: how accurate cos and sin can be."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def result_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
-    """The largest angle, to float64's precision: the spec computes angles in float64 whatever the tables' dtype.
+    """Return the largest angle, in units of float64's precision: angles are computed in float64 for any dtype of
+    tables.
 
-    cos and sin are at most `attention_factor`, 1 as a rule, and are known to so many times that as float64 tables may
-    be off by: floor * eps * angle. `compare` multiplies terms by the floor and the eps of the problem, so that they are
-    divided by those here. They are infinite where nothing is known of cos and sin: of angles near 1e14.
+    cos and sin are at most `attention_factor`, usually 1, and are accurate to that times the allowed error of float64
+    tables: floor * eps * angle. `compare` multiplies terms by the floor and the eps of the problem, so they are divided
+    by those here. They are infinite if nothing is known of cos and sin: for angles near 1e14.
     """
     largest = float(np.abs(arrays["positions"].astype(np.float64)).max(initial=0))
     frequencies = inverse_frequencies(2 * problem.half, problem.theta, problem.scaling)

@@ -1,4 +1,4 @@
-"""dualops on more than one GPU: attention over sequences whose tokens are shared out among processes.
+"""dualops on more than one GPU: attention over sequences whose tokens are split among processes.
 
     from dualops.torch_bridge.distributed import context_parallel, positions, shard
 

@@ -1,13 +1,13 @@
-"""Whether the ranks of a group agree on a call, before they exchange anything of it.
+"""Check that the ranks of a group agree on a call, before they exchange anything of it.
 
-Ranks that disagree, on a shape say, would wait for one another for ever or mix up their numbers. So each call begins
-with an all-gather of WIDTH integers from every rank: whether it refuses its own arguments, how many tokens it has, and
-a hash of each argument that must be the same. What any rank finds wrong, all ranks raise.
+Ranks that disagree, on a shape for example, would deadlock or mix up their numbers. So each call begins with an
+all-gather of WIDTH integers from every rank: whether it refuses its own arguments, how many tokens it has, and a hash
+of each argument that must be the same. An error on any rank is raised on all ranks.
 
-On a CPU every call waits for these integers. A GPU is waited for by the first call of each kind: other arguments, other
-documents. A later one only compares on the device. That costs one small all-gather a call, overlapped with other work.
-If the ranks disagree in such a call, each rank that has a call of a new kind raises ValueError, and on all others a
-device-side assertion fails, which ends their processes.
+On a CPU every call waits for these integers. A call on a GPU waits only if it is the first of its kind, with new
+arguments or documents. A later one compares on the device, at the cost of one small all-gather per call, overlapped
+with other work. If the ranks disagree in such a call, each rank with a call of a new kind raises ValueError. On all
+others a device-side assertion fails, which ends their processes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .layout import Ends, Layout, layout_of
 from .ranks import Ranks
 
 WIDTH = 20
-REFUSED, TOKENS, HASHES = 0, 1, 2  # places among the integers; hashes from there on
-MOST_KNOWN = 1000  # calls that are known to be the same on all ranks, before they are forgotten
+REFUSED, TOKENS, HASHES = 0, 1, 2  # places among the integers; the hashes begin at the last
+MOST_KNOWN = 1000  # most calls that are remembered as equal on all ranks
 Row = tuple[int, ...]
-_KNOWN: dict[tuple[str, Row], Tensor] = {}  # group and this rank's integers -> those of all ranks
+_KNOWN: dict[tuple[str, Row], Tensor] = {}  # group and this rank's integers -> the integers of all ranks
 
 
 def agreed_layout(
     op: str, ranks: Ranks, ends: Ends | None, balance: str, tokens: int, same: Mapping[str, Any]
 ) -> Layout:
-    """The layout of a call that all ranks make, this one with so many tokens.
+    """Return the layout of a call that all ranks make; this rank has `tokens` tokens.
 
-    ends: None for one document, of as many tokens as all ranks have. same: the other arguments that must be the same,
-    by names for an error; their reprs say all. Raises ValueError on every rank where they differ, where a rank has
-    refused its arguments, or has another number of tokens than its share.
+    ends: None for one document with the tokens of all ranks. same: the other arguments that must be equal, by names for
+    an error; their reprs must determine them. Raises ValueError on every rank if they differ, if a rank has refused its
+    arguments, or if its number of tokens is not its share.
     """
     if ranks.size == 1:
         counts: list[int] | None = [tokens]
@@ -60,7 +60,7 @@ def agreed_layout(
 
 
 def refused(op: str, ranks: Ranks, refusal: Exception | None) -> Exception:
-    """Let the other ranks know that this one refuses its arguments. Returns the refusal."""
+    """Notify the other ranks that this one refuses its arguments. Returns the refusal."""
     assert refusal is not None
     if ranks.size > 1:
         _found(ranks, (1, *[0] * (WIDTH - 1)))
@@ -68,7 +68,7 @@ def refused(op: str, ranks: Ranks, refusal: Exception | None) -> Exception:
 
 
 def _agreed(op: str, ranks: Ranks, row: Row, names: tuple[str, ...], *, ask: bool) -> list[int] | None:
-    """The tokens of each rank; None where nobody was waited for. ask: wait in any case."""
+    """Return the tokens of each rank; None if the call did not wait. ask: wait in any case."""
     key = (ranks.group.group_name, row)
     if not ask and key in _KNOWN:
         _compare(op, ranks, _KNOWN[key])
@@ -89,14 +89,14 @@ def _agreed(op: str, ranks: Ranks, row: Row, names: tuple[str, ...], *, ask: boo
 
 
 def _found(ranks: Ranks, row: Row) -> tuple[Tensor, list[list[int]]]:
-    """The integers of all ranks, and what they are. Waits for the stream that they come on alone."""
+    """Return the integers of all ranks, as a tensor and as lists. Waits only for the stream that receives them."""
     with ranks.aside():
         table = _exchanged(ranks, torch.tensor(row, dtype=torch.int64).to(ranks.device))
         return table, table.tolist()
 
 
 def _compare(op: str, ranks: Ranks, known: Tensor) -> None:
-    """Compare the integers of all ranks with what they were, without waiting: an assertion on the device."""
+    """Compare the integers of all ranks with the earlier ones, without waiting: an assertion on the device."""
     ranks.aside_waits()
     with ranks.aside():
         same = (_exchanged(ranks, known[ranks.rank].clone()) == known).all()
@@ -111,5 +111,5 @@ def _exchanged(ranks: Ranks, row: Tensor) -> Tensor:
 
 @lru_cache(maxsize=MOST_KNOWN)
 def _hashed(text: str) -> int:
-    """63 bits."""
+    """Hash to 63 bits."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,4 +1,4 @@
-"""The attention of one rank, some heads at a time, and its gradient."""
+"""The attention of one rank and its gradient, some heads at a time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .layout import Layout
 from .ranks import Ranks
 from .transfers import Gathering, Heads, Returning, sum_in_order
 
-AT_ONCE = 2**25  # bytes of K and V of all ranks that are not worth more than one gather
-GROUPS = 4  # of heads, where there are more bytes
+AT_ONCE = 2**25  # bytes of K and V of all ranks up to which one gather is enough
+GROUPS = 4  # of heads, for more bytes
 
 
 class Part(NamedTuple):
-    """Some heads of k and v, and those of q that share them."""
+    """Some heads of k and v, and the heads of q that share them."""
 
     kv: Heads
     q: Heads
@@ -39,7 +39,7 @@ def _parts(call: Call, layout: Layout) -> list[Part]:
 
 
 class ContextParallel(torch.autograd.Function):
-    """q, k, v, alibi_slopes, sinks and what is known of the call -> o, lse."""
+    """q, k, v, alibi_slopes, sinks and the checked call -> o, lse."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ class ContextParallel(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    """Of those, which has none itself."""
+    """The gradient; not differentiable itself."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor | None, ...]:
@@ -102,7 +102,7 @@ def _backward(
     dlse: Tensor | None,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """dq, dk, dv, None and dsinks, those that are wanted."""
+    """Return dq, dk, dv, None and dsinks, those that are needed."""
     q, k, v = (x.detach() for x in call[:3])
     o, lse = o.detach(), lse.detach()
     do = torch.zeros_like(o) if do is None else with_dense_rows(do.detach())
@@ -141,7 +141,7 @@ def _backward(
 
 
 class _Attention(NamedTuple):
-    """Of some heads: `flash_attention_varlen` and its gradient, written to memory of the caller's."""
+    """`flash_attention_varlen` and its gradient for some heads, writing to the caller's memory."""
 
     tables: tuple[Any, ...]  # cu_seqlens_q, cu_seqlens_k, k_starts, k_lengths
     lengths: tuple[int, int, int]

@@ -1,4 +1,4 @@
-"""A call of `context_parallel`: what a rank can see of whether it is right, and what all ranks must have in common."""
+"""Check a call of `context_parallel`: what one rank can check, and what all ranks must have in common."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ REFUSED = {
 TENSORS = ("q", "k", "v", "alibi_slopes", "sinks")
 PARAMS = ("causal", "scale", "window", "softcap")
 MOST_RIGHT = 1000
-_RIGHT: set[Any] = set()  # shapes, dtypes and options that the spec has taken
+_RIGHT: set[Any] = set()  # shapes, dtypes and options that the spec has accepted
 
 
 class Call(NamedTuple):
-    """A right call: its tensors, its options as they are in the spec, and what all ranks must have in common."""
+    """A valid call: its tensors, its options in the spec's form, and what all ranks must have in common."""
 
     q: Tensor
     k: Tensor
@@ -53,7 +53,7 @@ class Call(NamedTuple):
         return [x for x in (self.q, self.k, self.v, self.alibi_slopes, self.sinks) if x is not None]
 
     def same(self) -> dict[str, Any]:
-        """What all ranks must have in common, beside documents and balance, by names for an error."""
+        """Arguments that must be equal on all ranks, apart from documents and balance, by names for an error."""
         gradients = torch.is_grad_enabled() and [x.requires_grad for x in self.tensors]
         per_head = {
             name: x if x is None else (x.dtype, tuple(x.shape))
@@ -81,7 +81,7 @@ def checked(
     gather_heads: Any,
     options: Mapping[str, Any],
 ) -> Call:
-    """Raises TypeError, ValueError and NotImplementedError for what this rank can see of a wrong call."""
+    """Check the call on this rank. Raises TypeError, ValueError and NotImplementedError for a wrong one."""
     options = dict(options)
     for name, reason in REFUSED.items():
         value = options.pop(name, None)
@@ -111,7 +111,7 @@ def checked(
 
 
 def _params(options: Mapping[str, Any]) -> dict[str, Any]:
-    """causal, scale, window and softcap as the spec has them."""
+    """Return causal, scale, window and softcap in the spec's form."""
     known = {param.name: param for param in SPEC.params if param.name in PARAMS}
     for name in options:
         if name not in known:
@@ -136,7 +136,7 @@ def _refuse_without_causality(name: str, value: Any) -> NoReturn:
 def _checked_tensors(
     ranks: Ranks, q: Any, k: Any, v: Any, alibi_slopes: Any, sinks: Any, params: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The tensors of a call in the dtypes that they are computed in."""
+    """Return the tensors of a call in the dtypes of the computation."""
     optional = {name: x for name, x in (("alibi_slopes", alibi_slopes), ("sinks", sinks)) if x is not None}
     for name, x in {"q": q, "k": k, "v": v, **optional}.items():
         if type(x) not in (Tensor, torch.nn.Parameter):
@@ -145,17 +145,17 @@ def _checked_tensors(
     for name, x in (("k", k), ("v", v)):
         if x.ndim and q.ndim and len(x) != len(q):
             raise ValueError(f"{OP}: {name} has {len(x)} tokens, q has {len(q)}, expected as many: this rank's share")
-    cu = torch.empty(2, dtype=torch.int32, device=q.device)  # nobody reads it
+    cu = torch.empty(2, dtype=torch.int32, device=q.device)  # only its metadata is used
     tokens = len(q) if q.ndim else 0
     more = tuple(params.get(param.name, param.default) for param in varlen.params[3:])
     args: tuple[Any, ...] = (q, k, v, cu, cu, None, None, alibi_slopes, sinks, None, tokens, tokens, None, *more)
     if autocasting():
         args = varlen.cast(args)
     q, k, v, *_, alibi_slopes, sinks = args[:9]
-    told = [
+    facts = [
         None if x is None else (x.dtype, x.shape[x.ndim > 1 :], x.stride()[-1:]) for x in (q, k, v, alibi_slopes, sinks)
     ]
-    key = (*told, *more)
+    key = (*facts, *more)
     if key not in _RIGHT:
         try:
             varlen.bind(args)

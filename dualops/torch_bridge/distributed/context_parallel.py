@@ -1,4 +1,4 @@
-"""Attention over documents whose tokens are shared out among the ranks of a group."""
+"""Attention over documents whose tokens are split among the ranks of a group."""
 
 from __future__ import annotations
 
@@ -73,45 +73,44 @@ def context_parallel(
     return_lse: bool = False,
     **options: Any,
 ) -> Any:
-    """Attention in documents whose tokens are shared out among the ranks of a group: each rank computes its queries.
+    """Attention over documents whose tokens are split among the ranks of a group: each rank computes its queries.
 
-    q [tokens, H, D], k [tokens, Hkv, D], v [tokens, Hkv, Dv]: this rank's tokens, as `shard` gives them. All ranks of
-    the group make the same call, and the same calls of backward.
+    q [tokens, H, D], k [tokens, Hkv, D], v [tokens, Hkv, Dv]: this rank's tokens, as `shard` returns them. All ranks
+    of the group make the same call, and the same calls of backward.
 
     group: a ProcessGroup, or a DeviceMesh of one axis
     cu_seqlens: where each document begins among all tokens, and the end, the same on all ranks: a list or a tensor on
-        the CPU. One on a GPU is read once, which waits for it. None: one document; its length is then asked of the
-        other ranks in every call, which waits for them. cu_seqlens=[0, length] spares that
+        the CPU. A tensor on a GPU is read once, which waits for the GPU. None: one document; every call then waits for
+        the other ranks to know its length. cu_seqlens=[0, length] avoids that
     balance: "head_tail" or "contiguous", see `shard`
-    gather_heads: of how many heads K and V of all ranks are here at a time. While attention works on some, the next are
-        on their way. None: a quarter of them, or all where these are at most 32 MiB
+    gather_heads: the number of heads whose K and V of all ranks are gathered at a time. The next are sent while
+        attention works on the current ones. None: a quarter of the heads, or all if these are at most 32 MiB
     causal: key j of a document is seen by its queries from j on. "top_left" is the same, since a document has as many
         queries as keys. False: all keys of the document
-    reduce_sinks: whether the gradient of sinks is summed over the ranks here, as those of k and v are. False gives each
-        rank its own part, for a parameter whose gradients FSDP or DDP sums over the same ranks
-    scale, window, softcap, alibi_slopes [H], sinks [H], return_lse: as in `flash_attention_varlen`. Without causality
+    reduce_sinks: whether the gradient of sinks is summed over the ranks here, as those of k and v are. False returns
+        each rank's own part, for a parameter whose gradients FSDP or DDP sums over the same ranks
+    scale, window, softcap, alibi_slopes [H], sinks [H], return_lse: as in `flash_attention_varlen`. With causal=False
         alibi_slopes and window are not implemented, except for window=(left, 0)
 
     Returns o [tokens, H, Dv], with return_lse also lse [H, tokens]. A group of one makes the plain call of
-    `flash_attention_varlen`. Otherwise K and V are all-gathered, and each piece of a document on a rank is a sequence
-    whose keys are a range of them, up to the end of the piece. So forward has the bits of one process, whatever the
-    number of ranks, and windows, ALiBi, softcap and sinks are exact. All keys are gathered, also those that a short
-    window leaves out.
+    `flash_attention_varlen`. Otherwise K and V are all-gathered. Each piece of a document on a rank is a sequence whose
+    keys are a range of them, up to the end of the piece. So forward has the bits of one process for any number of
+    ranks, and windows, ALiBi, softcap and sinks are exact. All keys are gathered, even those outside a short window.
 
     Differentiable once, by q, k, v and sinks. Backward gathers K and V again, and each rank computes its queries' part
-    of dk and dv for the keys of all ranks, in k's dtype. An all-to-all sends these parts to the ranks that have the
-    keys. There they are added in float32 (float64 for float64) in the order of the ranks, so that gradients have the
-    same bits in every run. With 16 bits each part has been rounded before. The gradient of sinks is added in the same
-    way; sinks of 16 bits are read as float32.
+    of dk and dv for the keys of all ranks, in k's dtype. An all-to-all sends these parts to the ranks that own the
+    keys. They add the parts in float32 (float64 for float64) in the order of the ranks: gradients have the same bits in
+    every run. Parts of 16 bits are rounded before they are sent. The gradient of sinks is added in the same way; sinks
+    of 16 bits are read as float32.
 
     With P ranks, T tokens in all and rows of G * (D + Dv) numbers of k's dtype, where G is gather_heads:
-      - forward takes memory for 3 * T rows, with all heads at once for 2 * T, and receives (P - 1) / P * T rows of Hkv
-        heads. "contiguous" with equal shares takes 2 * T and T: its keys arrive in order, and need no copy
-      - backward takes 4 * T rows for their gradients too, with all heads at once 3 * T, and what the gradient of key
-        ranges takes for its parts (`flash_attention_varlen`). It receives twice as much as forward.
-    Each call first exchanges a few integers. If arguments differ, or a rank can't take its own, there is an error on
-    every rank. On a GPU that waits for the device in the first call with such arguments and documents; later calls
-    compare on the device. If then the arguments of one rank are new and others' are not, a CUDA assertion fails there.
+      - forward needs memory for 3 * T rows, with all heads at once for 2 * T, and receives (P - 1) / P * T rows of Hkv
+        heads. "contiguous" with equal shares needs 2 * T and T: its keys arrive in order, without a copy
+      - backward needs 4 * T rows, including the gradients, with all heads at once 3 * T, and the memory for parts of
+        key ranges (`flash_attention_varlen`). It receives twice as much as forward.
+    Each call first exchanges a few integers. If arguments differ, or a rank refuses its own, every rank raises an
+    error. On a GPU the first call with such arguments and documents waits for the device; later calls compare on the
+    device. If only one rank has new arguments in a later call, a CUDA assertion fails on the others.
 
     CPU tensors need a group with gloo, and CUDA tensors one with NCCL. Works under autocast and torch.utils.checkpoint;
     torch.compile makes a graph break. Raises TypeError and ValueError for a wrong call, NotImplementedError for an
@@ -133,12 +132,12 @@ def attend(
     options: Mapping[str, Any],
     refusal: Exception | None = None,
 ) -> Any:
-    """`context_parallel`; refusal: what the caller has found wrong on this rank, for all ranks to know."""
+    """`context_parallel`; refusal: the error that the caller found on this rank, to be raised on all."""
     ranks, call = Ranks.of(OP, group), None
     try:
         if refusal is None:
             call = checked(ranks, q, k, v, cu_seqlens, balance, gather_heads, options)
-    except Exception as error:  # whatever it is, the others must not wait for this rank
+    except Exception as error:  # any error: the others must not wait for this rank
         refusal = error
     if call is None:
         raise refused(OP, ranks, refusal)

@@ -1,17 +1,17 @@
-"""Who holds which tokens: documents that lie one after another, shared out among the ranks of a group.
+"""Layout of packed documents: which rank of a group holds which tokens.
 
     head_tail     each document is cut into n = 2 * P chunks for P ranks. The i-th rank has chunks i and n - 1 - i. A
-                  causal query late in its document sees more keys than an early one; together the two chunks of any
+                  causal query late in its document sees more keys than an early one. Together the two chunks of any
                   rank see as many as those of any other.
-    contiguous    rank r has the r-th of P runs of all tokens, whatever documents they are of. A run ends with a
-                  document that has less than LEAST_CHUNK tokens left.
+    contiguous    rank r has the r-th of P runs of all tokens, across documents. A run ends with a document that has
+                  less than LEAST_CHUNK tokens left.
 
-With head_tail, ranks count from the one that has the fewest tokens of the documents before. Chunks of a document differ
-by one token at most. None has less than LEAST_CHUNK tokens, but for a document that has less: shorter documents have
-fewer chunks, and short ones are whole. A chunk then fills a tile of queries. Nor are its keys split among blocks, as
-kernels do for a few queries with many keys, which gives other bits than those of the whole document.
+With head_tail, ranks count from the one with the fewest tokens of earlier documents. Chunks of a document differ by one
+token at most. A chunk has at least LEAST_CHUNK tokens, or a whole document: shorter documents have fewer chunks, and
+short ones are whole. A chunk then fills a tile of queries. Its keys are then not split among blocks either: kernels do
+that for a few queries with many keys, and it changes the bits.
 
-A rank has its tokens in the order of the documents. What lies in one piece in a document is one sequence of
+A rank has its tokens in the order of the documents. A contiguous piece of a document is one sequence of
 `flash_attention_varlen`.
 """
 
@@ -30,13 +30,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...spec.domains import shown
 
 BALANCES = ("head_tail", "contiguous")
-LEAST_CHUNK = 128  # tokens: queries of a tile on Hopper
+LEAST_CHUNK = 128  # tokens: the queries of a tile on Hopper
 Ends = tuple[int, ...]  # where documents begin, and the end
-_READ = WeakTensorKeyDictionary()  # cu_seqlens on a device -> their version, and what they are
+_READ = WeakTensorKeyDictionary()  # cu_seqlens on a device -> their version and values
 
 
 class Pieces(NamedTuple):
-    """Runs of tokens of one rank, each of one document, as they lie one after another on that rank."""
+    """Runs of tokens of one rank, each of one document, in their order on that rank."""
 
     starts: np.ndarray  # among all tokens
     stops: np.ndarray
@@ -55,7 +55,7 @@ class Sequences(NamedTuple):
 
 
 class Layout:
-    """Of documents and a number of ranks. Made once (`layout_of`)."""
+    """Layout of documents over a number of ranks. Built once (`layout_of`)."""
 
     def __init__(self, ends: Ends, size: int, balance: str):
         self.ends, self.size, self.balance = ends, size, balance
@@ -64,7 +64,7 @@ class Layout:
         cut = _head_tail if balance == "head_tail" else _contiguous
         self.pieces = cut(self.cu, size)
         self.counts = [int((each.stops - each.starts).sum()) for each in self.pieces]
-        self.most = max(self.counts)  # to which all shares are filled up where they travel
+        self.most = max(self.counts)  # all shares are padded to this when they are sent
         self._on_device: dict[Any, Any] = {}
 
     @cached_property
@@ -73,7 +73,7 @@ class Layout:
         return [_runs(each.starts, each.stops) for each in self.pieces]
 
     def positions(self, rank: int) -> np.ndarray:
-        """Of a rank's tokens, each in its document."""
+        """Position of each of a rank's tokens in its document."""
         starts, stops, documents = self.pieces[rank]
         return _runs(starts - self.cu[documents], stops - self.cu[documents])
 
@@ -81,7 +81,7 @@ class Layout:
         return self._once(("rows", rank, device), lambda: _on(device, self.rows[rank]))
 
     def from_ranks(self, device: torch.device) -> Tensor | None:
-        """Where each token is among the shares of all ranks, filled up; None if all are in their places."""
+        """Place of each token among the padded shares of all ranks; None if all are in order."""
 
         def made() -> Tensor | None:
             place = np.empty(self.total, np.int64)
@@ -92,7 +92,7 @@ class Layout:
         return self._once(("from_ranks", device), made)
 
     def to_ranks(self, device: torch.device) -> Tensor | None:
-        """The tokens of one rank after those of another; None if all are in their places."""
+        """Tokens rank by rank; None if all are in order."""
 
         def made() -> Tensor | None:
             order = np.concatenate(self.rows)
@@ -101,7 +101,9 @@ class Layout:
         return self._once(("to_ranks", device), made)
 
     def sequences(self, rank: int, causal: bool, device: torch.device) -> Sequences:
-        """causal: keys end where the piece ends, so that its last query stands at the last key. Else all are seen."""
+        """Return a rank's sequences. causal: keys end at the piece's end, so that its last query stands at the last
+        key. Else all are seen.
+        """
 
         def made() -> Sequences:
             starts, stops, documents = self.pieces[rank]
@@ -121,7 +123,7 @@ class Layout:
         return self._once(("whole", device), lambda: (_on(device, self.cu.astype(np.int32)), longest))
 
     def _narrow(self, places: np.ndarray) -> np.ndarray:
-        """In 32 bits, where they suffice."""
+        """Convert to 32 bits, if they suffice."""
         return places.astype(np.int32) if self.size * self.most < 2**31 else places
 
     def _once(self, key: Any, make: Any) -> Any:
@@ -142,9 +144,9 @@ def checked_balance(op: str, balance: Any) -> str:
 
 
 def ends_of(op: str, cu_seqlens: Any) -> Ends:
-    """cu_seqlens as numbers. A tensor on a device is read once, which waits for the device.
+    """Return cu_seqlens as numbers. A tensor on a device is read once, which waits for the device.
 
-    Raises TypeError for what are no integers along one axis, ValueError where they do not begin at 0 or fall.
+    Raises TypeError for anything but integers along one axis, ValueError if they do not begin at 0, or fall.
     """
     if isinstance(cu_seqlens, Tensor) and cu_seqlens.device.type != "cpu":
         version = None if cu_seqlens.is_inference() else cu_seqlens._version
@@ -152,15 +154,15 @@ def ends_of(op: str, cu_seqlens: Any) -> Ends:
         if known is None or version is None or known[0] != version:
             known = _READ[cu_seqlens] = version, ends_of(op, cu_seqlens.detach().cpu())
         return known[1]
-    told = f"{op}: cu_seqlens is {shown(cu_seqlens)}"
+    message = f"{op}: cu_seqlens is {shown(cu_seqlens)}"
     try:
         values = np.asarray(cu_seqlens)
     except (TypeError, ValueError, RuntimeError):
         values = np.empty(0)
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise TypeError(f"{told}, expected integers along one axis: where each document begins, and the end")
+        raise TypeError(f"{message}, expected integers along one axis: where each document begins, and the end")
     if not len(values) or values[0] != 0 or (values[1:] < values[:-1]).any():
-        raise ValueError(f"{told}, expected numbers that begin at 0 and never fall")
+        raise ValueError(f"{message}, expected numbers that begin at 0 and never fall")
     return tuple(map(int, values))
 
 
@@ -172,7 +174,7 @@ def _head_tail(cu: np.ndarray, size: int) -> list[Pieces]:
         each, left = divmod(end - begin, chunks)
         order = sorted(range(size), key=lambda rank: (counts[rank], rank))
         heads = range(min(size, chunks))
-        longer = {*[*heads, *range(chunks - 1, size - 1, -1)][:left]}  # chunks that have a token more
+        longer = {*[*heads, *range(chunks - 1, size - 1, -1)][:left]}  # chunks with one more token
         for chunk in range(chunks):
             rank = order[chunk if chunk < size else chunks - 1 - chunk]
             stop = begin + each + (chunk in longer)
@@ -186,14 +188,14 @@ def _contiguous(cu: np.ndarray, size: int) -> list[Pieces]:
     bounds = []
     for rank in range(size + 1):
         cut = int(cu[-1]) * rank // size
-        end = int(cu[np.searchsorted(cu, cut)])  # of the document that it is in
+        end = int(cu[np.searchsorted(cu, cut)])  # the end of the document that contains the cut
         bounds.append(end if end - cut < LEAST_CHUNK else cut)
     documents = np.arange(len(cu) - 1)
     return [_pieces(cu[:-1].clip(*run), cu[1:].clip(*run), documents) for run in pairwise(bounds)]
 
 
 def _pieces(starts: np.ndarray, stops: np.ndarray, documents: np.ndarray) -> Pieces:
-    """Without those that have no token; those that meet in a document are one."""
+    """Drop empty pieces, and join adjacent pieces of a document."""
     there = stops > starts
     starts, stops, documents = starts[there], stops[there], documents[there]
     apart = np.ones(len(starts) + 1, bool)
@@ -202,12 +204,12 @@ def _pieces(starts: np.ndarray, stops: np.ndarray, documents: np.ndarray) -> Pie
 
 
 def _runs(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """The numbers from each start to its stop, one run after another."""
+    """Return the numbers from each start to its stop, one run after another."""
     lengths = stops - starts
     return np.repeat(starts - (lengths.cumsum() - lengths), lengths) + np.arange(lengths.sum())
 
 
 def _on(device: torch.device, values: Sequence[int] | np.ndarray) -> Tensor:
-    """On a device, without waiting for it."""
+    """Copy to a device without waiting for it."""
     made = torch.from_numpy(np.ascontiguousarray(values))
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made

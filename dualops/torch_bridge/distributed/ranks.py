@@ -15,7 +15,7 @@ _SIDES: dict[int, torch.cuda.Stream] = {}
 
 @dataclass(frozen=True)
 class Ranks:
-    """A group, and where this process is in it."""
+    """A group, and the rank of this process."""
 
     group: Any
     rank: int
@@ -23,8 +23,9 @@ class Ranks:
 
     @classmethod
     def of(cls, op: str, group: Any) -> Ranks:
-        """Of a ProcessGroup or a DeviceMesh of one axis. Raises TypeError for anything else, ValueError for more axes
-        and for a group that this process is no member of.
+        """Wrap a ProcessGroup or a DeviceMesh of one axis.
+
+        Raises TypeError for anything else, ValueError for more axes and for a group without this process.
         """
         outside: Any = distributed.GroupMember.NON_GROUP_MEMBER
         if outside is not None and group is outside:
@@ -42,7 +43,7 @@ class Ranks:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where tensors travel: the current GPU, unless GPUs of this group have no backend but gloo."""
+        """The device of the exchanged tensors: the current GPU, unless this group has only gloo for GPUs."""
         backends = dict(pair.split(":") for pair in distributed.get_backend_config(self.group).split(","))
         if backends.get("cuda", "gloo") != "gloo":
             return torch.device("cuda", torch.cuda.current_device())
@@ -55,32 +56,32 @@ class Ranks:
             raise ValueError(f"{op}: {name} is on {x.device}, and group exchanges tensors on {self.device}{current}")
 
     def all_gather(self, out: Tensor, x: Tensor) -> Any:
-        """Each rank's x, one after another. Returns the work, to be waited for."""
-        # the name from torch 2.13 on; before, all_gather_into_tensor
+        """Gather each rank's x, in rank order. Returns the work, to be waited for."""
+        # the name since torch 2.13; before, all_gather_into_tensor
         gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
         return gather(out, x, group=self.group, async_op=True)
 
     def all_to_all(self, out: Tensor, x: Tensor, of_out: list[int], of_x: list[int]) -> Any:
-        """Rows of x to the ranks one after another, and theirs from them. Returns the work."""
+        """Send rows of x to each rank in rank order, and receive theirs. Returns the work."""
         return distributed.all_to_all_single(out, x, of_out, of_x, group=self.group, async_op=True)
 
     def aside(self) -> AbstractContextManager[Any]:
-        """A stream of its own for what is queued inside, where the device has streams."""
+        """Queue the work inside on a stream of its own, if the device has streams."""
         return nullcontext() if self.device.type == "cpu" else torch.cuda.stream(self._side)
 
     def aside_waits(self) -> None:
-        """Let that stream wait for all that the current one has been given."""
+        """Let that stream wait for all work queued on the current one."""
         if self.device.type != "cpu":
             self._side.wait_stream(torch.cuda.current_stream(self.device))
 
     def wait_for_aside(self) -> None:
-        """Let the current stream wait for all that the other one has been given."""
+        """Let the current stream wait for all work queued on the other one."""
         if self.device.type != "cpu":
             torch.cuda.current_stream(self.device).wait_stream(self._side)
 
     @property
     def _side(self) -> torch.cuda.Stream:
-        """Of high priority: what it copies is short, and others wait for it."""
+        """Return the stream, of high priority: its copies are short, and others wait for it."""
         index = self.device.index
         if index not in _SIDES:
             _SIDES[index] = torch.cuda.Stream(self.device, priority=-1)

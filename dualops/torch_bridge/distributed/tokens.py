@@ -1,4 +1,4 @@
-"""Tokens to the ranks of a group, and back."""
+"""Distribute tokens to the ranks of a group, and collect them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def shard(x: Tensor, dim: int, group: Any, *, cu_seqlens: Any = None, balance: s
     """This rank's tokens of x, which has all tokens along `dim` and is the same on every rank. Nothing is sent.
 
     cu_seqlens: where each document begins, and the end, as for `context_parallel`; None: one document.
-    balance: "head_tail" cuts each document into 2 * P chunks for P ranks, of which one rank has the first and the last,
-        another one the second and the last but one, and so on: under a causal mask all ranks then have as much to do.
-        Documents of less than 2 * P * 128 tokens have fewer chunks, and those of less than 256 tokens are not cut.
-        Shares differ by one token at most where no document is so short, else by up to 255.
-        "contiguous" gives rank r the r-th of P runs of all tokens, and to the run before what is left of a document, if
-        that is less than 128 tokens. A share may be empty.
+    balance: "head_tail" cuts each document into 2 * P chunks for P ranks. One rank has the first and the last, another
+        the second and the last but one, and so on: under a causal mask all ranks then have the same work. Documents of
+        less than 2 * P * 128 tokens have fewer chunks, and those of less than 256 tokens are not cut. Shares differ by
+        one token at most without such short documents, else by up to 255.
+        "contiguous" gives rank r the r-th of P runs of all tokens. The rest of a document, if less than 128 tokens,
+        goes to the run before.A share may be empty.
 
     Differentiable. Raises TypeError and ValueError for a wrong call.
 
@@ -49,11 +49,11 @@ def shard(x: Tensor, dim: int, group: Any, *, cu_seqlens: Any = None, balance: s
 
 @past_compilation
 def unshard(x: Tensor, dim: int, group: Any, *, cu_seqlens: Any = None, balance: str = "head_tail") -> Tensor:
-    """All tokens, in their order, of x, which has this rank's along `dim`: what `shard` was made of, on every rank.
+    """Return all tokens in order on every rank, from x with this rank's tokens along `dim`: the inverse of `shard`.
 
     All ranks make the same call. The other arguments are those of `shard`. As in `context_parallel`, the ranks first
-    see that they agree, which waits for a GPU in the first call with such arguments, and with cu_seqlens=None in
-    every call. The gradient is the sum of what all ranks give.
+    check that they agree. That waits for a GPU in the first call with such arguments, and with cu_seqlens=None in every
+    call. The gradient is the sum of all ranks' gradients.
     """
     op = "unshard"
     ranks = Ranks.of(op, group)
@@ -82,10 +82,10 @@ def unshard(x: Tensor, dim: int, group: Any, *, cu_seqlens: Any = None, balance:
 def positions(
     cu_seqlens: Any, group: Any, *, balance: str = "head_tail", device: torch.device | str | None = None
 ) -> Tensor:
-    """The position of each of this rank's tokens in its document, [tokens] of int64: what rotary embeddings need.
+    """Return the position of each of this rank's tokens in its document, [tokens] of int64, for rotary embeddings.
 
-    cu_seqlens: where each document begins, and the end; [0, length] of one document. balance as for `shard`.
-    device: where the result is wanted; None: where the group's tensors are. Nothing is sent.
+    cu_seqlens: where each document begins, and the end; [0, length] for one document. balance as for `shard`.
+    device: of the result; None: the device of the group's tensors. Nothing is sent.
     """
     op = "positions"
     ranks = Ranks.of(op, group)

@@ -1,11 +1,11 @@
-"""K and V from all ranks to each, and their gradients back, some heads at a time and overlapped with attention.
+"""Gather K and V from all ranks and return their gradients, some heads at a time, overlapped with attention.
 
-Everything here is queued on a stream of its own (`Ranks.aside`), in this order for groups of heads 0, 1, 2 ...:
+Everything here is queued on a separate stream (`Ranks.aside`), in this order for groups of heads 0, 1, 2 ...:
 
     gather 0 | attention 0 and gather 1 | attention 1, gather 2 and the gradients of 0 | ...
 
-Memory is allocated once, before the first group: K and V of one group as they arrive, and of two in the order of the
-tokens. The stream waits for attention on a group before it writes where that group was.
+Memory is allocated once, before the first group: K and V of one group as they arrive, and of two groups in the order of
+the tokens. The stream waits for attention on a group before it overwrites the group's memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Room:
 
 
 class Gathering:
-    """Tensors [tokens, heads, D] of each rank as those of all tokens in their order, `groups` of heads one by one."""
+    """Gathers tensors [tokens, heads, D] of all ranks in token order, one of `groups` of heads at a time."""
 
     def __init__(self, ranks: Ranks, layout: Layout, tensors: Sequence[Tensor], groups: Sequence[Heads]):
         self.ranks, self.layout, self.tensors, self.groups = ranks, layout, tensors, groups
@@ -68,7 +68,7 @@ class Gathering:
                 self.works.append(self.ranks.all_gather(arriving.of(_count(heads)), share))
 
     def finish(self, number: int) -> list[Tensor]:
-        """The tensors of a group of heads, [all tokens, heads, D], for the current stream."""
+        """Return the tensors of a group of heads, [all tokens, heads, D], for the current stream."""
         if number >= len(self.groups):
             return []
         heads, found = _count(self.groups[number]), []
@@ -87,13 +87,13 @@ class Gathering:
 
 
 class Returning:
-    """Gradients of all tokens to the ranks that have them: summed in float32 (float64 for float64), rank after rank.
+    """Returns gradients of all tokens to their ranks: summed in float32 (float64 for float64), in rank order.
 
-    So the sum has the same bits in every run. Gradients travel in their own dtype.
+    So the sum has the same bits in every run. Gradients are sent in their own dtype.
     """
 
     def __init__(self, ranks: Ranks, layout: Layout, like: Sequence[Tensor], groups: Sequence[Heads]):
-        """like: tensors [tokens, heads, D] of this rank that have such gradients."""
+        """like: this rank's tensors [tokens, heads, D] that have such gradients."""
         self.ranks, self.layout, self.groups = ranks, layout, groups
         self.index = layout.to_ranks(like[0].device)
         self.results = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in like]
@@ -109,11 +109,11 @@ class Returning:
         self.works: list[Any] = []
 
     def room(self, number: int) -> list[Tensor]:
-        """Where the gradients of a group of heads are to be written, [all tokens, heads, D]."""
+        """Return the memory for the gradients of a group of heads, [all tokens, heads, D]."""
         return [room.of(_count(self.groups[number])) for room in self.given[number % 2]]
 
     def start(self, number: int) -> None:
-        """Send the gradients of a group of heads, which are queued."""
+        """Send the gradients of a group of heads, which must be queued."""
         self.ranks.aside_waits()
         with self.ranks.aside():
             heads = _count(self.groups[number])
@@ -124,7 +124,7 @@ class Returning:
                 self.works.append(self.ranks.all_to_all(arriving, given, [self.count] * len(counts), counts))
 
     def finish(self, number: int) -> None:
-        """Sum what has arrived of a group of heads into `results`."""
+        """Sum the received gradients of a group of heads into `results`."""
         if number < 0:
             return
         heads = self.groups[number]
@@ -142,7 +142,7 @@ class Returning:
 
 
 def sum_in_order(ranks: Ranks, x: Tensor) -> Tensor:
-    """The sum over the ranks of a short float32 or float64 vector, rank after rank, on each of them."""
+    """Sum a short float32 or float64 vector over the ranks, in rank order, on each of them."""
     every = x.new_empty(ranks.size * len(x))
     ranks.aside_waits()
     with ranks.aside():

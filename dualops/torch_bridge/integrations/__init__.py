@@ -1,4 +1,4 @@
-"""dualops in other libraries' places. Nothing here is imported unasked, and each module says what it needs.
+"""dualops as a replacement in other libraries. Import these modules explicitly; each says what it needs.
 
 transformers                    Hugging Face models: `register` and `patch`
 scaled_dot_product_attention    torch's function of that name

@@ -9,14 +9,14 @@
 In between, torch runs dualops on CUDA tensors wherever it would run its flash kernel: in `scaled_dot_product_attention`
 (float16 and bfloat16, no mask), of nested tensors too, in compiled code, in context_parallel's ring, and in
 `torch.nn.attention.varlen.varlen_attn`. Activation also puts flash first in the order of kernels that torch tries,
-since on Hopper torch tries cuDNN's first; removal restores the order. `varlen_attn` of torch 2.15 goes by that order in
-the thread that activates dualops; in other threads it does so under `sdpa_kernel(..., set_priority=True)`.
+since on Hopper torch tries cuDNN's first; removal restores the order. `varlen_attn` of torch 2.15 uses that order in
+the thread that activates dualops; in other threads only under `sdpa_kernel(..., set_priority=True)`.
 
-Causal attention counts from the last key, as in torch's flash kernel. An option that dualops does not have raises
-NotImplementedError, which names it: alibi_slopes, seqused_k, block_table, num_splits and return_debug_mask.
+Causal attention counts from the last key, as in torch's flash kernel. An unsupported option raises NotImplementedError
+with its name: alibi_slopes, seqused_k, block_table, num_splits and return_debug_mask.
 
-Each function here that stands for an operator of torch has its name. Arguments that only newer versions of the operator
-have arrive in `others`.
+A function that replaces an operator of torch has the operator's name. Arguments of newer versions of the operator
+arrive in `others`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from torch import Tensor
 from ..arguments import with_dense_rows
 from ..flash_attention import _operator, _operator_varlen
 
-IMPLEMENTATION = "dualops"  # its name in torch's register
+IMPLEMENTATION = "dualops"  # the name in torch's registry
 FLASH = int(torch.nn.attention.SDPBackend.FLASH_ATTENTION)  # pyright: ignore[reportArgumentType]
 
 
 def register() -> None:
-    """Make dualops known to torch.nn.attention.activate_flash_attention_impl."""
+    """Register dualops for torch.nn.attention.activate_flash_attention_impl."""
     torch.nn.attention.register_flash_attention_impl(IMPLEMENTATION, register_fn=Overrides)
 
 
 class Overrides:
-    """dualops in the place of torch's flash kernels, which torch then tries first, until `remove`."""
+    """dualops in place of torch's flash kernels, which torch then tries first, until `remove`."""
 
     def __init__(self, key: str = "CUDA"):
         self.library: Any = torch.library.Library("aten", "IMPL")
         for implementation in _IMPLEMENTATIONS:
-            if hasattr(torch.ops.aten, implementation.__name__):  # torch 2.11 lacks the one in place
+            if hasattr(torch.ops.aten, implementation.__name__):  # torch 2.11 lacks the in-place one
                 self.library.impl(implementation.__name__, implementation, key)
         self.restore_order = _try_flash_first()
 
@@ -55,22 +55,22 @@ class Overrides:
 
 
 def _try_flash_first() -> Callable[[], None]:
-    """Put flash in front of torch's order of attention kernels. Returns what undoes that."""
+    """Put flash first in torch's order of attention kernels. Returns a function that undoes it."""
     if torch.cuda.is_available():
-        # the first choice on a GPU sets torch's own order, and would undo one that was set before it
+        # the first choice on a GPU sets torch's own order, and would overwrite an earlier one
         x = torch.zeros(1, 1, 8, 8, dtype=torch.float16, device="cuda")
         torch._fused_sdp_choice(x, x, x)  # pyright: ignore[reportPrivateImportUsage]
     before = torch._C._get_sdp_priority_order()
     ours = [FLASH, *(backend for backend in before if backend != FLASH)]
     torch._C._set_sdp_priority_order(ours)
-    # varlen_attn of torch 2.15 goes by the order only where this is set
+    # varlen_attn of torch 2.15 uses the order only if this is set
     obeyed: Any = getattr(torch.nn.attention, "_sdpa_kernel_uses_priority", None)
     was_obeyed = obeyed is not None and obeyed.get()
     if obeyed is not None:
         obeyed.set(True)
 
     def restore() -> None:
-        if torch._C._get_sdp_priority_order() == ours:  # else somebody has set another one since
+        if torch._C._get_sdp_priority_order() == ours:  # else another one was set since
             torch._C._set_sdp_priority_order(before)
         if obeyed is not None:
             obeyed.set(was_obeyed)
@@ -117,13 +117,13 @@ def _scaled_dot_product_flash_attention_backward(
     scale: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, ...]:
-    """max_q and max_k are not read: context_parallel of torch 2.11 passes those of the whole shard."""
+    """max_q and max_k are ignored: context_parallel of torch 2.11 passes those of the whole shard."""
     _refuse("_scaled_dot_product_flash_attention_backward", **others)
     call = _Call(scale, dropout_p, is_causal, philox_seed)
     return call.backward(query, key, value, out, logsumexp, grad_out)
 
 
-# --- [B, S, H, D], or sequences one after another: [total, H, D] ---------------------------------
+# --- [B, S, H, D], or packed sequences: [total, H, D] --------------------------------------------------
 
 
 def _flash_attention_forward(
@@ -170,7 +170,7 @@ def _flash_attention_forward_no_dropout_inplace(
     return_debug_mask: bool,
     **options: Any,
 ) -> Tensor:
-    """What `_flash_attention_forward` returns first is copied to `out`."""
+    """Copy the first result of `_flash_attention_forward` to `out`."""
     op = "_flash_attention_forward_no_dropout_inplace"
     _refuse(op, dropout_p=dropout_p or None)
     lengths = cum_seq_q, cum_seq_k, max_q, max_k
@@ -224,47 +224,47 @@ _IMPLEMENTATIONS = (
 )
 
 
-# --- what they share -----------------------------------------------------------------------------
+# --- shared ------------------------------------------------------------------------------------------
 
 
 NO_RANGES = None, None  # k_starts, k_lengths
 
 
 class _Call(NamedTuple):
-    """Options of torch's operators as ours."""
+    """Options of torch's operators, in dualops' form."""
 
     scale: float | None
     dropout_p: float
     is_causal: bool
-    state: Tensor  # two numbers of torch's generator; the seed of dropout is the first
+    state: Tensor  # two numbers of torch's generator; the first is the seed of dropout
     window: tuple[int | None, int | None] = (None, None)
     lengths: tuple[Tensor, Tensor, int, int] | None = None  # cum_seq_q, cum_seq_k, max_q, max_k
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """o and lse, of [B, H, S, D] or packed sequences."""
+        """Return o and lse, of [B, H, S, D] or packed sequences."""
         if self.lengths is None:
             return _operator.run(q, k, v, None, None, None, None, None, self.seed, *self.params)
         *ends, max_q, max_k = self.lengths
         return _operator_varlen.run(q, k, v, *ends, *NO_RANGES, None, None, self.seed, max_q, max_k, None, *self.params)
 
     def backward(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor) -> tuple[Tensor, ...]:
-        """dq, dk and dv."""
+        """Return dq, dk and dv."""
         arrays = q, k, v, o, lse, with_dense_rows(do)
         if self.lengths is None:
             gradient: Any = _operator.backward
             inputs = *arrays, None, None, None, None, None, None, self.seed
-            return gradient.run(*inputs, *self.params, False)[:3]  # no bias, and no gradient of one
+            return gradient.run(*inputs, *self.params, False)[:3]  # without a bias and its gradient
         gradient = _operator_varlen.backward
         *ends, max_q, max_k = self.lengths
         inputs = *arrays, *ends, *NO_RANGES, None, None, None, self.seed
         return gradient.run(*inputs, max_q, max_k, None, *self.params)[:3]
 
     def heads_first(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """[B, S, H, D] as [B, H, S, D] and back, in the same memory. Packed sequences stay as they are."""
+        """View [B, S, H, D] as [B, H, S, D], and back. Packed sequences are unchanged."""
         return tensors if self.lengths else tuple(x.transpose(1, 2) for x in tensors)
 
     def unused(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The last three results of torch's operators: rng_state, unused and debug_attn_mask."""
+        """Return the last three results of torch's operators: rng_state, unused and debug_attn_mask."""
         return self.state, torch.zeros((), dtype=torch.uint64, device=query.device), query.new_empty(0)
 
     @property
@@ -273,7 +273,9 @@ class _Call(NamedTuple):
 
     @property
     def params(self) -> tuple[Any, ...]:
-        """scale, softcap, score_mod, causal, window, mask_mod, dropout_p. A right side of 0 is the same as causal."""
+        """Return scale, softcap, score_mod, causal, window, mask_mod, dropout_p. A right side of 0 is the same as
+        causal.
+        """
         left, right = (None if side is None or side < 0 else int(side) for side in self.window)
         causal = self.is_causal or right == 0
         right = None if causal else right
@@ -282,7 +284,7 @@ class _Call(NamedTuple):
 
 
 def _state(dropout_p: float, query: Tensor) -> Tensor:
-    """Two numbers of 64 bits, drawn by torch's generator where there is dropout."""
+    """Return two 64-bit numbers, drawn by torch's generator if there is dropout."""
     shape, kind = (2,), {"dtype": torch.int64, "device": query.device}
     state = torch.randint(2**63 - 1, shape, **kind) if dropout_p else torch.zeros(shape, **kind)
     return state.view(torch.uint64)
@@ -303,5 +305,5 @@ def _refuse(op: str, **given: Any) -> None:
     """Raise NotImplementedError for the first option that is not None."""
     for name, value in given.items():
         if value is not None:
-            told = "is given" if isinstance(value, Tensor) else f"is {value!r}"
-            raise NotImplementedError(f"{op}: {name} {told}, which dualops does not have")
+            state = "is given" if isinstance(value, Tensor) else f"is {value!r}"
+            raise NotImplementedError(f"{op}: {name} {state}, which dualops does not have")

@@ -1,10 +1,10 @@
-"""flash-attn's functions on dualops' kernels.
+"""flash-attn's functions with dualops' kernels.
 
     from dualops.torch_bridge.integrations.flash_attn import flash_attn_func
 
-Arguments, their order and their defaults are those of flash-attn 2; tensors are [B, S, H, D], of which the kernels read
-[B, H, S, D] views: nothing is copied. float32 and float64 work too, and CPU tensors, in NumPy, to be compared with.
-Gradients are deterministic always. What there is no kernel for raises NotImplementedError, which names the argument.
+Arguments, their order and their defaults are those of flash-attn 2. Tensors are [B, S, H, D]; the kernels read
+[B, H, S, D] views without a copy. float32 and float64 work too, and CPU tensors in NumPy, for comparison. Gradients are
+always deterministic. An argument without a kernel raises NotImplementedError with its name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Any:
-    """The same of sequences one after another: q [total_q, H, D], k [total_k, Hkv, D], cu_seqlens [B + 1] of int32.
+    """`flash_attn_func` of packed sequences: q [total_q, H, D], k [total_k, Hkv, D], cu_seqlens [B + 1] of int32.
 
     return_attn_probs, without dropout: (out, lse [H, total_q], None).
     """
@@ -83,7 +83,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_func` of q, k and v in one tensor [B, S, 3, H, D], which are read where they are."""
+    """`flash_attn_func` of q, k and v in one tensor [B, S, 3, H, D], without a copy."""
     op = "flash_attn_qkvpacked_func"
     q, k, v = _unpacked(op, "qkv", qkv, 3, ndim=5)
     given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
@@ -102,7 +102,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_func` of k and v in one tensor [B, Sk, 2, Hkv, D], which are read where they are."""
+    """`flash_attn_func` of k and v in one tensor [B, Sk, 2, Hkv, D], without a copy."""
     op = "flash_attn_kvpacked_func"
     k, v = _unpacked(op, "kv", kv, 2, ndim=5)
     given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
@@ -122,7 +122,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` of q, k and v in one tensor [total, 3, H, D], which are read where they are."""
+    """`flash_attn_varlen_func` of q, k and v in one tensor [total, 3, H, D], without a copy."""
     op = "flash_attn_varlen_qkvpacked_func"
     q, k, v = _unpacked(op, "qkv", qkv, 3, ndim=4)
     given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
@@ -145,7 +145,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` of k and v in one tensor [total_k, 2, Hkv, D], which are read where they are."""
+    """`flash_attn_varlen_func` of k and v in one tensor [total_k, 2, Hkv, D], without a copy."""
     op = "flash_attn_varlen_kvpacked_func"
     k, v = _unpacked(op, "kv", kv, 2, ndim=4)
     given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
@@ -174,14 +174,14 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """Attention of q [B, Sq, H, D] to a cache [B, Smax, Hkv, D], of which each batch has so many keys; no gradient.
+    """Attention of q [B, Sq, H, D] to a cache [B, Smax, Hkv, D] with a number of keys per batch; no gradient.
 
-    cache_seqlens: keys that are there, a number or [B] of int32, all of them if None; it is not written to. k and v
-    [B, Snew, Hkv, D] are first written into the cache behind them, in place; causal and window_size then count from the
-    last of these. rotary_cos, rotary_sin [Smax, R/2]: k is rotated by its position, and so is q, from cache_seqlens on
-    if causal or in a window, else at cache_seqlens throughout. num_splits is taken and changes nothing.
+    cache_seqlens: the number of cached keys, an integer or [B] of int32; None: all of them. It is not written to. k and
+    v [B, Snew, Hkv, D] are first appended to the cache, in place; causal and window_size then count from the last of
+    these. rotary_cos, rotary_sin [Smax, R/2]: k is rotated by its position. q is rotated too: from cache_seqlens on if
+    causal or in a window, else at cache_seqlens throughout. num_splits is accepted and ignored.
 
-    Where cache_seqlens is a tensor nothing waits for it; more than one causal or windowed query then needs a mask of
+    If cache_seqlens is a tensor, nothing waits for it; more than one causal or windowed query then needs a mask of
     [B, Sq, Smax]. return_softmax_lse: (out, lse [B, H, Sq]).
     """
     op = "flash_attn_with_kvcache"
@@ -212,21 +212,21 @@ def flash_attn_with_kvcache(
 
 
 def _of_batches(op: str, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Any:
-    """`flash_attn_func`, of what `_options` takes."""
+    """`flash_attn_func` with the arguments of `_options`."""
     o, lse = flash_attention(*_heads_first(q, k, v), **_options(op, q, *given), return_lse=True)
     return_attn_probs, o = given[-1], o.transpose(1, 2)
     return (o, lse, None) if return_attn_probs else o
 
 
 def _of_sequences(op: str, q: Tensor, k: Tensor, v: Tensor, lengths: tuple[Any, ...], *given: Any) -> Any:
-    """`flash_attn_varlen_func`, of what `_options` takes."""
+    """`flash_attn_varlen_func` with the arguments of `_options`."""
     o, lse = flash_attention_varlen(q, k, v, *lengths, **_options(op, q, *given), return_lse=True)
     return_attn_probs = given[-1]
     return (o, lse, None) if return_attn_probs else o
 
 
 def _unpacked(op: str, name: str, packed: Tensor, count: int, *, ndim: int) -> tuple[Tensor, ...]:
-    """The tensors that lie one after another along the third axis from the end."""
+    """Split the tensors that are packed along the third axis from the end."""
     if packed.ndim != ndim or packed.shape[-3] != count:
         expected = f"[{'B, S' if ndim == 5 else 'total'}, {count}, H, D]"
         raise ValueError(f"{op}: {name} has shape {tuple(packed.shape)}, expected {expected}")
@@ -234,7 +234,7 @@ def _unpacked(op: str, name: str, packed: Tensor, count: int, *, ndim: int) -> t
 
 
 def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """[B, S, H, D] as [B, H, S, D], in the same memory."""
+    """View [B, S, H, D] as [B, H, S, D]."""
     return tuple(x.transpose(1, 2) for x in tensors)
 
 
@@ -255,12 +255,12 @@ def _options(
     alibi_slopes: Tensor | None,
     return_attn_probs: bool = False,
 ) -> dict[str, Any]:
-    """flash-attn's options as ours."""
+    """Convert flash-attn's options to dualops'."""
     if alibi_slopes is not None and alibi_slopes.ndim != 1:
         shape = tuple(alibi_slopes.shape)
         raise NotImplementedError(f"{op}: alibi_slopes has shape {shape}, expected [H]: slopes for all batches")
     if alibi_slopes is not None and (alibi_slopes.dtype, q.dtype) == (torch.float32, torch.float64):
-        alibi_slopes = alibi_slopes.double()  # flash-attn has float32 slopes only; our kernels, those of q's precision
+        alibi_slopes = alibi_slopes.double()  # flash-attn has only float32 slopes; dualops' kernels want q's precision
     if return_attn_probs and dropout_p:
         raise NotImplementedError(f"{op}: return_attn_probs with dropout_p={dropout_p} is not implemented")
     left, right = (None if side < 0 else side for side in window_size)
@@ -275,14 +275,14 @@ def _options(
 
 
 def _places(lengths: int | Tensor, B: int, S: int, device: torch.device, *, moving: bool = True) -> Tensor:
-    """Positions [B, S] of tokens that come after the keys that are there; without `moving` all at the first of them."""
+    """Return positions [B, S] of tokens after the cached keys; without `moving` all at the first of them."""
     steps = torch.arange(S, device=device) if moving else torch.zeros(S, dtype=torch.int64, device=device)
     first = lengths.long()[:, None] if isinstance(lengths, Tensor) else lengths
     return (first + steps).expand(B, S)
 
 
 def _rotated(x: Tensor, places: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x [B, S, heads, D] with its first dimensions rotated."""
+    """Return x [B, S, heads, D] with its first dimensions rotated."""
     (heads_first,) = _heads_first(x)
     rotated, _ = rope(
         heads_first,
@@ -297,7 +297,7 @@ def _rotated(x: Tensor, places: Tensor, cos: Tensor, sin: Tensor, interleaved: b
 
 
 def _append(op: str, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: int | Tensor) -> None:
-    """Write k and v behind what is there. A number of keys that leaves no room is an error; on a GPU it is torch's."""
+    """Append k and v to the cache. A number of keys that leaves no room is an error; on a GPU it is torch's."""
     B, new = k.shape[:2]
     if isinstance(lengths, Tensor):
         batches = torch.arange(B, device=k.device)[:, None]
@@ -310,7 +310,7 @@ def _append(op: str, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, len
 
 
 def _visible(op: str, lengths: Tensor, Sq: int, Sk: int, dtype: torch.dtype, options: dict[str, Any]) -> dict[str, Any]:
-    """Options that let each batch see its own number of keys [B], with causality and window counted from the last."""
+    """Return options that show each batch its number of keys [B], with causality and window counted from the last."""
     if options["alibi_slopes"] is not None:
         raise NotImplementedError(f"{op}: alibi_slopes with a tensor cache_seqlens is not implemented")
     left, right = options["window"] or (None, None)

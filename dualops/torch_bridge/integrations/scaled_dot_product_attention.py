@@ -1,9 +1,9 @@
-"""torch's scaled_dot_product_attention on dualops' kernels, as a function.
+"""torch's scaled_dot_product_attention with dualops' kernels, as a function.
 
     from dualops.torch_bridge.integrations.scaled_dot_product_attention import scaled_dot_product_attention
 
-takes the arguments of `torch.nn.functional.scaled_dot_product_attention`, and returns what that returns. To have
-torch's own function call dualops, see `flash_attention_impl`; its `register` can be imported from here too.
+has the arguments and the result of `torch.nn.functional.scaled_dot_product_attention`. To have torch's own function
+call dualops, see `flash_attention_impl`; its `register` can be imported from here too.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(scale * query @ key.T + attn_mask) @ value, as torch has it; differentiable once, attn_mask too.
+    """softmax(scale * query @ key.T + attn_mask) @ value, as torch's; differentiable once, by attn_mask too.
 
     query [..., H, Sq, D], key [..., Hkv, Sk, D], value [..., Hkv, Sk, Dv], with any number of axes from 2 on, of which
     those before the last two broadcast; with enable_gqa H is a multiple of Hkv. Any axis may have size 0: without keys
     the result is 0, and with D = 0 every score is 0 before the mask. attn_mask broadcasts to [..., H, Sq, Sk]. It is of
     bool (True is seen), or of float32 or query's dtype and added to the scores. is_causal: query i sees keys up to i,
-    wherever the keys end. scale None: 1 / sqrt(D). dropout_p, from 0 to 1, is always applied, as by torch. A query that
-    sees nothing gives 0.
+    wherever the keys end. scale None: 1 / sqrt(D). dropout_p, from 0 to 1, is always applied, as by torch. A query
+    without a visible key gives 0.
 
     Returns [..., H, Sq, Dv] of query's dtype. Dropout draws other numbers than torch's. ValueError for attn_mask with
     is_causal, TypeError for an attn_mask of another dtype; other errors, and all else, are those of
@@ -74,7 +74,7 @@ def scaled_dot_product_attention(
         with_dense_rows(x.expand(*batches, count, *x.shape[-2:]).reshape(B, count if H else 1, *x.shape[-2:]))
         for x, count in ((query, H), (key, Hkv), (value, Hkv))
     )
-    everything = dropout_p == 1  # then no probability is left
+    everything = dropout_p == 1  # then no probability remains
     options: dict[str, Any] = {"scale": scale, "causal": "top_left" if is_causal else False}
     if attn_mask is not None:
         options |= _mask(attn_mask, (*batches, H, Sq, Sk), query)
@@ -83,7 +83,7 @@ def scaled_dot_product_attention(
 
 
 def _heads(heads: list[int], enable_gqa: bool) -> tuple[int, int]:
-    """Those of query, and of key and value."""
+    """Return the heads of query, and of key and value."""
     H, *others = heads
     if not enable_gqa:
         sizes = {count for count in heads if count != 1} or {1}
@@ -100,7 +100,7 @@ def _heads(heads: list[int], enable_gqa: bool) -> tuple[int, int]:
 
 
 def _mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> dict[str, Tensor]:
-    """A mask of [..., H, Sq, Sk] as options: of keys where that says it all, else added to the scores."""
+    """Return a mask of [..., H, Sq, Sk] as options: as a mask of keys if possible, else added to the scores."""
     dtypes = torch.bool, torch.float32, query.dtype
     if _dtype_under_autocast(mask) not in (*dtypes, _dtype_under_autocast(query)):
         raise TypeError(
@@ -124,13 +124,13 @@ def _mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> dict[str, Tens
 
 
 def _broadcasts(mask: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a mask of that shape is one of scores of `shape`, and does not widen them."""
+    """Whether a mask of that shape broadcasts to scores of `shape`, without widening them."""
     ends = zip(reversed(mask), reversed(shape))
     return len(mask) <= len(shape) and all(mine in (1, size) for mine, size in ends)
 
 
 def _dtype_under_autocast(x: Tensor) -> torch.dtype:
-    """What autocast, where it is on, makes of a tensor's dtype."""
+    """Return a tensor's dtype under autocast."""
     kind = x.device.type
     if x.is_floating_point() and x.dtype is not torch.float64 and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)

@@ -1,4 +1,4 @@
-"""The attention function: transformers' arguments, and what `masks.attention_mask` made, as a call of an operator."""
+"""The attention function: calls an operator with transformers' arguments and the result of `masks.attention_mask`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .context import group_of, shared_attention
 from .masks import added, ends_of
 
 NAME = "dualops"
-_PACKINGS = WeakTensorKeyDictionary()  # position_ids -> their version, and where sequences begin, None if not packed
+_PACKINGS = WeakTensorKeyDictionary()  # position_ids -> their version and the starts of sequences, None if not packed
 
 
 def attention(
@@ -39,15 +39,15 @@ def attention(
     max_length_k: Any = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' AttentionInterface wants it: `(output [B, Sq, H, Dv], None)`.
+    """Attention for transformers' AttentionInterface: `(output [B, Sq, H, Dv], None)`.
 
-    query [B, H, Sq, D], key and value [B, Hkv, Sk, D], as projections leave them or a cache has them. attention_mask:
-    what `masks.attention_mask` made, or a mask of one's own [B or 1, H or 1, Sq, Sk], bool (True is seen) or added to
-    the scores. is_causal None: what module.is_causal says. sliding_window: keys that a causal query sees, its own too.
-    s_aux [H]: sinks. position_bias: added to the scores, differentiable. cu_seq_lens_q, cu_seq_lens_k: where packed
-    sequences begin among all tokens, and the end; of all ranks' tokens, where `patch` was given context_parallel.
+    query [B, H, Sq, D], key and value [B, Hkv, Sk, D], from projections or from a cache. attention_mask: the result of
+    `masks.attention_mask`, or the caller's mask [B or 1, H or 1, Sq, Sk], bool (True is seen) or added to the scores.
+    is_causal None: module.is_causal. sliding_window: keys that a causal query sees, its own too. s_aux [H]: sinks.
+    position_bias: added to the scores, differentiable. cu_seq_lens_q, cu_seq_lens_k: where packed sequences begin among
+    all tokens, and the end; of all ranks' tokens, if `patch` had context_parallel.
 
-    Raises NotImplementedError for what there is no operator for: probabilities, paged caches, masks of heads.
+    Raises NotImplementedError for what no operator does: probabilities, paged caches, masks of heads.
     """
     _refuse(module, others)
     query, key, value = map(with_dense_rows, (query, key, value))
@@ -57,7 +57,7 @@ def attention(
         options["sinks"] = s_aux if s_aux.dtype is torch.float32 else s_aux.to(query.dtype)
     if (group := group_of(module)) is not None:
         if position_bias is not None:
-            options["bias"] = position_bias  # which it refuses
+            options["bias"] = position_bias  # context_parallel refuses it
         if causal and sliding_window is not None:
             options["window"] = (sliding_window - 1, None)
         given = query, key, value, attention_mask, position_ids, (cu_seq_lens_q, cu_seq_lens_k)
@@ -83,7 +83,7 @@ def attention(
             raise NotImplementedError(f"{_name(module)}: position_bias with packed sequences is not implemented")
         return _packed(query, key, value, ends, longest, causal=causal, **options), None
     if mask is not None and mask.ndim == 4:
-        causal, options["window"] = False, None  # the mask says it all
+        causal, options["window"] = False, None  # the mask contains both
         options |= _complete(mask, query, key)
     elif mask is not None and mask.shape[0]:
         options["key_padding_mask"] = mask.flatten(1)
@@ -100,7 +100,7 @@ def _name(module: torch.nn.Module) -> str:
 
 
 def _refuse(module: torch.nn.Module, others: dict[str, Any]) -> None:
-    """Raise for an argument that asks for something else. The rest is what models hand on to all of their layers."""
+    """Raise for an argument with an unsupported effect. Others are those that models pass to all of their layers."""
     for name in ("output_attentions", "cache", "head_mask", "layer_head_mask"):
         if others.get(name) is not None and others[name] is not False:
             raise NotImplementedError(f"{_name(module)}: {name} is given, which attention {NAME!r} does not have")
@@ -109,12 +109,12 @@ def _refuse(module: torch.nn.Module, others: dict[str, Any]) -> None:
 def _is_causal(module: torch.nn.Module, is_causal: bool | None) -> bool:
     if is_causal is not None:
         return is_causal
-    # a config may make a decoder look both ways, which its layers need not know
+    # a config may make a decoder bidirectional without its layers' knowledge
     return bool(getattr(module, "is_causal", True) and getattr(getattr(module, "config", None), "is_causal", True))
 
 
 def _window(module: torch.nn.Module, mask: Tensor, sliding_window: int | None) -> int | None:
-    """The layer's window, if the mask says that it cuts something off."""
+    """Return the layer's window, if the mask says that it hides something."""
     cuts = mask.ndim == 2 if mask.dtype is torch.int32 else mask.ndim == 3 and mask.shape[1] > mask.shape[2]
     if not cuts:
         return None  # or it is in the mask
@@ -126,7 +126,7 @@ def _window(module: torch.nn.Module, mask: Tensor, sliding_window: int | None) -
 
 
 def _complete(mask: Tensor, query: Tensor, key: Tensor) -> dict[str, Tensor]:
-    """A mask for every query and key as options: of keys alone where that says the same, else added to the scores."""
+    """Return options for a mask of every query and key: a mask of keys if that is equal, else added to the scores."""
     mask = mask[..., : key.shape[2]]
     if mask.dtype is not torch.bool:
         return {"bias": mask.to(query.dtype)}
@@ -146,17 +146,19 @@ def _given_ends(
 
 
 def _longest(query: Tensor, key: Tensor, max_length_q: Any, max_length_k: Any) -> tuple[int, int]:
-    """Of the given sequences; of a tensor, which lies on the GPU, the value is not read: none is longer than all."""
+    """Return the longest of the given sequences; the value of a tensor on the GPU is not read, and all tokens are the
+    bound.
+    """
     most = (query.shape[0] * query.shape[2], key.shape[0] * key.shape[2])
     given = (max_length_q, max_length_k)
-    one, two = (told if isinstance(told, int) else bound for told, bound in zip(given, most, strict=True))
+    one, two = (length if isinstance(length, int) else bound for length, bound in zip(given, most, strict=True))
     return one, two
 
 
 def _by_positions(position_ids: Tensor | None, query: Tensor, key: Tensor, window: int | None) -> Tensor | None:
-    """What the mask would be, had the mask function been told of packed sequences: not every model tells it positions.
+    """Return the mask for packed sequences, from position_ids: not every model passes these to the mask function.
 
-    None where nothing is packed. Read once for all layers of a forward; where nothing can be read, it is a dense mask.
+    None if nothing is packed. Read once for all layers of a forward; if nothing can be read, it is a dense mask.
     """
     B, S = query.shape[0], query.shape[2]
     if position_ids is None or position_ids.ndim != 2 or not position_ids.shape[1] == S == key.shape[2] or S == 1:
@@ -181,7 +183,7 @@ def _by_positions(position_ids: Tensor | None, query: Tensor, key: Tensor, windo
 def _packed(
     query: Tensor, key: Tensor, value: Tensor, ends: tuple[Tensor, Tensor], longest: tuple[int, int], **options: Any
 ) -> Tensor:
-    """Attention of sequences that lie one after another, row after row: [B, S, H, Dv]."""
+    """Compute attention of packed sequences, row after row: [B, S, H, Dv]."""
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # [B * S, heads, D]
     o = flash_attention_varlen(q, k, v, *ends, *longest, **options)
     return o.unflatten(0, (query.shape[0], query.shape[2])).contiguous()

@@ -1,4 +1,4 @@
-"""Functions by their code: whether two do the same, and one that does the same with another global."""
+"""Functions by their code: whether two do the same, and copies with another global."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def with_global(function: Any, name: str, value: Any) -> Any:
-    """The same function with another value of a global, decorated as it is.
+    """Return the same function with another value of a global, and the same decorators.
 
-    Raises NotImplementedError for a decoration that is no function, or does not hold the function that it decorates.
+    Raises NotImplementedError for a decorator that is no function, or does not hold the decorated function.
     """
     if not isinstance(function, FunctionType):
         raise NotImplementedError(f"its forward is decorated, by a {type(function).__name__}, expected a function")
@@ -18,7 +18,7 @@ def with_global(function: Any, name: str, value: Any) -> Any:
     others, cells, within = function.__globals__, function.__closure__, None
     if inner is None:
         others = {**others, name: value}
-        # torch.compile looks a global up in the module of this name, and would find theirs there
+        # torch.compile looks a global up in the module of this name, and would find theirs
         del others["__name__"]
     elif any(cell.cell_contents is inner for cell in cells or ()):
         within = with_global(inner, name, value)
@@ -43,22 +43,22 @@ def same_methods(one: type, two: type, names: tuple[str, ...]) -> bool:
 def same_code(one: Any, two: Any) -> bool:
     """Whether two functions have the same instructions, on the same names and constants; docstrings may differ.
 
-    So must those that they are decorations of.
+    The functions that they decorate must be equal too.
     """
 
-    def told(function: Any) -> tuple[Any, ...]:
+    def code_facts(function: Any) -> tuple[Any, ...]:
         code = code_of(function)
         constants = code.co_consts[1:] if function.__doc__ else code.co_consts
         defaults = (function.__defaults__, function.__kwdefaults__)
         inner = getattr(function, "__wrapped__", None)
         one = code.co_code, code.co_names, code.co_varnames, constants, defaults
-        return one if inner is None else (*one, told(inner))
+        return one if inner is None else (*one, code_facts(inner))
 
-    return isinstance(one, FunctionType) and isinstance(two, FunctionType) and told(one) == told(two)
+    return isinstance(one, FunctionType) and isinstance(two, FunctionType) and code_facts(one) == code_facts(two)
 
 
 def code_of(function: Any) -> CodeType:
-    """A function's code; of what has none, that of a function which does nothing."""
+    """Return a function's code; for anything without code, that of a function that does nothing."""
     return getattr(function, "__code__", _nothing.__code__)
 
 

@@ -1,4 +1,4 @@
-"""Attention of models whose tokens are shared out among processes: `patch(model, context_parallel=group)`."""
+"""Attention of models whose tokens are split among processes: `patch(model, context_parallel=group)`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ...distributed.context_parallel import attend
 from ...distributed.layout import BALANCES, Ends, ends_of, layout_of
 from ...distributed.ranks import Ranks
 
-GROUP = "_dualops_context_parallel"  # an attribute of a module of attention
+GROUP = "_dualops_context_parallel"  # an attribute of an attention module
 BY_LENGTH = ("dynamic", "longrope")  # kinds of rotary embeddings whose angles depend on the longest position
 HEAD_TAIL = BALANCES[0]
-# whoever trains the model sums the gradients of all its parameters over the ranks, sinks among them
+# the trainer sums the gradients of all parameters over the ranks, including sinks
 FLAGS = {"return_lse": False, "reduce_sinks": False}
-_CHECKED = WeakTensorKeyDictionary()  # position_ids -> their version, and what documents they were right for
+_CHECKED = WeakTensorKeyDictionary()  # position_ids -> their version, and the documents that they were checked for
 
 
 class Shared:
-    """The group of a patched model. A copy of the model has the same one; none can be saved."""
+    """The group of a patched model. A copy of the model shares it; it can't be saved."""
 
     def __init__(self, group: Any):
         Ranks.of("patch", group)
@@ -37,13 +37,13 @@ class Shared:
 
 
 def group_of(module: nn.Module) -> Any:
-    """What `patch` gave to a module, or None."""
+    """Return the group that `patch` set on a module, or None."""
     shared = getattr(module, GROUP, None)
     return None if shared is None else shared.group
 
 
 def by_length(model: nn.Module) -> Iterator[str]:
-    """Modules whose rotary embeddings depend on the longest position, which no rank knows."""
+    """Yield modules whose rotary embeddings depend on the longest position, which no rank knows."""
     for place, module in model.named_modules():
         kinds = getattr(module, "rope_type", None)
         for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
@@ -63,15 +63,15 @@ def shared_attention(
     cu_seq_lens: tuple[Any, Any],
     **options: Any,
 ) -> Tensor:
-    """Attention of this rank's tokens, [1, heads, tokens, D], to [1, tokens, H, Dv].
+    """Compute attention of this rank's tokens, [1, heads, tokens, D], to [1, tokens, H, Dv].
 
-    cu_seq_lens: those of queries and keys, of all ranks' tokens; the second may be None. What is wrong on one rank is
-    an error on all.
+    cu_seq_lens: those of queries and keys, of all ranks' tokens; the second may be None. An error on one rank is raised
+    on all.
     """
     ends, refusal = None, None
     try:
         ends = _checked(name, Ranks.of(name, group), query, key, mask, position_ids, cu_seq_lens)
-    except Exception as error:  # whatever it is, the others must not wait for this rank
+    except Exception as error:  # any error: the others must not wait for this rank
         refusal = error
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     o = attend(group, q, k, v, ends, HEAD_TAIL, None, {**FLAGS, **options}, refusal)
@@ -87,7 +87,7 @@ def _checked(
     position_ids: Tensor | None,
     cu_seq_lens: tuple[Any, Any],
 ) -> Ends:
-    """Where documents begin, and the end."""
+    """Return where documents begin, and the end."""
     if query.shape[0] != 1:
         raise ValueError(f"{name}: input has a batch of {query.shape[0]}, expected 1 with context_parallel: pack it")
     if key.shape[2] != query.shape[2]:
@@ -111,7 +111,7 @@ def _checked(
 
 
 def _check_positions(name: str, ranks: Ranks, ends: Ends, position_ids: Tensor) -> None:
-    """Read once for all layers of a forward, which waits for a GPU."""
+    """Check the positions, once for all layers of a forward; this waits for a GPU."""
     version = None if position_ids.is_inference() else position_ids._version
     known = _CHECKED.get(position_ids)
     if known is not None and version is not None and known == (version, ends):

@@ -1,18 +1,18 @@
-"""The mask function: what transformers knows of who sees whom, in a form that attention can use without a dense mask.
+"""The mask function: transformers' visibility rules, in a form that attention can use without a dense mask.
 
-transformers calls it once for each kind of layers in a forward, and hands what it returns to `attention.attention`
-through the model, which does not look at it. It has to be a tensor or None, so the form is told by dtype and axes:
+transformers calls it once for each kind of layers in a forward, and passes its result to `attention.attention` through
+the model, which ignores it. The result must be a tensor or None, so its dtype and axes encode the form:
 
-    None                    every key, but for the layer's own causality and window
-    bool [B, 1, keys]       the same, but for padding; keys from `keys` on are not there yet (a static cache)
-    bool [0, 1, keys]       the same without padding
-    uint8 [0, 1, keys]      the same, where whether sequences are packed may not have been asked (nor has it with None)
+    None                    every key, except for the layer's own causality and window
+    bool [B, 1, keys]       the same, except padding; keys from `keys` on do not exist yet (a static cache)
+    bool [0, 1, keys]       every key up to `keys`, without padding
+    uint8 [0, 1, keys]      as before, but packed sequences may not have been looked for (nor with None)
     int32 [n + 1]           packed sequences: where they begin among all tokens, row after row, and the end
-    bool [B, 1, 1, Sk]      of a single query: all that it sees
-    float [B, 1, Sq, Sk]    all there is to say, as what is added to the scores: for masks of any other kind
+    bool [B, 1, 1, Sk]      for a single query: all that it sees
+    float [B, 1, Sq, Sk]    a complete mask, to be added to the scores: for masks of any other kind
 
-With [.., keys, 1] in place of [.., 1, keys], and [1, n + 1] of [n + 1], a sliding window cuts something off, and the
-layer must say how wide it is.
+The forms [.., keys, 1] for [.., 1, keys], and [1, n + 1] for [n + 1], mean that a sliding window hides something. The
+layer must then give its width.
 """
 
 from __future__ import annotations
@@ -57,18 +57,19 @@ def attention_mask(
     device: torch.device | str = "cpu",
     **unused: Any,
 ) -> Tensor | None:
-    """Who sees whom, in one of the forms above. The arguments are those of transformers' own mask functions.
+    """Return which query sees which key, in one of the forms above. The arguments are those of transformers' mask
+    functions.
 
     Query i stands at q_offset + i, key j at kv_offset + j. attention_mask [B, positions] of bool, False for padding.
-    Outside of compilation and capture it asks whether there is any padding, as transformers' own do, which waits for a
-    GPU once a call.
+    Outside of compilation and capture it checks for padding, as transformers' own functions do, which waits for a GPU
+    once per call.
     """
     if attention_mask is not None and attention_mask.ndim == 3:
-        return attention_mask  # made already: generation makes masks ahead, and the model asks again
+        return attention_mask  # generation makes masks ahead, and the model asks again
     tracing = is_tracing(attention_mask)
 
     def evaluated() -> Tensor:
-        """bool [B, 1, Sq, Sk]."""
+        """Compute bool [B, 1, Sq, Sk]."""
         visible: Any = sdpa_mask(
             batch_size=batch_size,
             q_length=q_length,
@@ -113,7 +114,7 @@ def attention_mask(
 
 
 def _keys_so_far(q_length: int, q_offset: int | Tensor, kv_offset: int, tracing: bool) -> int | None:
-    """Keys up to the last query's own; None if that is on a device and must not be read."""
+    """Count the keys up to the last query's own; None if that is on a device and must not be read."""
     if isinstance(q_offset, Tensor):
         if tracing or q_length == 1:
             return None
@@ -128,7 +129,7 @@ def _is_window(local_size: int, config: Any) -> bool:
 
 
 def _kept(attention_mask: Tensor, kv_length: int, kv_offset: int) -> Tensor:
-    """The part of a mask of all positions that is about the keys; those it has nothing about are not to be seen."""
+    """Return the part of a mask of all positions for these keys; keys without an entry are hidden."""
     missing = kv_offset + kv_length - attention_mask.shape[-1]
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
@@ -136,7 +137,7 @@ def _kept(attention_mask: Tensor, kv_length: int, kv_offset: int) -> Tensor:
 
 
 def _packed(mask_function: MaskFunction) -> tuple[Tensor | None, bool]:
-    """The numbers of packed sequences [B, S], and whether there is a window, of a mask that is made of nothing else."""
+    """Return the numbers of packed sequences [B, S], and whether there is a window, for a mask with nothing else."""
     packed, windowed = None, False
     for part in _parts(mask_function):
         if part is None:
@@ -148,7 +149,7 @@ def _packed(mask_function: MaskFunction) -> tuple[Tensor | None, bool]:
 
 
 def _parts(mask_function: MaskFunction) -> Iterator[Any]:
-    """The masks that one is the intersection of, None for what is no plain one."""
+    """Yield the masks whose intersection this is, None for an unknown one."""
     if mask_function is causal_mask_function or getattr(mask_function, "__code__", None) in (_PACKED, _WINDOW):
         yield mask_function
         return
@@ -158,7 +159,7 @@ def _parts(mask_function: MaskFunction) -> Iterator[Any]:
         inside = {name: cell.cell_contents for name, cell in zip(code.co_freevars, cells)}
     if code is _BOTH:
         parts = inside["mask_functions"]
-    elif inside.keys() == {"mask_function", "position_ids"}:  # the same by positions within each sequence
+    elif inside.keys() == {"mask_function", "position_ids"}:  # positions within each sequence give the same mask
         parts = (inside["mask_function"],)
     else:
         yield None
@@ -168,14 +169,14 @@ def _parts(mask_function: MaskFunction) -> Iterator[Any]:
 
 
 def ends_of(packed: Tensor) -> Tensor:
-    """Where sequences begin among all tokens, row after row, and the end, from their numbers [B, S]."""
+    """Return where sequences begin among all tokens, row after row, and the end, from their numbers [B, S]."""
     starts = torch.ones_like(packed, dtype=torch.bool)
     starts[:, 1:] = packed[:, 1:] != packed[:, :-1]
     return torch.nn.functional.pad(starts.flatten().nonzero().flatten().int(), (0, 1), value=packed.numel())
 
 
 def added(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where something is visible, minus infinity elsewhere; one for all batches where they are alike."""
+    """Return 0 for visible, minus infinity for hidden; one mask for all batches if they are alike."""
     if visible.stride(0) == 0:
         visible = visible[:1]
     return torch.where(visible, 0.0, -torch.inf).to(dtype)

@@ -1,8 +1,8 @@
-"""`patch`: the modules of one model are given forwards of their own; transformers' classes stay untouched.
+"""`patch`: give the modules of one model new forwards; transformers' classes stay unchanged.
 
-Models of transformers are copies of one another, so what code stands for is told by comparing it: a norm is Llama's if
-its forward has the instructions of LlamaRMSNorm.forward. A forward that rotates calls the function
-`apply_rotary_pos_emb` of its module; it is made anew, of the same code, with `rotated` under that name.
+Models of transformers are copies of one another, so modules are recognised by their code: a norm is Llama's if its
+forward has the instructions of LlamaRMSNorm.forward. A forward that rotates calls the function `apply_rotary_pos_emb`
+of its module. It is rebuilt from the same code, with `rotated` under that name.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .context import GROUP, Shared, by_length
 from .masks import attention_mask
 
 ROTATION = "apply_rotary_pos_emb"
-_RECORD = "_dualops_patch"  # the name of a model's Patch
+_RECORD = "_dualops_patch"  # attribute name of a model's Patch
 
 
 def register() -> None:
-    """Make attention known to transformers as "dualops", with its masks. Doing so again changes nothing."""
+    """Register attention with transformers as "dualops", with its masks. Repeated calls change nothing."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, attention_mask)
 
@@ -47,12 +47,12 @@ class Change(NamedTuple):
 
     module: nn.Module
     name: str
-    old: Any  # None where the module had none of its own, but its class's
+    old: Any  # None if only the module's class has it
     new: Any
 
 
 class Refusal(NamedTuple):
-    """What `patch` leaves as it is: the error of a strict call, a line of the report of another."""
+    """What `patch` leaves unchanged: the error of a strict call, else a line of the report."""
 
     error: type[Exception]
     reason: str
@@ -63,9 +63,9 @@ class Refusal(NamedTuple):
 
 
 class Patch:
-    """What `patch` did to a model. Calling it, or leaving a `with` block, undoes that.
+    """The changes of `patch` to a model. Calling it, or leaving a `with` block, undoes them.
 
-    `counts`: how many modules of each option run on dualops. `left`: why others do not, where `strict` was False.
+    `counts`: how many modules of each option run on dualops. `left`: why others do not, if `strict` was False.
     """
 
     def __init__(self, model: nn.Module, changes: list[Change], counts: dict[str, int], left: tuple[str, ...]):
@@ -79,7 +79,7 @@ class Patch:
         return f"<Patch of {name}: {changed}{''.join(f'; not: {reason}' for reason in self.left)}>"
 
     def __call__(self) -> None:
-        """The model as it was. Raises RuntimeError if somebody else has changed it since, and leaves it then."""
+        """Restore the model. Raises RuntimeError, and changes nothing, if somebody else has changed it since."""
         if self.model.__dict__.get(_RECORD) is not self:
             raise RuntimeError(f"{type(self.model).__name__}: this patch is undone already")
         for change in self.changes:
@@ -96,7 +96,7 @@ class Patch:
         self()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        register()  # in a process that loads the model nobody may have done so
+        register()  # the process that loads the model may not have registered it
         self.__dict__.update(state)
 
     def _apply(self) -> None:
@@ -122,30 +122,30 @@ def patch(
     context_parallel: Any = None,
     strict: bool = True,
 ) -> Patch:
-    """Let a model of transformers run on dualops' operators. Returns the undo, to be called or used as a context.
+    """Replace operators of a transformers model by dualops'. Returns the undo: call it, or use it as a context.
 
     attention: flash_attention, as by `model.set_attn_implementation("dualops")`; the model gets a copy of its config,
     which another model may share. rms_norm: every RMSNorm; rope: every rotation by `apply_rotary_pos_emb`. Parameters,
-    buffers and state dict stay what they are. Norms keep their dtypes but round once, where Llama's round before the
-    weight too. Patch a model before it is compiled or wrapped. A deep copy of a patched model is patched, and so is one
-    that was saved whole (`torch.save`, `pickle`) and loaded; each has an undo of its own, `copied._dualops_patch`.
+    buffers and state dict are unchanged. Norms keep their dtypes but round once, where Llama's round before the weight
+    too. Patch a model before it is compiled or wrapped. A deep copy of a patched model is patched, and so is one that
+    was saved whole (`torch.save`, `pickle`) and loaded; each has its own undo, `copied._dualops_patch`.
 
-    context_parallel: a ProcessGroup, or a DeviceMesh of one axis, whose ranks share out the tokens of documents: each
-    gives the model its own, and attention is that of `dualops.torch_bridge.distributed.context_parallel`. Then
+    context_parallel: a ProcessGroup, or a DeviceMesh of one axis, whose ranks split the tokens of documents: each
+    passes its own to the model, and attention is `dualops.torch_bridge.distributed.context_parallel`. Call
         model(input_ids=shard(ids, 0, group, cu_seqlens=cu)[None], position_ids=positions(cu, group)[None],
               cu_seq_lens_q=cu, cu_seq_lens_k=cu, use_cache=False)
     where cu is of all tokens: a list, or a tensor as DataCollatorWithFlattening makes it (on a GPU it is read once, as
-    position_ids are in every forward, which waits for the GPU). A model shifts labels within a rank's tokens: give
-    shift_labels, which are sharded in the same way. Padding and caches are errors, as are rotary embeddings that
+    position_ids are in every forward, which waits for the GPU). A model shifts labels within a rank's tokens: pass
+    shift_labels, sharded in the same way. Padding and caches are errors, as are rotary embeddings that
     depend on the longest position ("dynamic", "longrope"). Such a model can't be saved whole.
 
-    strict=False: patch what can be patched, and leave the rest as it is. The result's `left` says what that is and why,
-    and so does its repr.
+    strict=False: patch what can be patched, and leave the rest unchanged. The result's `left` and its repr list the
+    rest and the reasons.
 
-    Raises TypeError for what is no model of transformers, RuntimeError for one that is patched already, ValueError
-    where there is nothing to patch, or nothing of an option that is True, and NotImplementedError, by name, for a
-    module that computes something else than those that are known. With strict=False only nothing at all is an error.
-    After an error nothing has been changed.
+    Raises TypeError if it is no transformers model, and RuntimeError if it is patched already. Raises ValueError if
+    there is nothing to patch for an option that is True. Raises NotImplementedError, with its name, for a module whose
+    arithmetic differs from the known ones. With strict=False it is an error only if nothing at all can be patched.
+    After an error nothing has changed.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"patch: model is a {type(model).__name__}, expected a transformers.PreTrainedModel")
@@ -209,7 +209,7 @@ def _nothing_of(model: nn.Module, what: str, option: str) -> Refusal:
 
 
 def _forward(module: nn.Module, place: str, forward: Callable[[nn.Module], Any]) -> Change | Refusal:
-    """Another forward for one module."""
+    """A new forward for one module."""
     if "forward" in module.__dict__:
         return Refusal(
             NotImplementedError,
@@ -222,7 +222,7 @@ def _forward(module: nn.Module, place: str, forward: Callable[[nn.Module], Any])
 
 
 def _configs(model: PreTrainedModel) -> list[Change]:
-    """Copies of the configs that the model's modules have: their attention can be another than that of other models."""
+    """Copy the configs of the model's modules: other models may share them, and keep their attention."""
     having = [module for module in model.modules() if isinstance(module.__dict__.get("config"), PreTrainedConfig)]
     copies: dict[int, Any] = {}
 
@@ -238,7 +238,7 @@ def _configs(model: PreTrainedModel) -> list[Change]:
 
 
 def _set_attention(model: PreTrainedModel) -> Iterator[Refusal]:
-    """Set it wherever it can be; what it could not be set for."""
+    """Set it wherever possible; return where it is not."""
     register()
     model.set_attn_implementation(NAME)
     models = [(place, module) for place, module in model.named_modules() if isinstance(module, PreTrainedModel)]
@@ -249,7 +249,7 @@ def _set_attention(model: PreTrainedModel) -> Iterator[Refusal]:
 
 
 def _attends(kind: type) -> bool:
-    """Whether a class of modules computes attention, to go by its name, or asks transformers' interface for it."""
+    """Whether a class of modules computes attention, by its name, or calls transformers' interface for it."""
     return "Attention" in kind.__name__ or _asks(kind)
 
 
@@ -259,7 +259,7 @@ def _asks(kind: type) -> bool:
 
 
 def _count_of_ours(model: nn.Module) -> int:
-    """Modules that ask the interface for attention and get ours."""
+    """Count the modules that call the interface for attention and get dualops'."""
     asking = {kind for kind in {type(module) for module in model.modules()} if _asks(kind)}
     configs = [module.__dict__.get("config") for module in model.modules() if type(module) in asking]
     return sum(getattr(config, "_attn_implementation", None) == NAME for config in configs)
@@ -269,7 +269,7 @@ def _count_of_ours(model: nn.Module) -> int:
 
 
 def _readable(weight: Tensor, x: Tensor) -> Tensor:
-    """A weight or a table in x's dtype or, if it has another one, in that of arithmetic, as operators take it."""
+    """Return a weight or a table in x's dtype or, if its dtype differs, in that of arithmetic, as operators require."""
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
     return weight if weight.dtype in (x.dtype, wide) else weight.to(wide)
 
@@ -290,7 +290,7 @@ def _gemma_norm(self: Any, x: Tensor) -> Tensor:
     return rms_norm(x, _readable(self.weight, x), eps=self.eps, offset=1.0).to(x.dtype)
 
 
-# a class, the methods that say what its norm is, and ours for its forward
+# a class, the methods that identify its norm, and dualops' forward
 NORMS: tuple[tuple[type[nn.Module], tuple[str, ...], Callable[..., Tensor]], ...] = (
     (modeling_llama.LlamaRMSNorm, ("forward",), _llama_norm),
     (modeling_gpt_oss.GptOssRMSNorm, ("forward",), _gpt_oss_norm),
@@ -321,7 +321,7 @@ def _norms(model: nn.Module) -> Iterator[Change | Refusal]:
 
 
 def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    """transformers' `apply_rotary_pos_emb` with `rope`.
+    """transformers' `apply_rotary_pos_emb`, computed by `rope`.
 
     q [B, H, S, R], k [B, Hkv, S, R]; with unsqueeze_dim=2 [B, S, H, R]. cos, sin [B or 1, S, R or R/2]; if not of q's
     dtype, they are read as float32.
@@ -329,14 +329,14 @@ def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int =
     if unsqueeze_dim not in (1, 2):
         raise NotImplementedError(f"{ROTATION}: unsqueeze_dim is {unsqueeze_dim}, expected 1 or 2")
     q, k = with_dense_rows(q), with_dense_rows(k)
-    cos, sin = (_readable(table, q).contiguous() for table in (cos, sin))  # GPT-OSS has transposed them
+    cos, sin = (_readable(table, q).contiguous() for table in (cos, sin))  # GPT-OSS transposes them
     if unsqueeze_dim == 1:
         return rope(q, k, cos, sin)
     q, k = rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
     return q.transpose(1, 2), k.transpose(1, 2)
 
 
-# modules that have such a function, and what it calls there
+# modules with such a function, and the helpers that it calls
 ROTATIONS = ((modeling_llama, ("rotate_half",)), (modeling_gpt_oss, ("_apply_rotary_emb",)))
 
 
@@ -363,7 +363,9 @@ def _rotations(model: nn.Module) -> Iterator[Change | Refusal]:
 
 
 class Rotation:
-    """The forward of a class of modules, with `rotated`; pickled as the class, for its functions are nobody's."""
+    """The forward of a class of modules, with `rotated`. It is pickled as the class, since its functions can't be
+    imported.
+    """
 
     def __init__(self, kind: type[nn.Module]):
         self.kind, self.function = kind, with_global(kind.forward, ROTATION, rotated)
@@ -393,7 +395,7 @@ def _same_rotation(theirs: Any, like: dict[str, Any], called: tuple[str, ...]) -
 
 
 def _plain(function: Any) -> Any:
-    """A function, also where the package `kernels` has made a module of it."""
+    """Return the function, even if the package `kernels` has wrapped it in a module."""
     if isinstance(function, nn.Module):
         forward = type(function).forward
         inside = [cell.cell_contents for cell in forward.__closure__ or ()]
