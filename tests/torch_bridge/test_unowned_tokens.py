@@ -26,7 +26,7 @@ def tokens(count: int, dtype: torch.dtype, device: str, **shapes: tuple[int, ...
 def same(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> None:
     """Bit for bit on the CPU. On a GPU another kernel may serve a call with more tokens, and adds in another order.
 
-    dtype: of what a sum is made of, if it is not that of the sum.
+    dtype: of the terms, if the sum has another one.
     """
     eps = torch.finfo(dtype or found.dtype).eps
     most = 32 * eps * float(expected.abs().max()) if found.is_cuda else 0.0
@@ -55,7 +55,7 @@ def test_attention(with_sinks: bool, dtype: torch.dtype, device: str) -> None:
     assert not o[count:].any() and torch.isneginf(lse[:, count:]).all()
     for x, own in zip(found, expected, strict=True):
         assert x.isfinite().all()
-        same(x, own, dtype)  # the sinks' gradient is a float32 sum over o, which is rounded
+        same(x, own, dtype)  # the sinks' gradient is a float32 sum of terms made from o, which is rounded
         assert x.ndim == 1 or not x[count:].any()
 
 

@@ -288,18 +288,21 @@ def fragment_scores(
         size=4 * quads,  # scores of a thread
         # (scale) -> factors of a number in `scores`: of its exponent of 2, and of its score
         units=_units_of_scores if chain.scores else _units_of_products,
-        fetches=change.fetches,  # as `fragment_changes` has it
-        held=change.held,  # as `fragment_changes` has it
-        fetch=change.fetch,  # as `fragment_changes` has it
-        ask=keys.ask,  # as `fragment_keys` has it
-        sees=keys.sees,  # as `fragment_keys` has it
-        seed=keeping.seed,  # as `fragment_kept` has it
-        keeps=keeping.keeps,  # as `fragment_kept` has it
-        keep=keeping.keep,  # as `fragment_kept` has it
-        drop=keeping.drop,  # as `fragment_kept` has it
-        growth=keeping.growth,  # as `fragment_kept` has it
-        again=keeping.again,  # as `fragment_kept` has it
-        weight=keeping.weight,  # as `fragment_kept` has it
+        # of `fragment_changes`
+        fetches=change.fetches,
+        held=change.held,
+        fetch=change.fetch,
+        # of `fragment_keys`
+        ask=keys.ask,
+        sees=keys.sees,
+        # of `fragment_kept`
+        seed=keeping.seed,
+        keeps=keeping.keeps,
+        keep=keeping.keep,
+        drop=keeping.drop,
+        growth=keeping.growth,
+        again=keeping.again,
+        weight=keeping.weight,
         near=change.near,  # (scores, options, scale, where) -> whether `near_score` is for all products of its quads
         # no verb: (j, h, near) -> that of `pair_probabilities` for quad j and row h, near where the quad may be so
         pair=pair,

@@ -10,12 +10,12 @@
     rows.close(row_max, row_sum, rescale, sink, units)     row_max becomes lse
 
 A score may be any finite number. `score * factor - base` is one fma. Its error is that of base, half an ulp, which is
-the same for all scores of a row and cancels. It must only be small enough for 2 ** error to be a number: so `factor`
-is scale * log2(e) for a row whose greatest exponent is below LIMIT, and a power of two for any other, where base is
-exact. Neighbouring floats are then at least 8 apart as exponents, 32 but for float16, so the power of two in place of
-scale * log2(e) changes next to nothing. Of accumulators [.., 8 * n] a thread has rows r and r + 8, in quads of two
-neighbours of the one and two of the other (`fragment.accumulator`). A row that has seen nothing has the maximum -inf
-and counts from 0.
+the same for all scores of a row and cancels, except that P is rounded: `close` corrects the sum for the greatest P. The
+error must only be small enough for 2 ** error to be a number: so `factor` is scale * log2(e) for a row whose greatest
+exponent is below LIMIT, and a power of two for any other, where base is exact. Neighbouring floats are then at least 8
+apart as exponents, 32 but for float16, so the power of two in place of scale * log2(e) changes next to nothing. Of
+accumulators [.., 8 * n] a thread has rows r and r + 8, in quads of two neighbours of the one and two of the other
+(`fragment.accumulator`). A row that has seen nothing has the maximum -inf and counts from 0.
 """
 
 from __future__ import annotations
@@ -119,10 +119,10 @@ def softmax_rows(
     needed. Signed integers are in the order of floats, but for those with a sign, whose order is the opposite: where a
     thread has no others of a row, its greatest is the smallest word.
 
-    A row's greatest probability is 1 when it meets V, exactly. Not rescaling as long as exponents have grown by less
-    than 8 is 1 to 3 % faster, and where one key counts for most costs its rounding: 2.4 times the baseline's error.
-    Of a row of large exponents it is 2 ** (the error of base), which is rounded like any other probability: `close`
-    corrects the sum by as much, or a row with one large score would not be exactly its value.
+    Unless exponents are large, a row's greatest probability is exactly 1 in the product with V. Not rescaling as long
+    as exponents have grown by less than 8 is 1 to 3 % faster, and where one key counts for most costs its rounding: 2.4
+    times the baseline's error. If exponents are large, the greatest probability is 2 ** (the error of base), and is
+    rounded. `close` adds this rounding to the sum, so that the result of a row with a single nonzero P is exact.
 
     row_max, new_max, row_sum and rescale are local arrays of two numbers.
     """

@@ -17,7 +17,7 @@ from .models import FAMILIES, SIZES, VOCABULARY, close, padding, randomize, toke
 
 NAMES = re.findall(r"\w+", re.findall(r"by `config\.model_type`:([\w\s]+)\.", str(package.__doc__))[0])
 NAMES.remove("gemma3")  # with images: below
-NEWER = {"flint", "iquestcoder", "internlm3", "kolibri1"}  # that not every release has which the bridge works with
+NEWER = {"flint", "iquestcoder", "internlm3", "kolibri1"}  # missing in some releases that the bridge supports
 # what of a config makes a model tiny; every token has all experts, for a choice could turn upon a rounding
 TINY: dict[str, Any] = {
     **SIZES,

@@ -44,7 +44,7 @@ def step_feed(at: int, back: bool, warps: int, *, states: bool = True) -> Member
         locals(),
         barriers=pipe.barriers,  # () -> in shared memory; once in a kernel, by all threads
         init=pipe.init,  # (barriers): by one thread, before the `start` of a pipeline
-        eights=tables_of.eights,  # (): an array, as `step_tables` has it
-        own=tables_of.own,  # (): an array, as `step_tables` has it
+        eights=tables_of.eights,  # (): an array, see `step_tables`
+        own=tables_of.own,  # (): an array, see `step_tables`
         wait=pipe.wait,  # (barriers, i): until they are there
     )
