@@ -81,8 +81,8 @@ def reference() -> float:
 
 def kernels(case: Case) -> list[Any]:
     """Its kernels, each once."""
-    from dualops.cuda.device import every
-    from dualops.cuda.offline import to_warm
+    from dualops.cuda.compiler.offline import to_warm
+    from dualops.cuda.launch.device import every
 
     found = [wanted.kernel for wanted in to_warm([case.problem], every(ARCH))]
     if case.parts != ("",):
@@ -95,7 +95,7 @@ def kernels(case: Case) -> list[Any]:
 
 def measure(case: Case, runs: int = 3) -> Row:
     """The least of `runs` builds of each kernel, summed, with the reference measured beside each."""
-    from dualops.cuda.compile import link, lto_ir
+    from dualops.cuda.compiler.compile import link, lto_ir
 
     front = links = first = 0.0
     beside = []
@@ -119,7 +119,7 @@ def measure(case: Case, runs: int = 3) -> Row:
 
 def run(names: Iterable[str], runs: int, show: Callable[[str], None]) -> list[Row]:
     """Measure these cases, all if there is no name, showing each as it comes."""
-    from dualops.cuda.frontend import prepare
+    from dualops.cuda.compiler.frontend import prepare
 
     prepare()
     chosen = tuple(names)

@@ -50,7 +50,7 @@ class Ladder(NamedTuple):
 
 def streaming(workload: Workload) -> Callable[[], float]:
     """A plain kernel that moves the bytes of the case, timed once."""
-    from dualops.cuda.roof import stream_roof
+    from dualops.cuda.tuning.roof import stream_roof
 
     work = Work.of(workload.operator, workload.case, "forward")
     seconds = stream_roof(work.bytes_read, work.bytes_written)

@@ -24,7 +24,7 @@ class Roof(NamedTuple):
 
 def roof(work: Work, dtype: str) -> Roof:
     """That of a case with this work, computed in this dtype. Its memory lives as long as the call does."""
-    from dualops.cuda.roof import Stream, best_blocking
+    from dualops.cuda.tuning.roof import Stream, best_blocking
 
     at_least = work.flops / matmul_rate(dtype)
     moving = best_blocking(work.bytes_read, work.bytes_written, enough=at_least)

@@ -184,8 +184,8 @@ def owners(tile_rows: int = TILE_ROWS, tile_columns: int = TILE_COLUMNS) -> tupl
     finds in its registers where they stand.
     """
     from dualops.cuda import simulator
-    from dualops.cuda.backend import SIMULATED, cuda, f32
-    from dualops.cuda.step import flat
+    from dualops.cuda.compiler.backend import SIMULATED, cuda, f32
+    from dualops.cuda.launch.step import flat
     from dualops.cuda.tile.products import LANES, THREADS, mma_ab, mma_abt
     from dualops.cuda.tile.shared import Lines, Shared
 
@@ -269,8 +269,8 @@ class Memory(NamedTuple):
 
 def memory(S: int, *, backward: bool) -> Memory:
     """What plans for a call of length S say."""
-    from dualops.cuda.device import known
-    from dualops.cuda.launch import OPERATIONS
+    from dualops.cuda.launch.device import known
+    from dualops.cuda.launch.operation import OPERATIONS
     from dualops.spec import ArrayMeta, flash_attention as SPEC
     from dualops.spec.meta import contiguous_strides
 

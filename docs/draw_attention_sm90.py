@@ -68,7 +68,7 @@ def recorded() -> list[Event]:
     from dualops.cuda.flash_attention import sm90
     from dualops.cuda.flash_attention.sm90 import forward
     from dualops.cuda.flash_attention.sm90.config import Sm90Config
-    from dualops.cuda.launch import OPERATIONS
+    from dualops.cuda.launch.operation import OPERATIONS
 
     require_simulator("recorded")
     events: list[Event] = []
@@ -104,7 +104,7 @@ def recorded() -> list[Event]:
 
     nouns: dict[str, Callable[[Any], Any]] = {
         "pipeline": pipe,
-        "left_factor": lambda mma: noted(
+        "register_a": lambda mma: noted(
             mma, start=("qk", nothing), wait=("finish", nothing), wait_but_one=("finish", one)
         ),
         "register_mma": lambda mma: noted(mma, add=("pv", nothing), wait=("finish", nothing)),
@@ -271,7 +271,7 @@ def pieces(title: str) -> tuple[list[Piece], int, int]:
     from dualops.cuda.flash_attention.arguments import sizes, variant
     from dualops.cuda.flash_attention.options import chain_of
     from dualops.cuda.flash_attention.sm90.config import configs
-    from dualops.cuda.flash_attention.walk import Extent, range_of, walk_by_queries
+    from dualops.cuda.flash_attention.tile_scheduler import Extent, range_of, walk_by_queries
     from dualops.spec import ArrayMeta, flash_attention as SPEC
     from dualops.spec.meta import contiguous_strides
 

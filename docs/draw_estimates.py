@@ -1,6 +1,6 @@
-"""`dualops.cuda.cost` held against what was measured: the table of its page, and the picture.
+"""`dualops.estimate` held against what was measured: the table of its page, and the picture.
 
-    python docs/draw_estimates.py            fills dualops/cuda/cost/README.md, writes docs/cost_estimates.png
+    python docs/draw_estimates.py            fills dualops/estimate/README.md, writes docs/cost_estimates.png
     python docs/draw_estimates.py FOLDER     writes the picture there, and leaves the page as it is
 
 What was measured is committed: of calls in `benchmarks/peer_results`, of kernels in `measured_configs` and
@@ -27,21 +27,21 @@ import dualops.cuda  # noqa: F401  registers the operators
 from benchmarks.plot import fill
 from docs.draw_attention import BLUE, GREEN, HERE, INK, ORANGE, draw, new_figure
 from docs.measured_configs import DKV, DQ, FORWARD, MATMUL, RETENTION, SOFTMAX, Measured
-from dualops.cuda.cost import Architecture, architecture, block_rows, cluster_rows, rankings, row_gradients
-from dualops.cuda.cost.attention import sm80_work, sm90_work
-from dualops.cuda.cost.attention_gradient import dkv_work, dq_work
-from dualops.cuda.cost.candidates import Ranked, Ranking, config_text
-from dualops.cuda.cost.model import REACHED, Work, estimate_of
-from dualops.cuda.cost.problems import problem_of
-from dualops.cuda.cost.retention_passes import sm80_estimate, sm90_estimate
+from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.flash_attention.sm80.config import Sm80Config
 from dualops.cuda.norm.rows import RowsConfig as NormRowsConfig
 from dualops.cuda.norm.staging import ClusterRowsConfig as NormClusterRowsConfig, RingConfig
-from dualops.cuda.offline import absent_problem
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config
 from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
 from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.tile.storage import storage
+from dualops.estimate import Architecture, architecture, block_rows, cluster_rows, rankings, row_gradients
+from dualops.estimate.attention import sm80_work, sm90_work
+from dualops.estimate.attention_gradient import dkv_work, dq_work
+from dualops.estimate.candidates import Ranked, Ranking, config_text
+from dualops.estimate.model import REACHED, Work, estimate_of
+from dualops.estimate.problems import problem_of
+from dualops.estimate.retention_passes import sm80_estimate, sm90_estimate
 from dualops.spec import OPERATORS, Case, Problem
 from dualops.spec.flash_attention import visible_pairs
 from dualops.spec.meta import itemsize
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 H200, ROOT = architecture("h200"), HERE.parent
-PAGE = ROOT / "dualops" / "cuda" / "cost" / "README.md"
+PAGE = ROOT / "dualops" / "estimate" / "README.md"
 MARKERS = "<!-- estimates:begin -->", "<!-- estimates:end -->"
 COLORS = {"attention forward": ORANGE, "attention gradient": INK, "matmul": BLUE, "retention": GREEN}
 AT_ROOF = "softmax, short rows"  # in blocks: all are at the roof, so that their order is chance

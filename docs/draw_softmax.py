@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dualops.cuda.step import Step
+    from dualops.cuda.launch.step import Step
 
 PALE = "#f6d9bd"
 
@@ -65,7 +65,7 @@ def steps_of_a_warp() -> dict[str, Step]:
 def reads(step: Step) -> Reads:
     """Run the first block on an x that notes who reads it. Needs the simulator."""
     from dualops.cuda import simulator
-    from dualops.cuda.step import flat
+    from dualops.cuda.launch.step import flat
 
     require_simulator("reads")
     seen: list[tuple[int, int, int]] = []  # thread, element, elements of this load
@@ -153,7 +153,7 @@ class Moment(NamedTuple):
 def tree_moments() -> list[Moment]:
     """The sum of ones by tree, as the shared array sees it: what is written into it says how far a thread has come."""
     from dualops.cuda import simulator
-    from dualops.cuda.backend import f64
+    from dualops.cuda.compiler.backend import f64
     from dualops.cuda.softmax.ladder import by_tree
 
     require_simulator("tree_moments")
@@ -174,7 +174,7 @@ def tree_moments() -> list[Moment]:
 def shuffle_moments() -> list[Moment]:
     """The same by shuffles: all that lanes have after so many of them, what warps leave, and the end."""
     from dualops.cuda import simulator
-    from dualops.cuda.backend import f64
+    from dualops.cuda.compiler.backend import f64
     from dualops.cuda.softmax.ladder import by_shuffles
     from dualops.cuda.tile.rows import lane_reductions
 
@@ -238,7 +238,7 @@ PICTURES = {"softmax_reads.png": draw_reads, "softmax_agreement.png": draw_agree
 
 
 def require_simulator(who: str) -> None:
-    from dualops.cuda.backend import SIMULATED
+    from dualops.cuda.compiler.backend import SIMULATED
 
     if not SIMULATED:
         raise RuntimeError(f"{who}: set NUMBA_ENABLE_CUDASIM=1 before Python starts")

@@ -29,7 +29,7 @@ SHORT, CAUSAL = "B=8 H=16 S=2048 D=128", " causal=True"
 
 
 class Measured(NamedTuple):
-    """fitted: whether numbers of the cost model were fitted to it (`dualops/cuda/cost/steps.py`)."""
+    """fitted: whether numbers of the cost model were fitted to it (`dualops/estimate/steps.py`)."""
 
     problem: str
     config: Any

@@ -3,7 +3,7 @@
     python -m release.kernels --arch sm_90a --out dist
 
 It contains the kernels of the cases that README's tables time, and those of attention's usual options (`USUAL`).
-`dualops.cuda.bundled` says when an installed one is used.
+`dualops.cuda.compiler.bundled` says when an installed one is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 
 import dualops.cuda  # noqa: F401  registers the operators
 from dualops import __version__
-from dualops.cuda import binaries, bundled, device, offline
+from dualops.cuda.compiler import binaries, bundled, offline
+from dualops.cuda.launch import device
 from dualops.spec import OPERATORS
 
 MOST_BYTES = 60 * 2**20  # size limit of a wheel

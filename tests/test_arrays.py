@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import arrays
-from dualops.cuda.arrays import InterfaceAdapter, adapter_of
+from dualops.cuda.launch import arrays
+from dualops.cuda.launch.arrays import InterfaceAdapter, adapter_of
 from dualops.spec import ArrayMeta, softmax as SOFTMAX
 
 ADDRESS = 0x7000_0000_0010

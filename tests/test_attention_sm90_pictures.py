@@ -70,6 +70,6 @@ def test_pieces_have_each_tile_that_is_seen_and_the_longest_come_first(drawn, ti
 
 
 def test_the_simulator_is_needed(monkeypatch):
-    monkeypatch.setattr("dualops.cuda.backend.SIMULATED", False)
+    monkeypatch.setattr("dualops.cuda.compiler.backend.SIMULATED", False)
     with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
         draw.recorded()

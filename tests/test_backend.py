@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dualops.cuda import backend, device
+from dualops.cuda.compiler import backend
+from dualops.cuda.launch import device
 
 LACKING = ("There is no driver: install one.", "numba-cuda is not installed: pip install it.")
 

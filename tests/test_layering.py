@@ -20,15 +20,21 @@ from dualops.spec import OPERATORS
 ROOT = Path(__file__).parent.parent
 NUMBERS = ("numpy", "ml_dtypes")
 TOOLKIT = ("cuda.bindings", "cuda.core")
-SIZES = "dualops.cuda.sizes"
-OFFLINE = "dualops.cuda.offline"
+SIZES = "dualops.cuda.launch.sizes"
+OFFLINE = "dualops.cuda.compiler.offline"
 DECLARED = "dualops.cuda.public"
-CACHE = "dualops.cuda.cache"
-HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile", "binaries"))
-FRONTEND, HELPERS, SOURCES, BUNDLED = (f"dualops.cuda.{name}" for name in ("frontend", "helpers", "sources", "bundled"))
-HOST_OF_OPERATORS = (*HOST, *(f"dualops.cuda.{name}" for name in ("kept", "step", "words", "maps", "plans", "launch")))
-TUNED, PLANNING, TUNING = (f"dualops.cuda.{name}" for name in ("tuned", "planning", "tuning"))
-VIEWS, ROW_WALK = "dualops.cuda.views", "dualops.cuda.row_walk"
+CACHE = "dualops.cuda.compiler.cache"
+COMPILER, LAUNCH, TUNE = "dualops.cuda.compiler", "dualops.cuda.launch", "dualops.cuda.tuning"
+HOST = (
+    f"{COMPILER}.backend",
+    *(f"{LAUNCH}.{name}" for name in ("device", "driver", "arrays")),
+    *(f"{COMPILER}.{name}" for name in ("compile", "binaries")),
+)
+FRONTEND, HELPERS, SOURCES, BUNDLED = (f"{COMPILER}.{name}" for name in ("frontend", "helpers", "sources", "bundled"))
+STEPS = ("device_memory", "step", "device_words", "maps", "plans", "operation")
+HOST_OF_OPERATORS = (*HOST, *(f"{LAUNCH}.{name}" for name in STEPS))
+TUNED, PLANNING, TUNING = (f"{TUNE}.{name}" for name in ("records", "planning", "tune"))
+VIEWS, ROW_WALK = "dualops.cuda.launch.views", "dualops.cuda.row_walk"
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,13 @@ class Row:
 
 
 SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
-SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "dualops.cuda.roof"
-COST = "dualops.cuda.cost"
+SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.compiler.backend", "dualops.cuda.tuning.roof"
+COST = "dualops.estimate"
 ESTIMATED = ("flash_attention", "matmul", "norm", "retention", "softmax")
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
 TESTING = "dualops.testing.*"
 UNOWNED = "dualops.cuda.unowned"
-OF_OPERATORS = (SPEC, TILE, VIEWS, ROW_WALK, UNOWNED, *HOST_OF_OPERATORS)
+OF_OPERATORS = (SPEC, PTX, TILE, VIEWS, ROW_WALK, UNOWNED, *HOST_OF_OPERATORS)
 # kernels that operators share: a package of their own, which no other operator may import
 FUNCTIONS = "dualops.cuda.user_functions"
 SHARED: dict[str, tuple[str, ...]] = {
@@ -69,6 +75,7 @@ LAW = (
     Row("dualops.reference.*", (SPEC,), NUMBERS),
     Row(TESTING, (SPEC, "dualops.reference.*"), NUMBERS),
     # the road to the GPU, from the bottom up
+    *(Row(room, (), ()) for room in (COMPILER, LAUNCH, TUNE)),
     Row(SIMULATOR, (), (*NUMBERS, "numba", "greenlet")),
     Row(SIZES, (), ()),
     Row(BACKEND, (MACHINE, SIMULATOR, SIZES), (*NUMBERS, *TOOLKIT, "numba", "numba.cuda")),
@@ -80,29 +87,37 @@ LAW = (
     ),
     Row(TILE, (BACKEND, PTX), NUMBERS),
     Row(VIEWS, (SPEC, BACKEND, TILE), ()),
-    Row(ROW_WALK, (SPEC, BACKEND, "dualops.cuda.arrays", VIEWS), ()),
-    Row("dualops.cuda.device", (SPEC, SIMULATOR, BACKEND), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.driver", (SIMULATOR, *HOST[:2]), TOOLKIT),
-    Row("dualops.cuda.arrays", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
+    Row(ROW_WALK, (SPEC, BACKEND, "dualops.cuda.launch.arrays", VIEWS), ()),
+    Row("dualops.cuda.launch.device", (SPEC, SIMULATOR, BACKEND), (*NUMBERS, *TOOLKIT)),
+    Row("dualops.cuda.launch.driver", (SIMULATOR, *HOST[:2]), TOOLKIT),
+    Row("dualops.cuda.launch.arrays", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
     # the one package that knows Numba's compiler from inside
-    Row("dualops.cuda.frontend.*", (BACKEND,), ("llvmlite", "numba", "numba.cuda")),
-    Row("dualops.cuda.helpers", (SPEC,), ()),
+    Row("dualops.cuda.compiler.frontend.*", (BACKEND,), ("llvmlite", "numba", "numba.cuda")),
+    Row("dualops.cuda.compiler.helpers", (SPEC,), ()),
     Row(CACHE, (), ("platformdirs",)),
     Row(SOURCES, (), ()),
     Row(BUNDLED, ("dualops", CACHE), ()),
-    Row("dualops.cuda.compile", (*HOST[:2], FRONTEND), TOOLKIT),
-    Row("dualops.cuda.binaries", (*HOST[:2], HOST[4], SOURCES, BUNDLED, HELPERS, CACHE), TOOLKIT),
-    Row("dualops.cuda.kept", HOST[:4], ()),
-    Row("dualops.cuda.tensor_map", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.step", (SPEC, SIMULATOR, SIZES, *HOST), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.words", (BACKEND, "dualops.cuda.device", TILE, "dualops.cuda.step"), ()),
-    Row("dualops.cuda.maps", ("dualops.cuda.tensor_map",), ("numpy",)),
-    Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.maps", "dualops.cuda.step"), ()),
-    Row(UNOWNED, (SPEC, TILE, VIEWS, *HOST, "dualops.cuda.step", "dualops.cuda.plans"), ()),
-    Row(TUNED, (SPEC, *HOST, CACHE, "dualops.cuda.plans"), ()),
-    Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans", TUNED), NUMBERS),
-    Row(PLANNING, (SPEC, "dualops.cuda.plans", "dualops.cuda.launch"), ()),
-    Row(TUNING, (SPEC, *HOST, "dualops.cuda.plans", TUNED, "dualops.cuda.launch", PLANNING), ()),
+    Row("dualops.cuda.compiler.compile", (*HOST[:2], FRONTEND), TOOLKIT),
+    Row("dualops.cuda.compiler.binaries", (*HOST[:2], HOST[4], SOURCES, BUNDLED, HELPERS, CACHE), TOOLKIT),
+    Row("dualops.cuda.launch.device_memory", HOST[:4], ()),
+    Row("dualops.cuda.launch.tensor_map", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
+    Row("dualops.cuda.launch.step", (SPEC, SIMULATOR, SIZES, *HOST), (*NUMBERS, *TOOLKIT)),
+    Row(
+        "dualops.cuda.launch.device_words",
+        (BACKEND, "dualops.cuda.launch.device", TILE, "dualops.cuda.launch.step"),
+        (),
+    ),
+    Row("dualops.cuda.launch.maps", ("dualops.cuda.launch.tensor_map",), ("numpy",)),
+    Row("dualops.cuda.launch.plans", (SPEC, SIZES, *HOST, "dualops.cuda.launch.maps", "dualops.cuda.launch.step"), ()),
+    Row(UNOWNED, (SPEC, TILE, VIEWS, *HOST, "dualops.cuda.launch.step", "dualops.cuda.launch.plans"), ()),
+    Row(TUNED, (SPEC, *HOST, CACHE, "dualops.cuda.launch.plans"), ()),
+    Row(
+        "dualops.cuda.launch.operation",
+        (SPEC, SIMULATOR, *HOST, "dualops.cuda.launch.step", "dualops.cuda.launch.plans", TUNED),
+        NUMBERS,
+    ),
+    Row(PLANNING, (SPEC, "dualops.cuda.launch.plans", "dualops.cuda.launch.operation"), ()),
+    Row(TUNING, (SPEC, *HOST, "dualops.cuda.launch.plans", TUNED, "dualops.cuda.launch.operation", PLANNING), ()),
     Row(OFFLINE, (SPEC, *HOST_OF_OPERATORS), ()),
     Row(DECLARED, (SPEC,), ()),
     *(Row(f"dualops.cuda.{op}.*", (*OF_OPERATORS, DECLARED, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
@@ -112,10 +127,10 @@ LAW = (
     # knows operators' Configs and what their kernels do; nothing but the command line and `dualops.cuda` knows it
     Row(
         f"{COST}.*",
-        (SPEC, TILE, *HOST_OF_OPERATORS, OFFLINE, *(f"dualops.cuda.{name}.*" for name in ESTIMATED)),
+        (SPEC, TILE, "dualops.cuda", *HOST_OF_OPERATORS, OFFLINE, *(f"dualops.cuda.{name}.*" for name in ESTIMATED)),
         NUMBERS,
     ),
-    Row("dualops.cuda", (SPEC, "dualops.cuda.*"), ()),
+    Row("dualops.cuda", (SPEC, "dualops.cuda.*", f"{COST}.ranking"), ()),
     # other libraries' places: the bridge, and the library itself
     Row("dualops.torch_bridge.integrations.*", ("dualops.torch_bridge.*",), ("torch", "transformers")),
     # host functions only: `dualops.cuda` itself, and what operators are launched with
@@ -269,34 +284,37 @@ LAWFUL = {
     "dualops/reference/__init__.py": "from .softmax import softmax\n",
     "dualops/reference/softmax.py": "from ..spec import SPEC\nfrom ..spec.base import SPEC\n",
     "dualops/testing/__init__.py": "from ..spec import SPEC\nfrom ..reference.softmax import softmax\n",
-    "dualops/cuda/__init__.py": "from .softmax import softmax\nfrom . import device\n",
+    "dualops/cuda/__init__.py": "from .softmax import softmax\nfrom .launch import device\n",
     "dualops/cuda/simulator.py": "import greenlet\nfrom numba.core import types\n",
-    "dualops/cuda/backend.py": "from numba import cuda\nfrom . import simulator\n",
-    "dualops/cuda/device.py": "from .backend import cuda\nfrom cuda.core import Device\n",
-    "dualops/cuda/arrays.py": "from ..spec import SPEC\nfrom .device import x\n",
-    "dualops/cuda/frontend/__init__.py": "from numba.cuda.compiler import CUDACompiler\nfrom .passes import x\n",
-    "dualops/cuda/frontend/passes.py": "from numba.core import types\n",
-    "dualops/cuda/helpers.py": "from ..spec import SPEC\n",
-    "dualops/cuda/cache.py": "import platformdirs\n",
-    "dualops/cuda/sources.py": "import re\n",
-    "dualops/cuda/compile.py": "from . import backend, device, frontend\n",
-    "dualops/cuda/bundled.py": "from .cache import x\n",
-    "dualops/cuda/binaries.py": "from . import bundled, cache, compile, helpers, sources\n",
-    "dualops/cuda/step.py": "from . import binaries, device\n",
-    "dualops/cuda/launch.py": "from . import arrays, compile\nfrom .step import x\n",
-    "dualops/cuda/roof.py": "from . import device\nfrom .step import x\nfrom .tile import x\n",
-    "dualops/cuda/cost/__init__.py": "from ...spec import SPEC\nfrom .. import flash_attention\n",
+    "dualops/cuda/compiler/backend.py": "from numba import cuda\nfrom .. import simulator\n",
+    "dualops/cuda/compiler/__init__.py": "",
+    "dualops/cuda/launch/__init__.py": "",
+    "dualops/cuda/tuning/__init__.py": "",
+    "dualops/cuda/launch/device.py": "from ..compiler.backend import cuda\nfrom cuda.core import Device\n",
+    "dualops/cuda/launch/arrays.py": "from ...spec import SPEC\nfrom .device import x\n",
+    "dualops/cuda/compiler/frontend/__init__.py": "from numba.cuda.compiler import CUDACompiler\n",
+    "dualops/cuda/compiler/frontend/passes.py": "from numba.core import types\n",
+    "dualops/cuda/compiler/helpers.py": "from ...spec import SPEC\n",
+    "dualops/cuda/compiler/cache.py": "import platformdirs\n",
+    "dualops/cuda/compiler/sources.py": "import re\n",
+    "dualops/cuda/compiler/compile.py": "from ..launch import device\nfrom . import backend, frontend\n",
+    "dualops/cuda/compiler/bundled.py": "from .cache import x\n",
+    "dualops/cuda/compiler/binaries.py": "from . import bundled, cache, compile, helpers, sources\n",
+    "dualops/cuda/launch/step.py": "from ..compiler import binaries\nfrom . import device\n",
+    "dualops/cuda/launch/operation.py": "from ..compiler import compile\nfrom . import arrays\nfrom .step import x\n",
+    "dualops/cuda/tuning/roof.py": "from ..launch import device\nfrom ..launch.step import x\nfrom ..tile import x\n",
+    "dualops/estimate/__init__.py": "from ..spec import SPEC\nfrom ..cuda import flash_attention\n",
     "dualops/cuda/ptx/__init__.py": "from .asm import x\n",
     "dualops/cuda/ptx/asm.py": "from llvmlite import ir\nfrom numba.cuda.extending import intrinsic\n",
-    "dualops/cuda/tile/__init__.py": "from ..ptx import x\nfrom ..backend import cuda\n",
-    "dualops/cuda/softmax/__init__.py": "from ...spec import SPEC\nfrom . import rows\nfrom ..launch import x\n",
+    "dualops/cuda/tile/__init__.py": "from ..ptx import x\nfrom ..compiler.backend import cuda\n",
+    "dualops/cuda/softmax/__init__.py": "from ...spec import SPEC\nfrom ..launch.operation import x\nfrom . import y\n",
     "dualops/cuda/softmax/rows.py": "from ..tile import x\n",
     "dualops/cuda/flash_attention.py": "from .tile import x\n",
-    "dualops/cuda/norm/__init__.py": "from ..launch import x\nfrom . import rows\n",
+    "dualops/cuda/norm/__init__.py": "from ..launch.operation import x\nfrom . import rows\n",
     "dualops/cuda/norm/rows.py": "from ..tile import x\n",
     "dualops/cuda/rms_norm.py": "from .norm import x\n",
     "dualops/torch_bridge/__init__.py": "import torch\nfrom .. import reference\nfrom ..cuda import softmax\n",
-    "dualops/cli/__init__.py": "import rich\nfrom .. import cuda\nfrom ..cuda import device, roof\n",
+    "dualops/cli/__init__.py": "import rich\nfrom .. import cuda\nfrom ..cuda.launch import device\n",
     "benchmarks/__init__.py": "",
     "benchmarks/softmax.py": "import torch, quack\nfrom dualops.cuda.softmax.rows import x\nfrom . import x\n",
 }
@@ -313,36 +331,36 @@ PLANTED = [  # file, source, line, what it imports
     ("dualops/testing/__init__.py", "from torch import Tensor", 1, "torch.Tensor"),
     ("dualops/testing/__init__.py", "from .. import cuda", 1, "dualops.cuda"),
     ("dualops/reference/softmax.py", "from .. import testing", 1, "dualops.testing"),
-    ("dualops/cuda/simulator.py", "from . import backend", 1, "dualops.cuda.backend"),
+    ("dualops/cuda/simulator.py", "from .compiler import backend", 1, "dualops.cuda.compiler.backend"),
     ("dualops/cuda/simulator.py", "import numba.cuda", 1, "numba.cuda"),
-    ("dualops/cuda/compile.py", "from numba import cuda", 1, "numba.cuda"),
-    ("dualops/cuda/frontend/__init__.py", "from .. import compile", 1, "dualops.cuda.compile"),
-    ("dualops/cuda/helpers.py", "from . import compile", 1, "dualops.cuda.compile"),
-    ("dualops/cuda/step.py", "from . import frontend", 1, "dualops.cuda.frontend"),
+    ("dualops/cuda/compiler/compile.py", "from numba import cuda", 1, "numba.cuda"),
+    ("dualops/cuda/compiler/frontend/__init__.py", "from .. import compile", 1, "dualops.cuda.compiler.compile"),
+    ("dualops/cuda/compiler/helpers.py", "from . import compile", 1, "dualops.cuda.compiler.compile"),
+    ("dualops/cuda/launch/step.py", "from ..compiler import frontend", 1, "dualops.cuda.compiler.frontend"),
     ("dualops/cuda/ptx/asm.py", "from numba import cuda", 1, "numba.cuda"),
-    ("dualops/cuda/device.py", "from . import launch", 1, "dualops.cuda.launch"),
-    ("dualops/cuda/device.py", "from .softmax import x", 1, "dualops.cuda.softmax"),
-    ("dualops/cuda/device.py", "from . import roof", 1, "dualops.cuda.roof"),
-    ("dualops/cuda/cache.py", "from . import compile", 1, "dualops.cuda.compile"),
-    ("dualops/cuda/launch.py", "from . import cache", 1, "dualops.cuda.cache"),
-    ("dualops/cuda/step.py", "from . import launch", 1, "dualops.cuda.launch"),
-    ("dualops/cuda/launch.py", "from . import ptx", 1, "dualops.cuda.ptx"),
-    ("dualops/cuda/roof.py", "from .softmax import x", 1, "dualops.cuda.softmax"),
-    ("dualops/cuda/roof.py", "from .ptx import x", 1, "dualops.cuda.ptx"),
-    ("dualops/cuda/cost/__init__.py", "from ..rms_norm import x", 1, "dualops.cuda.rms_norm"),
-    ("dualops/cuda/softmax/rows.py", "from ..cost import x", 1, "dualops.cuda.cost"),
-    ("dualops/cuda/arrays.py", "try:\n    import torch\nexcept ImportError:\n    pass", 2, "torch"),
+    ("dualops/cuda/launch/device.py", "from . import operation", 1, "dualops.cuda.launch.operation"),
+    ("dualops/cuda/launch/device.py", "from ..softmax import x", 1, "dualops.cuda.softmax"),
+    ("dualops/cuda/launch/device.py", "from ..tuning import roof", 1, "dualops.cuda.tuning.roof"),
+    ("dualops/cuda/compiler/cache.py", "from . import compile", 1, "dualops.cuda.compiler.compile"),
+    ("dualops/cuda/launch/operation.py", "from ..compiler import cache", 1, "dualops.cuda.compiler.cache"),
+    ("dualops/cuda/launch/step.py", "from . import operation", 1, "dualops.cuda.launch.operation"),
+    ("dualops/cuda/launch/operation.py", "from .. import ptx", 1, "dualops.cuda.ptx"),
+    ("dualops/cuda/tuning/roof.py", "from ..softmax import x", 1, "dualops.cuda.softmax"),
+    ("dualops/cuda/tuning/roof.py", "from ..ptx import x", 1, "dualops.cuda.ptx"),
+    ("dualops/estimate/__init__.py", "from ..cuda.rms_norm import x", 1, "dualops.cuda.rms_norm"),
+    ("dualops/cuda/softmax/rows.py", "from ...estimate import x", 1, "dualops.estimate"),
+    ("dualops/cuda/launch/arrays.py", "try:\n    import torch\nexcept ImportError:\n    pass", 2, "torch"),
     ("dualops/cuda/ptx/asm.py", "from ...spec import SPEC", 1, "dualops.spec"),
     ("dualops/cuda/ptx/asm.py", "from .. import tile", 1, "dualops.cuda.tile"),
     ("dualops/cuda/tile/__init__.py", "import llvmlite.ir as ir", 1, "llvmlite.ir"),
     ("dualops/cuda/tile/__init__.py", "from ...spec import SPEC", 1, "dualops.spec"),
-    ("dualops/cuda/softmax/rows.py", "from ..ptx import asm", 1, "dualops.cuda.ptx.asm"),
+    ("dualops/cuda/softmax/rows.py", "from ..simulator import x", 1, "dualops.cuda.simulator"),
     ("dualops/cuda/softmax/rows.py", "from ..flash_attention import x", 1, "dualops.cuda.flash_attention"),
     ("dualops/cuda/softmax/rows.py", "from ... import reference", 1, "dualops.reference"),
     ("dualops/cuda/softmax/rows.py", "from ..norm import x", 1, "dualops.cuda.norm"),
     ("dualops/cuda/norm/rows.py", "from ..rms_norm import x", 1, "dualops.cuda.rms_norm"),
-    ("dualops/cuda/norm/rows.py", "from ..ptx import x", 1, "dualops.cuda.ptx"),
-    ("dualops/cuda/softmax/rows.py", "from ..roof import x", 1, "dualops.cuda.roof"),
+    ("dualops/cuda/norm/rows.py", "from ..simulator import x", 1, "dualops.cuda.simulator"),
+    ("dualops/cuda/softmax/rows.py", "from ..tuning.roof import x", 1, "dualops.cuda.tuning.roof"),
     ("dualops/cuda/flash_attention.py", "import_module('torch')", 1, "torch"),
     ("dualops/cuda/flash_attention.py", "importlib.import_module('..reference', __package__)", 1, "dualops.reference"),
     ("dualops/torch_bridge/__init__.py", "from ..cuda.softmax import x", 1, "dualops.cuda.softmax"),

@@ -66,6 +66,6 @@ def test_who_fills(drawn):
 
 
 def test_the_simulator_is_needed(monkeypatch):
-    monkeypatch.setattr("dualops.cuda.backend.SIMULATED", False)
+    monkeypatch.setattr("dualops.cuda.compiler.backend.SIMULATED", False)
     with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
         draw.recorded("roles")

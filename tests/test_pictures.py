@@ -110,7 +110,7 @@ def test_owners(tile_rows, tile_columns):
 
 
 def test_owners_needs_the_simulator(monkeypatch):
-    monkeypatch.setattr("dualops.cuda.backend.SIMULATED", False)
+    monkeypatch.setattr("dualops.cuda.compiler.backend.SIMULATED", False)
     with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
         draw.owners()
 

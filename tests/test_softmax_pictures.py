@@ -64,7 +64,7 @@ def test_how_threads_agree(drawn):
 
 
 def test_the_simulator_is_needed(monkeypatch):
-    monkeypatch.setattr("dualops.cuda.backend.SIMULATED", False)
+    monkeypatch.setattr("dualops.cuda.compiler.backend.SIMULATED", False)
     for ask in (draw.tree_moments, draw.shuffle_moments, lambda: draw.reads(draw.steps_of_a_warp()["tree"])):
         with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
             ask()

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.since:
         return since.run(arguments.since, operators, architectures, arguments.jobs)
     import_module("dualops.cuda")  # registers the operators
-    offline = import_module("dualops.cuda.offline")
+    offline = import_module("dualops.cuda.compiler.offline")
     wanted = offline.to_check(operators, architectures)
     if not wanted:
         raise CommandError(f"no COMPILE case in {', '.join(operators)}: nothing was built")
@@ -87,14 +87,14 @@ def require_compiler() -> None:
     if find_spec("numba_cuda") is None:
         raise CommandError(f"no compiler, which needs no GPU: {install_command(NEWEST)}")
     os.environ[SWITCH] = "0"
-    if import_module("dualops.cuda.backend").SIMULATED:
+    if import_module("dualops.cuda.compiler.backend").SIMULATED:
         raise CommandError(f"Numba was imported before with {SWITCH}=1: start a new process")
 
 
 def cache_folder() -> Path:
     """Return the folder of kernels and measured times. Raises CommandError if it can't be used."""
     try:
-        return import_module("dualops.cuda.cache").prepare()
+        return import_module("dualops.cuda.compiler.cache").prepare()
     except OSError as error:
         raise not_kept(error) from None
 
@@ -106,7 +106,7 @@ def not_kept(error: OSError) -> CommandError:
 
 def architectures_of(wanted: Sequence[str]) -> list[str]:
     """Return the named architectures, or all. Raises CommandError for an unknown name."""
-    known = import_module("dualops.cuda.device").ARCHITECTURES
+    known = import_module("dualops.cuda.launch.device").ARCHITECTURES
     if "all" in wanted:
         return list(known)
     for arch in wanted:

@@ -114,7 +114,7 @@ def library() -> Library:
         torch = None
     if torch is not None and torch.cuda.is_available():
         return Torch(torch)
-    return Numba(import_module("dualops.cuda.backend").cuda)
+    return Numba(import_module("dualops.cuda.compiler.backend").cuda)
 
 
 class Bench:
@@ -123,7 +123,7 @@ class Bench:
     def __init__(self, job: Job, arrays: Arrays, kernel: str | None):
         self.job, self.library, self.kernel = job, library(), kernel
         self.call = getattr(import_module("dualops.cuda"), job.task.name)
-        l2_bytes = import_module("dualops.cuda.device").current().l2_bytes
+        l2_bytes = import_module("dualops.cuda.launch.device").current().l2_bytes
         copies = 1 if job.compute_bound else ceil(FLUSH * l2_bytes / max(job.bytes_moved, 1))
         self.inputs = [self._up(arrays) for _ in range(min(copies, MAX_SETS))]
         self.outs = [self._up(self._poisoned()) for _ in self.inputs]
@@ -177,4 +177,6 @@ class Bench:
         if self.job.compute_bound or not self.job.bytes_moved:
             return None
         cost, problem = self.job.task.cost, self.job.problem
-        return import_module("dualops.cuda.roof").stream_roof(cost.bytes_read(problem), cost.bytes_written(problem))
+        return import_module("dualops.cuda.tuning.roof").stream_roof(
+            cost.bytes_read(problem), cost.bytes_written(problem)
+        )

@@ -55,16 +55,16 @@ def device() -> Iterator[tuple[str, str]]:
         yield "device", f"the simulator: {reason}"
         yield from (("missing", remedy) for remedy in place.missing)
         return
-    gpu = import_module("dualops.cuda.device").current()
+    gpu = import_module("dualops.cuda.launch.device").current()
     yield "device", f"{gpu.name}, {gpu.arch}, {gpu.sms} SMs"
     yield "memory on chip", f"L2 {size(gpu.l2_bytes)}, shared memory a block {size(gpu.shared_memory_per_block)}"
-    for mix, bytes_a_second in import_module("dualops.cuda.roof").ceilings().items():
+    for mix, bytes_a_second in import_module("dualops.cuda.tuning.roof").ceilings().items():
         yield f"ceiling, read:write {mix}", f"{bytes_a_second / 1e12:.2f} TB/s"
 
 
 def cache() -> Iterator[tuple[str, str]]:
     """Yield the cache folder and the number of its kernels, or why it is not used."""
-    cache_module = import_module("dualops.cuda.cache")
+    cache_module = import_module("dualops.cuda.compiler.cache")
     try:
         kept = cache_module.kernels().values()
         text = f"{len(kept)} kernels, {size(sum(kept))}"
@@ -75,6 +75,6 @@ def cache() -> Iterator[tuple[str, str]]:
 
 def installed() -> Iterator[tuple[str, str]]:
     """Yield the bundled kernels of each architecture, or why they are not used."""
-    architectures = import_module("dualops.cuda.device").ARCHITECTURES
-    for arch, text in import_module("dualops.cuda.bundled").told(tuple(architectures)):
+    architectures = import_module("dualops.cuda.launch.device").ARCHITECTURES
+    for arch, text in import_module("dualops.cuda.compiler.bundled").told(tuple(architectures)):
         yield f"kernels, {arch}", text

@@ -25,10 +25,12 @@ NOBITS = 8  # a section that has only a size
 def main() -> None:
     asked = json.loads(sys.argv[1])
     import_module("dualops.cuda")
-    wanted = import_module("dualops.cuda.offline").to_check(asked["operators"], asked["architectures"])
-    # older revisions have both in one module
-    split = find_spec("dualops.cuda.binaries")
-    binaries: Any = import_module("dualops.cuda.binaries" if split else "dualops.cuda.compile")
+    # older revisions have these modules in dualops.cuda
+    room = "dualops.cuda.compiler" if find_spec("dualops.cuda.compiler") else "dualops.cuda"
+    wanted = import_module(f"{room}.offline").to_check(asked["operators"], asked["architectures"])
+    # even older ones have both in one module
+    split = find_spec(f"{room}.binaries")
+    binaries: Any = import_module(f"{room}.binaries" if split else f"{room}.compile")
     print(json.dumps([[f"{each.arch}  {each.kernel.identity}", binaries._key(*each)] for each in wanted]), flush=True)
     chosen = [wanted[number] for number in json.loads(sys.stdin.readline())]
     for report in binaries.build_all(chosen, asked["jobs"]):

@@ -34,7 +34,7 @@ def choose(wanted: str) -> Place:
         raise CommandError(f"{' '.join(lacking)} --where simulator and --where reference need no GPU.")
     simulate = simulate or bool(lacking)
     os.environ[SWITCH] = str(int(simulate))
-    backend = import_module("dualops.cuda.backend")
+    backend = import_module("dualops.cuda.compiler.backend")
     if simulate != backend.SIMULATED:
         raise CommandError(f"Numba was imported before, set otherwise: start a new process for --where {wanted}")
     return Place("simulator" if simulate else "gpu", lacking)

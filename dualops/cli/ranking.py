@@ -9,7 +9,7 @@ no GPU is needed.
 
 A problem has sizes (NAME=NUMBER), parameters (NAME=VALUE), and dtype= (default bfloat16); or arrays, in the form that
 `warm` takes. --build compiles the best few for the GPU's architecture and shows registers and spills; a Config that
-spills moves to the end. dualops/cuda/cost/README.md says how to read the table, and how far off estimates are.
+spills moves to the end. dualops/estimate/README.md says how to read the table, and how far off estimates are.
 
 Exit code 2: the request can't be read, has no estimates, or can't be compiled here.
 """
@@ -42,7 +42,7 @@ CAPTION = """\
 * marks the Config that calls take today. KiB: a block's shared memory. Speed is
 in bytes if memory is busier than any unit, else in operations. Shares are of
 the time: units work in parallel, and the first one named is the bound. Nothing
-was measured; dualops/cuda/cost/README.md says how far off that may be."""
+was measured; dualops/estimate/README.md says how far off that may be."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif find_spec("numba_cuda") is None:
         os.environ[SWITCH] = "1"  # without a compiler Numba has only its simulator, and no compiler is needed here
     import_module("dualops.cuda")  # registers the operators
-    cost = import_module("dualops.cuda.cost")
+    cost = import_module("dualops.estimate")
     try:
         gpu = cost.architecture(arguments.arch)
         text = f"{arguments.operator} {arguments.problem}"

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = [each for each in tasks().values() if each.spec.name == name and not (arguments.forward and each.backward)]
     try:
         problems = [(task, case) for case in _cases(name, arguments.problem) for task in _of_case(found, case)]
-        absent_problem = import_module("dualops.cuda.offline").absent_problem
+        absent_problem = import_module("dualops.cuda.compiler.offline").absent_problem
         for task, case in problems:
             absent_problem(task.spec, case, task.backward)  # raises for a wrong problem before any is timed
         if arguments.dry_run:
@@ -97,7 +97,7 @@ def _without_compiler() -> None:
 
 def _clear(name: str | None) -> int:
     """Forget the records of an operator and its gradient, or all records."""
-    clear = import_module("dualops.cuda.tuned").clear
+    clear = import_module("dualops.cuda.tuning.records").clear
     try:
         count = clear() if name is None else clear(name) + clear(f"{name}_backward")
     except OSError as error:
@@ -117,7 +117,7 @@ def _cases(name: str, texts: Sequence[str]) -> list[Case]:
 
 
 def _case(spec: Spec, text: str) -> Case:
-    cost = import_module("dualops.cuda.cost")
+    cost = import_module("dualops.estimate")
     whole = f"{spec.name} {text}"
     return (cost.problem_of(whole) if spec.name in cost.SIZES else case_of(whole, OPERATORS))[1]
 
@@ -129,10 +129,13 @@ def _of_case(found: Sequence[Task], case: Case) -> list[Task]:
 
 def _dry_run(problems: Sequence[tuple[Task, Case]], arch: str, top: int) -> int:
     """Print the ways in the operator's own order."""
-    device = import_module("dualops.cuda.cost").architecture(arch).device
-    offline, operations = import_module("dualops.cuda.offline"), import_module("dualops.cuda.launch").OPERATIONS
-    title = import_module("dualops.cuda.tuned").title
-    fast = import_module("dualops.cuda.tuning").worth_timing
+    device = import_module("dualops.estimate").architecture(arch).device
+    offline, operations = (
+        import_module("dualops.cuda.compiler.offline"),
+        import_module("dualops.cuda.launch.operation").OPERATIONS,
+    )
+    title = import_module("dualops.cuda.tuning.records").title
+    fast = import_module("dualops.cuda.tuning.tune").worth_timing
     for task, case in problems:
         operation = operations[task.spec.name][task.backward]
         problem = offline.absent_problem(task.spec, case, task.backward)
@@ -144,7 +147,7 @@ def _dry_run(problems: Sequence[tuple[Task, Case]], arch: str, top: int) -> int:
 
 def _tune(problems: Sequence[tuple[Task, Case]], top: int, anew: bool) -> int:
     """Time each problem's ways, and print its record."""
-    tune = import_module("dualops.cuda.tuning").tune
+    tune = import_module("dualops.cuda.tuning.tune").tune
     with progress(len(problems) * top) as begin:
         for task, case in problems:
             bench = Bench(job_of_case(task, case), case_arrays(task, case, _on_gpu), None)

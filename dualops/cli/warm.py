@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_compiler()
     folder = cache_folder()
     import_module("dualops.cuda")  # registers the operators
-    offline, devices = import_module("dualops.cuda.offline"), import_module("dualops.cuda.device")
+    offline, devices = import_module("dualops.cuda.compiler.offline"), import_module("dualops.cuda.launch.device")
     if not arguments.arch and (lacking := missing()):
         raise CommandError(f"{' '.join(lacking)} Or name what to compile for: --arch sm_90a needs no GPU.")
     places = [each for arch in architectures_of(arguments.arch) for each in devices.every(arch)] or [devices.current()]
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (ValueError, TypeError, NotImplementedError) as error:
         raise CommandError(str(error)) from None
     began = time.perf_counter()
-    kernels = import_module("dualops.cuda.cache").kernels
+    kernels = import_module("dualops.cuda.compiler.cache").kernels
     before = kernels().keys()
     try:
         with progress(len(wanted)) as advance:

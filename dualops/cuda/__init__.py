@@ -1,7 +1,8 @@
 """The kernels: operators on GPU arrays, compiled by Numba; with NUMBA_ENABLE_CUDASIM=1 on NumPy arrays, simulated."""
 
+from ..estimate.ranking import estimate
 from ..spec import OPERATORS as _OPERATORS
-from .cost import estimate
+from .compiler.offline import warm
 from .flash_attention import (
     block_mask,
     flash_attention,
@@ -12,13 +13,12 @@ from .flash_attention import (
 from .layer_norm import layer_norm, layer_norm_backward
 from .lion import lion
 from .matmul import matmul, matmul_backward
-from .offline import warm
-from .planning import plan
 from .retention import retention, retention_backward, retention_varlen, retention_varlen_backward
 from .rms_norm import rms_norm, rms_norm_backward
 from .rope import rope, rope_backward, rope_tables
 from .softmax import softmax, softmax_backward
-from .tuning import tune
+from .tuning.planning import plan
+from .tuning.tune import tune
 
 RUNGS: dict[str, tuple[str, ...]] = {op: spec.rungs for op, spec in _OPERATORS.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, Unpack, overload
 
 from ..spec import rms_norm as SPEC
-from .launch import Operation
+from .launch.operation import Operation
 from .norm import BACKWARD, FORWARD
 from .public import Array, Launch
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from ..spec import ArrayMeta
 from ..spec.meta import Strided
-from .arrays import collapse
-from .backend import Namespace, cuda, i64, verb
-from .views import absent
+from .compiler.backend import Namespace, cuda, i64, verb
+from .launch.arrays import collapse
+from .launch.views import absent
 
 
 class Walk(NamedTuple):

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from ..spec import ArrayMeta, Problem
 from ..spec.meta import Strided
-from .arrays import cdiv
-from .backend import Kernel, builds, cuda, i32, i64, kernel, types, verb
-from .device import Device
-from .plans import Choice, Choices
-from .step import Step
+from .compiler.backend import Kernel, builds, cuda, i32, i64, kernel, types, verb
+from .launch.arrays import cdiv
+from .launch.device import Device
+from .launch.plans import Choice, Choices
+from .launch.step import Step
+from .launch.views import boundary, start, strided, whole
 from .tile.storage import storage
-from .views import boundary, start, strided, whole
 
 THREADS = 256
 WARPS = THREADS // 32

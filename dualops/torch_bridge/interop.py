@@ -194,9 +194,9 @@ class Direction(Arguments):
 
     @cached_property
     def operation(self) -> Any:
-        """The `dualops.cuda.launch.Operation` that this function calls."""
+        """The `dualops.cuda.launch.operation.Operation` that this function calls."""
         import_module("dualops.cuda")
-        directions = import_module("dualops.cuda.launch").OPERATIONS[self.spec.name]
+        directions = import_module("dualops.cuda.launch.operation").OPERATIONS[self.spec.name]
         return directions[self.backwards]
 
     # --- implementations
@@ -231,7 +231,7 @@ class Direction(Arguments):
     def build_gradient_ahead(self, forward: Any) -> None:
         """Have other processes build backward's kernels, while this one builds forward's."""
         if self.backward:
-            import_module("dualops.cuda.offline").build_gradient_ahead(forward.problem, forward.device)
+            import_module("dualops.cuda.compiler.offline").build_gradient_ahead(forward.problem, forward.device)
 
     def on_cpu(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Run the reference."""

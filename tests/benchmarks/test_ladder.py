@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import dualops.cuda.roof
+import dualops.cuda.tuning.roof
 from benchmarks import ladder_run, ladder_table, profiler, workload
 from benchmarks.__main__ import main
 from benchmarks.cases import find
@@ -182,7 +182,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ladder_run, "contestants", lambda *_: [Contestant("tree", softmax), Contestant("vectors", refuses)]
     )
     monkeypatch.setattr(ladder_run, "burst", seconds)
-    monkeypatch.setattr(dualops.cuda.roof, "stream_roof", lambda read, written: 1e-6 * (read + written))
+    monkeypatch.setattr(dualops.cuda.tuning.roof, "stream_roof", lambda read, written: 1e-6 * (read + written))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a toy")
     return timed
 

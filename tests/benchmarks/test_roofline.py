@@ -9,7 +9,7 @@ import pytest
 from benchmarks import roofline
 from benchmarks.tree import spec
 from benchmarks.work import Work
-from dualops.cuda import roof as memory
+from dualops.cuda.tuning import roof as memory
 from dualops.spec.attention.cases import documents
 
 

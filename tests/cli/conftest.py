@@ -40,7 +40,7 @@ def simulator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def install(spoil: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> None:
         monkeypatch.setitem(sys.modules, "dualops.cuda", cuda(spoil))  # type: ignore[misc]
-        monkeypatch.setitem(sys.modules, "dualops.cuda.backend", SimpleNamespace(SIMULATED=True))  # type: ignore[misc]
+        monkeypatch.setitem(sys.modules, "dualops.cuda.compiler.backend", SimpleNamespace(SIMULATED=True))  # type: ignore[misc]
         monkeypatch.setattr("dualops.cli.place.missing", lambda: ("There is no driver.",))
 
     return install

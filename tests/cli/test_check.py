@@ -13,7 +13,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Report:
-    """As dualops.cuda.compile gives it."""
+    """As dualops.cuda.compiler.compile gives it."""
 
     name: str = "softmax.rows.build_forward(32)"
     arch: str = "sm_90a"
@@ -43,9 +43,9 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         stand_ins = {
             "": SimpleNamespace(),
-            ".backend": SimpleNamespace(SIMULATED=False),
-            ".device": SimpleNamespace(ARCHITECTURES=("sm_80", "sm_90a")),
-            ".offline": SimpleNamespace(to_check=to_check, build_all=build_all),
+            ".compiler.backend": SimpleNamespace(SIMULATED=False),
+            ".launch.device": SimpleNamespace(ARCHITECTURES=("sm_80", "sm_90a")),
+            ".compiler.offline": SimpleNamespace(to_check=to_check, build_all=build_all),
         }
         for name, module in stand_ins.items():
             monkeypatch.setitem(sys.modules, f"dualops.cuda{name}", module)  # type: ignore[misc]
@@ -113,6 +113,6 @@ def test_without_a_compiler(run, monkeypatch):
 
 def test_numba_switched_to_its_simulator_before(run, builds):
     builds(Report())
-    sys.modules["dualops.cuda.backend"].SIMULATED = True  # type: ignore[attr-defined]
+    sys.modules["dualops.cuda.compiler.backend"].SIMULATED = True  # type: ignore[attr-defined]
     code, _, err = run("check")
     assert code == 2 and "start a new process" in err

@@ -15,7 +15,7 @@ from dualops import reference
 from dualops.cli import SUBCOMMANDS
 from dualops.cli.afterwards import afterwards
 from dualops.cli.problems import tasks
-from dualops.cuda import cache
+from dualops.cuda.compiler import cache
 from dualops.spec import OPERATORS
 
 LINE = r"(\w+) +(\d+) of \2 within tolerance, worst at \d+ % of allowed"
@@ -352,7 +352,7 @@ def test_unknown_option_is_argparses_error(run):
 
 def test_info_tells_what_is_missing_to_the_last_bracket(run, simulator, monkeypatch, tmp_path):
     simulator()
-    monkeypatch.setitem(sys.modules, "dualops.cuda.cache", cache)
+    monkeypatch.setitem(sys.modules, "dualops.cuda.compiler.cache", cache)
     monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("dualops.cli.place.missing", lambda: ("There is no driver.", "Do: pip install 'this[cu13]'."))
     code, out, _ = run("info")

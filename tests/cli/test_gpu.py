@@ -14,7 +14,7 @@ from dualops.cli import gpu
 from dualops.cli.gpu import BURST_SECONDS, BURSTS, CALLS, FLUSH, Bench, TwoBytes
 from dualops.cli.own import own_jobs
 from dualops.cli.problems import Job, tasks
-from dualops.cuda import cache
+from dualops.cuda.compiler import cache
 from dualops.spec import ArrayMeta
 from dualops.spec.meta import numpy_dtype
 
@@ -52,17 +52,17 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     operators = cuda()
     stand_ins = {
         "": operators,
-        ".backend": SimpleNamespace(SIMULATED=False),
-        ".device": SimpleNamespace(
+        ".compiler.backend": SimpleNamespace(SIMULATED=False),
+        ".launch.device": SimpleNamespace(
             ARCHITECTURES=(),
             current=lambda: SimpleNamespace(
                 name="Host", arch="sm_90a", sms=1, l2_bytes=L2, shared_memory_per_block=227 << 10
             ),
         ),
-        ".roof": SimpleNamespace(
+        ".tuning.roof": SimpleNamespace(
             stream_roof=lambda read, written: read / 1e9 + written / 5e8, ceilings=lambda: {"1:1": 4.2e12}
         ),
-        ".cache": cache,
+        ".compiler.cache": cache,
     }
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, f"dualops.cuda{name}", module)  # type: ignore[misc]

@@ -57,13 +57,13 @@ PLACES = {
     "check, compiling": (["check", "lion", "--arch", "sm_80"], "{compiler}; k.lto_ir = wait"),
     "check, in processes": (["check", "lion", "--arch", "sm_80", "--jobs", "2"], "{compiler}; b.as_completed = wait"),
     "warm": (["warm", "lion", "--arch", "sm_80"], "{compiler}; o.to_warm = wait"),
-    "estimate": (["estimate", "softmax"], "import dualops.cuda.cost as c; c.rankings = wait"),
-    "tune": (["tune", "softmax", "--dry-run"], "import dualops.cuda.offline as o; o.absent_problem = wait"),
+    "estimate": (["estimate", "softmax"], "import dualops.estimate as c; c.rankings = wait"),
+    "tune": (["tune", "softmax", "--dry-run"], "import dualops.cuda.compiler.offline as o; o.absent_problem = wait"),
     "new": (["new", "l2_norm"], "import dualops.cli.new as n; n.drafts = wait"),
     "while it is imported": (["info"], "import numpy; wait_before = sys.meta_path.insert(0, SimpleNamespace("
                              "find_spec=lambda name, *_: wait() if name == 'dualops.cli' else None))"),
 }  # fmt: skip
-COMPILER = "import dualops.cuda.offline as o, dualops.cuda.compile as k, dualops.cuda.binaries as b, dualops.cuda"
+COMPILER = "import dualops.cuda; from dualops.cuda.compiler import offline as o, compile as k, binaries as b"
 
 
 @pytest.mark.parametrize("name", PLACES)

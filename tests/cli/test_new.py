@@ -87,7 +87,7 @@ def test_what_is_missing_is_told_then_all_is_there(tree: Path) -> None:
         ("../l2", "the operator is '../l2', expected a name in lower case, such as l2_norm"),
         ("class", "the operator is 'class', expected a name in lower case, such as l2_norm"),
         ("softmax", "there is an operator softmax already"),
-        ("launch", "dualops/cuda/launch.py is there already, expected a name that nothing has"),
+        ("launch", "dualops/cuda/launch is there already, expected a name that nothing has"),
         ("norm", "dualops/cuda/norm is there already, expected a name that nothing has"),
     ],
 )

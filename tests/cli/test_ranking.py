@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import cost
-from dualops.cuda.compile import Report
-from dualops.cuda.cost import candidates
+from dualops import estimate as cost
+from dualops.cuda.compiler.compile import Report
+from dualops.estimate import candidates
 
 
 def test_what_a_call_takes_and_what_bounds_it(run):

@@ -12,9 +12,10 @@ import pytest
 
 import dualops.cuda
 from dualops.cli import tune as command
-from dualops.cuda import cache, tuned, tuning
-from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.offline import absent_problem
+from dualops.cuda.compiler import cache
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch.operation import OPERATIONS
+from dualops.cuda.tuning import records as tuned, tune as tuning
 from dualops.spec import OPERATORS
 from dualops.spec.text import case_of
 
@@ -76,7 +77,7 @@ def test_what_is_timed(run, monkeypatch: pytest.MonkeyPatch):
 
 def test_what_was_measured_is_forgotten(run, folder):
     spec, case = case_of("softmax x=3x8", OPERATORS)
-    device = dualops.cuda.device.known("sm_90a")  # type: ignore[attr-defined]
+    device = dualops.cuda.launch.device.known("sm_90a")  # type: ignore[attr-defined]
     for backward in (False, True):
         operation = OPERATIONS["softmax"][backward]
         problem = absent_problem(spec, case, backward)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dualops.cuda import cache
+from dualops.cuda.compiler import cache
 from dualops.spec import OPERATORS
 from tests.cli.test_command import python
 
@@ -52,10 +52,10 @@ def warmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
     stand_ins = {
         "": SimpleNamespace(),
-        ".backend": SimpleNamespace(SIMULATED=False),
-        ".cache": cache,
-        ".device": SimpleNamespace(ARCHITECTURES=("sm_80", "sm_90a"), every=every, current=lambda: one("sm_89")),
-        ".offline": SimpleNamespace(to_warm=to_warm, build_all=build_all),
+        ".compiler.backend": SimpleNamespace(SIMULATED=False),
+        ".compiler.cache": cache,
+        ".launch.device": SimpleNamespace(ARCHITECTURES=("sm_80", "sm_90a"), every=every, current=lambda: one("sm_89")),
+        ".compiler.offline": SimpleNamespace(to_warm=to_warm, build_all=build_all),
     }
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, f"dualops.cuda{name}", module)  # type: ignore[misc]

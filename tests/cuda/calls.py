@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dualops.cuda.device import Device
-from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.offline import absent_problem
-from dualops.cuda.step import Step
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch.device import Device
+from dualops.cuda.launch.operation import OPERATIONS
+from dualops.cuda.launch.step import Step
 from dualops.spec import ArrayMeta, Case
 from dualops.spec.base import Role
 from dualops.spec.meta import FLOATS, itemsize, number_meta

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.launch.operation import OPERATIONS
 
 Change = tuple[ModuleType, Mapping[str, Any]]  # a module, and what it has instead
 

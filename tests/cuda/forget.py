@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.launch.operation import OPERATIONS
 from dualops.cuda.lion import of_lists
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.launch.operation import OPERATIONS
 from dualops.spec import Case
 from tests.checks import NUMPY, Library, check
 from tests.cuda.operators import GENERAL_RUNGS, Direction, general_rungs, shapes_of, without_broadcast

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from dualops.cuda.device import Device
+from dualops.cuda.launch.device import Device
 from dualops.spec import Case, retention_draws as retention
 from dualops.spec.attention import draws as attention
 from dualops.spec.attention.cases import AXES, lists_shape

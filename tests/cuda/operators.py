@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import dualops.cuda
-from dualops.cuda import device as devices
-from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.offline import absent_problem
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch import device as devices
+from dualops.cuda.launch.operation import OPERATIONS
 from dualops.spec import OPERATORS, Case, Spec, Tag
 from dualops.spec.base import Input, Output
 from tests.problems import Layout

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import cache
+from dualops.cuda.compiler import cache
 from tests.processes import AS_A_USER, ROOT, python_path
 
 NAME = "0123456789abcdef" * 4
@@ -192,7 +192,7 @@ CLOSED = (
     """
 import sys
 from pathlib import Path
-from dualops.cuda import cache
+from dualops.cuda.compiler import cache
 """
     + AS_A_USER
     + """
@@ -274,7 +274,7 @@ def test_what_a_killed_process_left_is_removed(path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from dualops.cuda import cache
+from dualops.cuda.compiler import cache
 cache.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 cache.write(Path(sys.argv[1]), b"content")
 """

@@ -14,8 +14,15 @@ import pytest
 
 from benchmarks.plot import fill
 from docs import draw_estimates as draw
-from dualops.cuda.compile import Report
-from dualops.cuda.cost import (
+from dualops.cuda.compiler.compile import Report
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch.device import ARCHITECTURES as COMPILED, every, known
+from dualops.cuda.launch.operation import OPERATIONS
+from dualops.cuda.norm.rows import RowsConfig
+from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
+from dualops.cuda.retention.sm90.config import Sm90Config
+from dualops.cuda.softmax import rows as softmax_rows
+from dualops.estimate import (
     ARCHITECTURES,
     architecture,
     block_rows,
@@ -26,18 +33,11 @@ from dualops.cuda.cost import (
     rankings,
     row_gradients,
 )
-from dualops.cuda.cost.attention import pieces_of_keys, pieces_of_queries
-from dualops.cuda.cost.model import makespan
-from dualops.cuda.cost.problems import problem_of
-from dualops.cuda.cost.retention_passes import passes_of, walk_work
-from dualops.cuda.cost.steps import Product
-from dualops.cuda.device import ARCHITECTURES as COMPILED, every, known
-from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.norm.rows import RowsConfig
-from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
-from dualops.cuda.offline import absent_problem
-from dualops.cuda.retention.sm90.config import Sm90Config
-from dualops.cuda.softmax import rows as softmax_rows
+from dualops.estimate.attention import pieces_of_keys, pieces_of_queries
+from dualops.estimate.model import makespan
+from dualops.estimate.problems import problem_of
+from dualops.estimate.retention_passes import passes_of, walk_work
+from dualops.estimate.steps import Product
 from tests.pictures import hold_pictures
 
 H200 = architecture("h200")
@@ -163,7 +163,7 @@ def test_what_a_call_takes_is_as_fast_as_the_best_that_was_found(gpu: str, least
 
 
 def test_the_picture_of_the_page(tmp_path: Path):
-    hold_pictures([*map(str, draw.draw(tmp_path, draw.PICTURES))], draw.PICTURES, "cost")
+    hold_pictures([*map(str, draw.draw(tmp_path, draw.PICTURES))], draw.PICTURES, page=draw.PAGE)
 
 
 # --- candidates ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import device as devices
+from dualops.cuda.launch import device as devices
 from dualops.spec import Tag
 from tests.cuda.calls import Call, calls_of_case, steps_of
 from tests.cuda.gpu import warm
@@ -89,7 +89,7 @@ def test_tests_whose_kernels_are_there_run_too(here, calls, needs):
 
 def test_every_test_of_an_edited_module_runs(here, calls, needs, monkeypatch):
     monkeypatch.setattr(warm, "SAMPLE", 5)
-    found = warm.select(calls, 60, frozenset(["dualops.cuda.softmax.rows", "dualops.cuda.launch"]))
+    found = warm.select(calls, 60, frozenset(["dualops.cuda.softmax.rows", "dualops.cuda.launch.operation"]))
     edited = {name for name, wanted in needs.items() if any("cuda.softmax.rows." in each for each in wanted)}
     assert edited and edited <= found.kept
     others = {each for name in found.kept for each in needs[name] if "softmax.rows" not in each}

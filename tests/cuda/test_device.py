@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualops.cuda import device as devices
+from dualops.cuda.launch import device as devices
 
 BULK_COPIES, WGMMA, MORE_REGISTERS = {"sm_90a", "sm_100a", "sm_120"}, {"sm_90a"}, {"sm_120"}
 FAST_MEMORY = {"sm_90a", "sm_100a"}  # H200 and B200

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import driver
+from dualops.cuda.launch import driver
 
 NOTHING, INVALID = 0, 201
 

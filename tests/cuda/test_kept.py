@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import kept
-from dualops.cuda.device import known
-from dualops.cuda.kept import Kept, Memory, Place, Streams
+from dualops.cuda.launch import device_memory
+from dualops.cuda.launch.device import known
+from dualops.cuda.launch.device_memory import Kept, Memory, Place, Streams
 
 HERE, ELSEWHERE = Streams(1, 1, captured=False), Streams(1, 2, captured=False)
 CAPTURED = Streams(1, 1, captured=True)
@@ -51,8 +51,8 @@ class Library:
 @pytest.fixture
 def marks(monkeypatch: pytest.MonkeyPatch) -> Marks:
     found = Marks()
-    monkeypatch.setattr(kept, "Mark", found)
-    monkeypatch.setattr(kept, "SIMULATED", False)
+    monkeypatch.setattr(device_memory, "Mark", found)
+    monkeypatch.setattr(device_memory, "SIMULATED", False)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualops.cuda import device as devices
+from dualops.cuda.launch import device as devices
 from tests.cuda.calls import call_of, calls_of_case, kernels_of, steps_of
 from tests.cuda.kinds import BATCH, RESIZED, batch
 from tests.cuda.operators import DIRECTIONS, every_direction

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import dualops.cuda  # noqa: F401  registers the operations
-from dualops.cuda.device import known
-from dualops.cuda.launch import OPERATIONS, Choice
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch.device import known
+from dualops.cuda.launch.operation import OPERATIONS, Choice
 from dualops.cuda.norm import clusters_of
 from dualops.cuda.norm.long_rows import LongRowsConfig
 from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
-from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 import dualops.cuda  # noqa: F401  registers the operations
-from dualops.cuda.cost import architecture
-from dualops.cuda.device import Device, known
-from dualops.cuda.launch import OPERATIONS, Choice
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch.device import Device, known
+from dualops.cuda.launch.operation import OPERATIONS, Choice
 from dualops.cuda.norm.gradient_configs import ADDED, FAST, FAST_WITH_BOTH, RINGS, ROWS
 from dualops.cuda.norm.rows import RowsConfig
 from dualops.cuda.norm.staging import RingConfig
-from dualops.cuda.offline import absent_problem
+from dualops.estimate import architecture
 from dualops.spec import OPERATORS, Case
 
 H100, H200 = architecture("h100").device, known("sm_90a")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import roof
+from dualops.cuda.tuning import roof
 
 MB = 2**20
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import dualops.cuda  # noqa: F401  registers the operations
-from dualops.cuda import launch
-from dualops.cuda.device import known
-from dualops.cuda.launch import OPERATIONS, Choice, Operation
+from dualops.cuda.launch import operation as launch
+from dualops.cuda.launch.device import known
+from dualops.cuda.launch.operation import OPERATIONS, Choice, Operation
 from dualops.spec import ArrayMeta, softmax as SPEC
 from dualops.spec.meta import contiguous_strides
 

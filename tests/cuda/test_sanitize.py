@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dualops.cuda import device as devices
+from dualops.cuda.launch import device as devices
 from dualops.spec import OPERATORS, Tag
 from tests.checks import Rejected
 from tests.cuda.gpu import edge, sanitize

@@ -82,7 +82,10 @@ def test_every_test_is_in_one_stage():
 
 
 def test_the_modules_that_were_edited(tmp_path, monkeypatch):
-    files = [tmp_path / "dualops" / name for name in ("cuda/__init__.py", "cuda/launch.py", "cuda/step.py", "py.typed")]
+    files = [
+        tmp_path / "dualops" / name
+        for name in ("cuda/__init__.py", "cuda/launch/device.py", "cuda/launch/step.py", "py.typed")
+    ]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
@@ -92,4 +95,4 @@ def test_the_modules_that_were_edited(tmp_path, monkeypatch):
     for file in (files[0], files[2], files[3]):
         file.write_text("edited")
     monkeypatch.setattr(main, "ROOT", tmp_path)
-    assert main.edited("HEAD") == ["dualops.cuda", "dualops.cuda.step"]
+    assert main.edited("HEAD") == ["dualops.cuda", "dualops.cuda.launch.step"]

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dualops.cuda import driver, tensor_map
-from dualops.cuda.tensor_map import ROUNDED, Boxes, boxes_of
+from dualops.cuda.launch import driver, tensor_map
+from dualops.cuda.launch.tensor_map import ROUNDED, Boxes, boxes_of
 
 
 class Names:

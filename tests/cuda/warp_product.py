@@ -10,13 +10,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from dualops.cuda import device
-from dualops.cuda.backend import Kernel, builds, cuda, f32, i32, kernel, pointer, u16, u32, verb
+from dualops.cuda.compiler.backend import Kernel, builds, cuda, f32, i32, kernel, pointer, u16, u32, verb
+from dualops.cuda.launch import device
+from dualops.cuda.launch.step import Step, prepare
 from dualops.cuda.ptx.cp_async import cp_async, cp_async_commit, cp_async_wait_group
 from dualops.cuda.ptx.ldmatrix import ldmatrix
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from dualops.cuda.ptx.warp import bar_warp_sync
-from dualops.cuda.step import Step, prepare
 from dualops.cuda.tile import fragment
 
 KINDS = [("bf16", False), ("bf16", True), ("f16", False), ("f16", True), ("tf32", False)]  # dtype, whether b is [8, K]

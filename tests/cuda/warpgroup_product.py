@@ -14,8 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from dualops.cuda import device
-from dualops.cuda.backend import (
+from dualops.cuda.compiler.backend import (
     SIMULATED,
     Kernel,
     Namespace,
@@ -31,6 +30,9 @@ from dualops.cuda.backend import (
     u64,
     verb,
 )
+from dualops.cuda.launch import device
+from dualops.cuda.launch.step import Step, prepare
+from dualops.cuda.launch.tensor_map import boxes_of
 from dualops.cuda.ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
 from dualops.cuda.ptx.fences import fence_proxy_async
 from dualops.cuda.ptx.mbarrier import (
@@ -53,8 +55,6 @@ from dualops.cuda.ptx.wgmma import (
     wgmma_tf32,
     wgmma_wait_group,
 )
-from dualops.cuda.step import Step, prepare
-from dualops.cuda.tensor_map import boxes_of
 from dualops.cuda.tile import fragment
 from dualops.cuda.tile.swizzle import Operand, descriptor
 

@@ -162,7 +162,9 @@ def test_cuda_tensors_go_to_the_kernels() -> None:
 def test_a_recorded_call_has_its_gradients_kernels_built_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where new kernels are needed, before those of forward are built."""
     asked: list[Any] = []
-    monkeypatch.setattr(import_module("dualops.cuda.offline"), "build_gradient_ahead", lambda *told: asked.append(told))
+    monkeypatch.setattr(
+        import_module("dualops.cuda.compiler.offline"), "build_gradient_ahead", lambda *told: asked.append(told)
+    )
     new = SimpleNamespace(problem="problem", device="device")
 
     def find(*call: Any, before: Any) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from dualops.cuda.backend import Kernel, cuda, verb
+from dualops.cuda.compiler.backend import Kernel, cuda, verb
 from dualops.cuda.tile.numbers import numbers
 from dualops.cuda.tile.storage import storage
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from dualops.cuda.backend import Kernel, Namespace, cuda, i32, i64, kernel, pointer, verb
+from dualops.cuda.compiler.backend import Kernel, Namespace, cuda, i32, i64, kernel, pointer, verb
 from dualops.cuda.tile.numbers import numbers
 from dualops.cuda.tile.rows import lane_reductions
 from dualops.cuda.tile.storage import storage

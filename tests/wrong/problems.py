@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from dualops.cuda import norm
-from dualops.cuda.flash_attention import hidden, hidden_keys, sm80 as attention_sm80, sm90 as attention_sm90
+from dualops.cuda.flash_attention import nan_repair, nan_repair_keys, sm80 as attention_sm80, sm90 as attention_sm90
 from dualops.cuda.flash_attention.sm80 import (
     backward as attention_sm80_backward,
 )
@@ -24,13 +24,13 @@ from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig
 from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
-    bias_walk as attention_bias_walk,
+    bias_tile_scheduler as attention_bias_walk,
     dbias_launch as attention_dbias_launch,
-    dkv_apart as attention_dkv_apart,
     dkv_launch as attention_dkv_launch,
-    dkv_thirds as attention_dkv_thirds,
+    dkv_split as attention_dkv_split,
+    dkv_split_f32 as attention_dkv_split_f32,
     dq as attention_dq,
-    dq_thirds as attention_dq_thirds,
+    dq_split_f32 as attention_dq_split_f32,
     float32 as attention_float32,
     float32_backward as attention_float32_backward,
     fused as attention_fused,
@@ -52,15 +52,15 @@ from dualops.cuda.norm.staging import (
     RingConfig as NormRing,
 )
 from dualops.cuda.norm.sums import SumsConfig
-from dualops.cuda.retention import marks as retention_marks, sm80 as retention_sm80, sm90 as retention
-from dualops.cuda.retention.sm80 import hidden as retention_sm80_hidden, pairs as retention_sm80_pairs
+from dualops.cuda.retention import decay_prefix_sums as retention_marks, sm80 as retention_sm80, sm90 as retention
+from dualops.cuda.retention.sm80 import nan_repair as retention_sm80_hidden, pairs as retention_sm80_pairs
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States
 from dualops.cuda.retention.sm90 import (
     chunks as retention_chunks,
     config as retention_config,
-    hidden as retention_hidden,
-    met_chunks as retention_met_chunks,
-    met_pairs as retention_met_pairs,
+    decay_grad_chunks as retention_decay_grad_chunks,
+    decay_grad_pairs as retention_decay_grad_pairs,
+    nan_repair as retention_hidden,
     wide as retention_wide,
 )
 from dualops.cuda.softmax import (
@@ -90,7 +90,7 @@ def _anew(*_: Any) -> NoReturn:
 # what rows that are not finite are made anew of is not found: that would heal what a step left out has made NaN
 NO_ELEMENT_ANEW: Change = (retention_hidden, {"start": _anew})
 TWO_KERNELS: Change = (attention_sm90_backward, {"fused_choices": lambda *_: iter(())})
-NONE_ANEW: tuple[Change, ...] = ((hidden, {"start": _anew}), (hidden_keys, {"start": _anew}))
+NONE_ANEW: tuple[Change, ...] = ((nan_repair, {"start": _anew}), (nan_repair_keys, {"start": _anew}))
 
 
 @dataclass(frozen=True)
@@ -295,12 +295,12 @@ def _attention_gradient() -> Iterator[Problem]:
     for kernel, name, operator, shapes, params, config in (
         ("dkv", "boxes", "flash_attention", DKV_FEWER, {}, DkvConfig(1, 16)),
         ("dkv", *seen_less, DkvConfig(1, 16, beside=False)),
-        ("dkv_apart", "boxes", "flash_attention", DKV_THREE, {"causal": True}, DkvApartConfig(16, 2)),
-        ("dkv_apart", *seen_less, DkvApartConfig(16, 2, beside=False, exact=True)),
+        ("dkv_split", "boxes", "flash_attention", DKV_THREE, {"causal": True}, DkvApartConfig(16, 2)),
+        ("dkv_split", *seen_less, DkvApartConfig(16, 2, beside=False, exact=True)),
     ):
         chosen = (attention_dkv_launch, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dkv_apart, {"roles": _roles_of_any_registers}))
+        configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dkv_split, {"roles": _roles_of_any_registers}))
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=configs)
     yield from _attention_dbias()
     yield from _attention_in_thirds()
@@ -336,12 +336,14 @@ def _attention_in_thirds() -> Iterator[Problem]:
     yield Problem("flash_attention_sm90", "flash_attention", False, "sm90", case, configs=changes)
     narrow = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, beside=False, thirds=True)
     wide = DqThirdsConfig(16), DkvThirdsConfig(16)
-    plain = [(module, {"roles": _roles_of_any_registers}) for module in (attention_dq_thirds, attention_dkv_thirds)]
+    plain = [
+        (module, {"roles": _roles_of_any_registers}) for module in (attention_dq_split_f32, attention_dkv_split_f32)
+    ]
     for kernel, operator, pair, shapes, params in (
         ("dq", "flash_attention", narrow, {**DKV_FEWER, "q": FEWER["q"]}, {}),
         ("dkv", "flash_attention", narrow, DKV_FEWER, {}),
-        ("dq_thirds", "flash_attention_varlen", wide, TOKENS, MASKED),
-        ("dkv_thirds", "flash_attention", wide, {**DKV_FEWER, "q": (1, 1, 60, 64)}, {}),
+        ("dq_split_f32", "flash_attention_varlen", wide, TOKENS, MASKED),
+        ("dkv_split_f32", "flash_attention", wide, {**DKV_FEWER, "q": (1, 1, 60, 64)}, {}),
     ):
         few = {"LEAST_QUERIES": 1, "LEAST_KEYS": 1, "thirds_configs": lambda *_, pair=pair: (pair, "alone")}
         case = Case("thirds", "float32", shapes, {"return_lse": True, **params})
@@ -362,12 +364,12 @@ def _retention() -> Iterator[Problem]:
     states = {"initial_state": (1, 1, 72, 72)}
     case = Case("dlog_decay", "bfloat16", shapes | states, {"return_state": True})
     for kernel, module in (
-        ("retention_met_sm90", retention_met_chunks),
-        ("retention_step_gradient_sm90", retention_met_pairs),
+        ("retention_met_sm90", retention_decay_grad_chunks),
+        ("retention_step_gradient_sm90", retention_decay_grad_pairs),
     ):
         roles_of = (module, {"roles": _roles_of_any_registers})
         yield Problem(kernel, "retention", True, "sm90", case, configs=(NO_ELEMENT_ANEW, roles_of))
-    one = (retention_marks, {"CONFIG": retention_marks.MarksConfig(threads=32, each=1)})
+    one = (retention_marks, {"CONFIG": retention_marks.PrefixSumsConfig(threads=32, each=1)})
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")
     yield Problem("retention_marks", "retention", False, "simt", case, configs=(one,))
     wide: tuple[Change, ...] = (NO_ELEMENT_ANEW, (retention_wide, {"roles": _roles_of_any_registers}))

@@ -16,11 +16,11 @@ from unittest import mock
 
 import numpy as np
 
-from dualops.cuda.backend import Kernel
+from dualops.cuda.compiler.backend import Kernel
+from dualops.cuda.launch.step import flat
 from dualops.cuda.simulator import Deadlock
 from dualops.cuda.softmax import ring_config, ring_stages
 from dualops.cuda.softmax.ring_config import RingConfig
-from dualops.cuda.step import flat
 from dualops.cuda.tile.ring import parts, ring, start_cluster
 from dualops.spec import OPERATORS, Case
 from tests.checks import Rejected, check

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dualops.cuda.backend import cuda
+from dualops.cuda.compiler.backend import cuda
 from dualops.cuda.ptx.async_copy import st_async_v2_f64
 from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_wait
 from dualops.cuda.ptx.warp import bar_warp_sync, cluster_ctarank

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dualops.cuda.backend import cuda
+from dualops.cuda.compiler.backend import cuda
 from dualops.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from dualops.cuda.ptx.warp import bar_warp_sync
 from dualops.cuda.simulator import current

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from dualops.cuda.backend import Kernel
+from dualops.cuda.compiler.backend import Kernel
 from dualops.cuda.simulator import Deadlock
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import FLOATS

@@ -14,8 +14,8 @@ from unittest import mock
 import numpy as np
 
 from dualops.cuda import simulator
+from dualops.cuda.launch.step import leaves
 from dualops.cuda.simulator import Pointer
-from dualops.cuda.step import leaves
 
 LEAST_ADDRESS = 1 << 32  # of a record's address; a kernel's own numbers are smaller
 MOST = 16  # launches that are remembered: the first ones, beside the kernel as it is

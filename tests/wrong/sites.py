@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from dualops.cuda import simulator
-from dualops.cuda.backend import Noun, cuda
+from dualops.cuda.compiler.backend import Noun, cuda
 from dualops.cuda.ptx import asm, async_copy, mbarrier, warp
 from dualops.cuda.ptx.operands import Address
 

@@ -1,10 +1,11 @@
 """flash_attention on the GPU: which kernel serves which problem, and the public functions.
 
-naive.py   the unfused idea: all scores, softmax, product, each a kernel
-simt.py    fused and tiled, on CUDA cores: any GPU, dtype and width
-sm80       the same on tensor cores, by a warp's products: 16-bit dtypes and their gradient, and float32 in two parts
-sm90       the same on Hopper's tensor cores, fed by copies of boxes: 16 bits, float32 in three parts, and gradients
-blocks.py  which tiles of keys a mask_mod shows, made once;  blocks_by_keys.py: the same by tiles of keys, for dk and dv
+naive.py                 not fused: scores, softmax and product are a kernel each
+simt.py                  fused and tiled, on CUDA cores: any GPU, dtype and width
+sm80                     tensor cores, products of one warp: 16-bit dtypes and their gradient, float32 in two parts
+sm90                     Hopper's tensor cores, fed by TMA: 16-bit dtypes, float32 in three parts, and gradients
+block_masks.py           the tiles of keys that a mask_mod shows to a tile of queries
+block_mask_transpose.py  the tiles of queries that see a tile of keys, for dk and dv
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from ...spec.attention import (
     as_they_are,
     lists_of,
 )
-from ..launch import Operation
+from ..launch.operation import Operation
 from ..public import Array, Launch, calls
 from ..unowned import with_steps
 from . import naive, simt, sm80, sm90
 from .arguments import unowned
-from .blocks import block_mask as block_mask
+from .block_masks import block_mask as block_mask
 from .key_ranges import with_key_ranges
 from .sm80 import backward as sm80_backward
 from .sm90 import backward as sm90_backward, float32 as sm90_float32, float32_backward as sm90_float32_backward

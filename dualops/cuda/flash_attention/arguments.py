@@ -9,11 +9,11 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Members, i32, i64, members, noun, types, verb
-from ..step import Step
+from ..compiler.backend import Members, i32, i64, members, noun, types, verb
+from ..launch.step import Step
+from ..launch.views import boundary, number_type, strided, whole
 from ..tile.storage import storage
 from ..unowned import filled, unowned_steps
-from ..views import boundary, number_type, strided, whole
 from .options import WITHOUT_OPTIONS, Having, arguments, having
 
 

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from ...spec import Problem
 from ...spec.attention import broadcast_strides
 from ...spec.meta import itemsize
-from ..backend import Members, cuda, i32, members, noun, u32, verb
-from ..maps import Mapped
+from ..compiler.backend import Members, cuda, i32, members, noun, u32, verb
+from ..launch.maps import Mapped
+from ..launch.views import Boxed, boxed
+from ..tile.a_fragment import WORDS, words_of_columns, words_of_rows
 from ..tile.boxes import Corner, box_shape, box_tile
-from ..tile.left_words import WORDS, words_of_columns, words_of_rows
 from ..tile.products import anew_i32
 from ..tile.swizzle import SPANS, Operand
-from ..views import Boxed, boxed
 from .options import Having
 
 ITEMSIZE = 2  # bytes of a number

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..backend import Members, cuda, f32, i32, members, noun, u32, verb
+from ..compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ..tile.rows import FULL_WARP, vote_ballot
 from ..tile.softmax_rows import LANES
-from .fragment_places import Places, my_row
 from .options import OptionChain
+from .score_coords import Places, my_row
 
 EVERY = 0xFFFFFFFF
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..backend import Namespace, f32, i32, verb
+from ..compiler.backend import Namespace, f32, i32, verb
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_f32
 from ..tile.rows import FULL_WARP, vote_any

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import Members, Noun, cuda, f32, i32, members, noun, u32, u64, verb
-from ..tile.masked import is_marked, mark
+from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, u64, verb
+from ..launch.views import start
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES as LANES
 from ..tile.unrolled import one_after_another
-from ..views import start
-from .fragment_bends import PairBends, PairProbabilities, pair_bends, pair_probabilities
-from .fragment_changes import fragment_changes
-from .fragment_kept import fragment_kept
+from .dropout_mask import dropout_mask
 from .fragment_keys import fragment_keys
-from .fragment_places import my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
+from .fragment_score_mod import fragment_score_mod
+from .masked import is_marked, mark
 from .options import OptionChain
+from .score_coords import my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
+from .score_mod_grad import PairBends, PairProbabilities, pair_probabilities, pair_slopes
 
 GROUP = 2  # quads of which a loop is left to the compiler: what options do to one may be long
 
@@ -56,11 +56,12 @@ def fragment_scores(
     The verbs for tiles [rows, columns] of a warpgroup, or of a warp. Scores are multiplied by `scale` where options
     change them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that
     follow one another; there are no weights then. apart: tiles that have nothing beyond the last query or key are
-    treated apart, which takes registers, where options read arrays. bent: `finish` marks products (`tile.masked`),
-    which `bend` then takes on. marks: it marks scores that a mask hides, instead of making them -inf. products: it
-    leaves products, -inf where ranges hide one. transposed: rows are keys and columns queries, which `weigh` is not
+    treated apart, which takes registers, where options read arrays. bent: `finish` marks products
+    (`flash_attention.masked`), which `bend` then takes on. marks: it marks scores that a mask hides, instead of making
+    them -inf. products: it leaves products, -inf where ranges hide one. transposed: rows are keys and columns queries,
+    which `weigh` is not
     for. word: the verb (held, number) for fetched words that lie elsewhere than in `held`'s array, 2 * j + h of quad j
-    and row h. parts: as `fragment_kept` has it. others: rows beyond the last may be another sequence's; else they are
+    and row h. parts: as `dropout_mask` has it. others: rows beyond the last may be another sequence's; else they are
     zeros.
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not (bent or products)
@@ -78,8 +79,8 @@ def fragment_scores(
         """Return whether some rows of the tile may be another sequence's."""
         return places.passes(where) if others else False
 
-    change = fragment_changes(chain, places, groups, there, apart=apart, fetches=fetches, word=word)
-    keeping = fragment_kept(chain, places, quads, transposed=transposed, parts=parts)
+    change = fragment_score_mod(chain, places, groups, there, apart=apart, fetches=fetches, word=word)
+    keeping = dropout_mask(chain, places, quads, transposed=transposed, parts=parts)
     keys, NEAR = fragment_keys(chain, places, columns, transposed=transposed), chain.near_score is not None
 
     @verb
@@ -196,7 +197,7 @@ def fragment_scores(
                 pick(scores, options, seen, where)
 
     def bends_of(j: int, h: int, near: bool, *, skips: bool) -> PairBends:
-        return pair_bends(chain, places, j, h, near=near and j in change.near_quads, skips=skips, word=word)
+        return pair_slopes(chain, places, j, h, near=near and j in change.near_quads, skips=skips, word=word)
 
     def pair(j: int, h: int, near: bool) -> PairProbabilities:
         return pair_probabilities(chain, bends_of(j, h, near, skips=False))
@@ -288,14 +289,14 @@ def fragment_scores(
         size=4 * quads,  # scores of a thread
         # (scale) -> factors of a number in `scores`: of its exponent of 2, and of its score
         units=_units_of_scores if chain.scores else _units_of_products,
-        # of `fragment_changes`
+        # of `fragment_score_mod`
         fetches=change.fetches,
         held=change.held,
         fetch=change.fetch,
         # of `fragment_keys`
         ask=keys.ask,
         sees=keys.sees,
-        # of `fragment_kept`
+        # of `dropout_mask`
         seed=keeping.seed,
         keeps=keeping.keeps,
         keep=keeping.keep,

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..backend import Members, f32, i32, noun, verb
-from ..tile.masked import is_marked
+from ..compiler.backend import Members, f32, i32, noun, verb
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.rows import FULL_WARP, vote_any
 from ..tile.softmax_rows import ROWS
 from ..tile.unrolled import one_after_another
-from .fragment_places import my_row
+from .masked import is_marked
 from .saved_lse import exponent_less, is_large, lowered
+from .score_coords import my_row
 
 MASKED = -1  # instead of P
 GREATEST = 3.4028234663852886e38  # finite float32
@@ -27,7 +27,7 @@ GREATEST = 3.4028234663852886e38  # finite float32
 def gradient_of_bias(size: int) -> Members:
     """The verbs of tiles of which a thread has two rows, r and r + 8; base, lse and delta are arrays of two numbers.
 
-    Finished scores are marked where a mask hides them (`tile.masked`).
+    Finished scores are marked where a mask hides them (`flash_attention.masked`).
 
     The verbs for so many scores of a thread.
     """

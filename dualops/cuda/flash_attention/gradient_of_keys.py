@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..backend import Members, Noun, cuda, f32, i32, members, noun, verb
-from ..tile.left_words import WORDS
+from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, verb
+from ..tile.a_fragment import WORDS
 from ..tile.numbers import numbers
 from ..tile.products import opaque_f32
 from ..tile.softmax_rows import pairs_of
@@ -159,7 +159,7 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
     return members(
         locals(),
         # (packed, scores, given, kept, slots, at): scores become P * slope, and weight * P is packed. given: as
-        # `PairProbabilities` has it. kept: as `fragment_kept` has it
+        # `PairProbabilities` has it. kept: as `dropout_mask` has it
         probabilities=probabilities,
         # ((packed, scores), given, (slots, at), kept): `probabilities` of 16 columns after the others, each packed as
         # the left factor of a step of its own; where nothing is near and nothing weighs

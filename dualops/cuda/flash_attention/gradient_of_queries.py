@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, verb
-from ..tile.handover import EIGHT, Handover
+from ..compiler.backend import Namespace, cuda, f32, verb
+from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.softmax_rows import ROWS, SoftmaxRows
 from ..tile.unrolled import one_after_another
-from ..views import start
+from ..tile.warpgroup_exchange import EIGHT, Handover
 from .fragment_scores import FragmentScores, my_row
 from .options import OptionChain
 from .saved_lse import base_of

@@ -15,15 +15,15 @@ from functools import partial
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import contiguous_strides
-from ..arrays import cdiv
-from ..backend import Kernel, builds, cuda, i32, kernel, u32
-from ..device import Device
-from ..plans import Choice, Choices
-from ..step import Step, leaves, nested
+from ..compiler.backend import Kernel, builds, cuda, i32, kernel, u32
+from ..launch.arrays import cdiv
+from ..launch.device import Device
+from ..launch.plans import Choice, Choices
+from ..launch.step import Step, leaves, nested
+from ..launch.views import boundary, by_token, how_stored, start, strided, whole
 from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP, shfl_idx_i32, vote_ballot
 from ..tile.storage import access, storage
-from ..views import boundary, by_token, how_stored, start, strided, whole
 
 THREADS, LANES, STEPS = 256, 32, 5
 WARPS = THREADS // LANES

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, i32, i64, u32, verb
+from ..compiler.backend import Namespace, i32, i64, u32, verb
 from .options import OptionChain
-from .packed import packed_tiles
+from .varlen_tiles import packed_tiles
 
 
 class KeyRows(NamedTuple):

@@ -9,12 +9,12 @@ from math import prod
 from ...spec import ArrayMeta, Problem
 from ...spec.attention import broadcast_strides
 from ...spec.meta import Strided, compute_dtype, contiguous_strides
-from ..arrays import cdiv
-from ..backend import Kernel
-from ..device import Device
-from ..plans import Choice
-from ..step import Argument, Step
-from ..views import by_token, whole
+from ..compiler.backend import Kernel
+from ..launch.arrays import cdiv
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Argument, Step
+from ..launch.views import by_token, whole
 from .arguments import general, is_varlen, sizes, variant
 from .naive_backward import (
     build_bend,

@@ -16,10 +16,10 @@ atomics: every element of a result is one thread's sum, the same from run to run
 
 from __future__ import annotations
 
-from ..backend import Kernel, builds, i32, i64, kernel, pointer, types
+from ..compiler.backend import Kernel, builds, i32, i64, kernel, pointer, types
+from ..launch.views import start, strided
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from ..views import start, strided
 from .arguments import Variant, array_type, size_types, spans, statistic_type
 from .naive_forward import THREADS, inner_products, my_index, place
 from .options import chain_of, pair_places

@@ -17,10 +17,10 @@ from dataclasses import replace
 from functools import cache
 
 from ...spec import Problem
-from ..backend import Kernel, Members, builds, cuda, i32, i64, kernel, noun, pointer, verb
+from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, noun, pointer, verb
+from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from ..views import start
 from .arguments import Variant, array_type, size_types, spans, statistic_type, variant
 from .options import chain_of, pair_places
 

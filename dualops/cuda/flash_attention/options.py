@@ -12,12 +12,12 @@ from ...spec import Problem
 from ...spec.attention import OPTIONS, At, Chain, OptionVariant, Verbs, compose, variants
 from ...spec.attention.softcap import SOFTCAP
 from ...spec.meta import Strided
-from ..backend import SIMULATED, Namespace, i32, i64, types, u32, u64, verb
+from ..compiler.backend import SIMULATED, Namespace, i32, i64, types, u32, u64, verb
+from ..launch.views import strided
+from ..tile.fast_math import bounded_fast_tanh, fast_tanh_curve, fast_tanh_slope, near_tanh, near_tanh_slope
 from ..tile.numbers import at_least_15_bits, mul_wide_u32, numbers
-from ..tile.quick import bounded_quick_tanh, near_tanh, near_tanh_slope, quick_tanh_curve, quick_tanh_slope
 from ..tile.storage import fetch_global_b32, storage
 from ..user_functions import typed
-from ..views import strided
 
 
 class Having(NamedTuple):
@@ -63,7 +63,7 @@ def chain_of(found: Having, dtype: str, *, gradient: bool = False) -> OptionChai
 def _near(found: Having, verbs: Verbs) -> dict[str, Any]:
     """Where softcap alone changes scores: most lie below it."""
     changing = [option for option in found.variants if option.option.make(verbs, option.facts).score is not None]
-    if verbs.bounded is not bounded_quick_tanh or [option.option for option in changing] != [SOFTCAP]:
+    if verbs.bounded is not bounded_fast_tanh or [option.option for option in changing] != [SOFTCAP]:
         return {"near_score": None, "near_slope": None, "near_bound": None}
     INDEX = found.variants.index(changing[0])
 
@@ -143,15 +143,15 @@ def _verbs(dtype: str, gradient: bool) -> Verbs:
         max,
         min,
         num.tanh,
-        bounded_quick_tanh if quick else bounded,
-        quick_tanh_slope if quick else tanh_slope,
+        bounded_fast_tanh if quick else bounded,
+        fast_tanh_slope if quick else tanh_slope,
         _reader,
         _reader_at,
         partial(typed, number=number, quick=quick),
         at_least_15_bits,
         gradient,
         _fetcher,
-        quick_tanh_curve() if quick else None,
+        fast_tanh_curve() if quick else None,
     )
 
 

@@ -10,7 +10,7 @@ Where no option changes products, or softcap alone, which bounds them, P is one 
     P = exp2(product * (scale * log2(e)) - lse * log2(e))
 
 Half an ulp of lse * log2(e) must be small then. For a row of large lse it is a NaN in place of lse, and what that makes
-NaN is made once more (`hidden`, `hidden_keys`).
+NaN is made once more (`nan_repair`, `nan_repair_keys`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import f32, f64, verb
-from ..tile.masked import min_or_nan
+from ..compiler.backend import f32, f64, verb
 from ..tile.numbers import LOG2_E, numbers
+from .masked import min_or_nan
 from .options import OptionChain
 
 NUM, DOUBLES, LOG2 = numbers(f32), numbers(f64), f32(LOG2_E)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.attention import broadcast_strides
 from ...spec.meta import Strided, compute_dtype, contiguous_strides
-from ..arrays import cdiv
-from ..device import Device
-from ..plans import Choice
-from ..step import Step
-from ..views import by_token, how_stored, whole
+from ..launch.arrays import cdiv
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Step
+from ..launch.views import by_token, how_stored, whole
 from .arguments import general, is_varlen, sizes, variant
 from .options import having
 from .simt_dbias import build_dbias

@@ -14,11 +14,11 @@ Q and dO take turns in one place of shared memory, K and V in another.
 
 from __future__ import annotations
 
-from ..backend import Kernel, builds, cuda, i32, i64, kernel
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel
+from ..launch.views import start, strided
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_abt
 from ..tile.storage import storage
-from ..views import start, strided
 from .arguments import Variant, array_type, size_types, statistic_type
 from .options import chain_of
 from .saved_lse import exponential_of

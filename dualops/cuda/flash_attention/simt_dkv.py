@@ -21,12 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..backend import Kernel, builds, cuda, i64, kernel
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel
+from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_ab, mma_abt
 from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
-from ..views import start
 from .arguments import Variant, array_type, size_types, spans, statistic_type
 from .options import chain_of
 from .saved_lse import exponential_of

@@ -11,11 +11,11 @@ A block of 16 x 16 threads takes BLOCK_Q queries of one head; rows are queries, 
 
 from __future__ import annotations
 
-from ..backend import Kernel, builds, cuda, i64, kernel
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel
+from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_ab, mma_abt
 from ..tile.storage import storage
-from ..views import start
 from .arguments import Variant, array_type, size_types, spans, statistic_type
 from .options import chain_of
 from .saved_lse import exponential_of

@@ -5,11 +5,11 @@ dsinks_h = -sum(exp(sink_h - lse) * delta)        a block a head
 
 from __future__ import annotations
 
-from ..backend import Kernel, builds, cuda, i32, i64, kernel
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel
+from ..launch.views import boundary, start, strided
 from ..tile.numbers import numbers
 from ..tile.products import THREADS
 from ..tile.storage import storage
-from ..views import boundary, start, strided
 from .arguments import Variant, statistic_type
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..backend import Members, Noun, cuda, i32, noun, verb
+from ..compiler.backend import Members, Noun, cuda, i32, noun, verb
+from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, Mma, opaque_i32
 from ..tile.shared import Lines, Tile
 from ..tile.storage import storage
-from ..views import start
 from .options import OptionChain, pair_places
 
 Scores = Noun  # what `score_tile` makes

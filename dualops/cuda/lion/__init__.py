@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from ...spec import ArrayMeta, Problem, lion as SPEC
-from ..arrays import collapse
-from ..device import Device
-from ..launch import Choice, Operation
-from ..step import Step
-from ..words import build_writer
+from ..launch.arrays import collapse
+from ..launch.device import Device
+from ..launch.device_words import build_writer
+from ..launch.operation import Choice, Operation
+from ..launch.step import Step
 from . import dense, strided
 from .dense import DenseConfig
 from .formula import array_names, dtypes_of, lr_of, rates_of

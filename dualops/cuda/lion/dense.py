@@ -22,8 +22,8 @@ import numpy as np
 
 from ...spec import ArrayMeta
 from ...spec.meta import itemsize
-from ..backend import Kernel, Members, builds, cuda, f64, i32, i64, kernel, members, noun, pointer, verb
-from ..device import Device
+from ..compiler.backend import Kernel, Members, builds, cuda, f64, i32, i64, kernel, members, noun, pointer, verb
+from ..launch.device import Device
 from ..tile.groups import array_in, group
 from ..tile.numbers import numbers
 from ..tile.storage import storage

@@ -4,7 +4,7 @@
     p = p * (1 - lr * weight_decay) - lr * sign(c)
     m = beta2 * m + (1 - beta2) * g
 
-Each operation is rounded by itself (`tile.rounded`), so that the bits are those of the reference.
+Each operation is rounded by itself (`lion.exact_rounding`), so that the bits are those of the reference.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec import Problem
-from ..backend import Members, Noun, f32, f64, i32, members, noun, pointer, types, verb
-from ..tile.rounded import rounded
+from ..compiler.backend import Members, Noun, f32, f64, i32, members, noun, pointer, types, verb
 from ..tile.storage import storage
+from .exact_rounding import rounded
 
 
 class Arrays(NamedTuple):

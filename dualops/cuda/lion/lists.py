@@ -4,7 +4,7 @@ A call looks for its tables by the addresses of its tensors and then compares sh
 on nothing else, so it does not matter whose memory that was before. What the spec says of a call depends on shapes,
 strides and dtypes: at new addresses, as gradients often have, only overlaps are looked for.
 
-MOST_KEPT calls' tables are kept, and those that a captured graph may read (`kept`).
+MOST_KEPT calls' tables are kept, and those that a captured graph may read (`device_memory`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 from ...spec import ArrayMeta, Problem, lion as SPEC
 from ...spec.lion import LISTS, bind_list, check_apart, check_lengths, numbered
 from ...spec.meta import number_meta
-from ..arrays import Adapter, adapter_of
-from ..backend import SIMULATED
-from ..driver import away
-from ..kept import Kept, Place, Streams, streams_of
-from ..launch import Operation, device_of, on_host
-from ..plans import stream_of
+from ..compiler.backend import SIMULATED
+from ..launch.arrays import Adapter, adapter_of
+from ..launch.device_memory import Kept, Place, Streams, streams_of
+from ..launch.driver import away
+from ..launch.operation import Operation, device_of, on_host
+from ..launch.plans import stream_of
 from . import dense
 from .formula import Dtypes, Rates, array_names, dtypes_of, rates_of
 from .tables import Group, Tables

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..backend import Kernel, builds, cuda, i64, kernel, types, verb
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel, types, verb
 from ..tile.storage import storage
 from .formula import Dtypes, array_types, by_role, rate_types, steps
 

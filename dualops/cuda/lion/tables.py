@@ -1,8 +1,8 @@
 """Tables of tensors on the device: the addresses of a call's tensors, ready to launch again.
 
 A table is written by kernels whose arguments are its words: nothing waits, nothing on the host has to stay, and a
-capture takes them along. A new table is new memory (`kept`). Where there is one of the same layout, it is copied on the
-device, and what differs is written: new gradients are one column of nine.
+capture takes them along. A new table is new memory (`device_memory`). Where there is one of the same layout, it is
+copied on the device, and what differs is written: new gradients are one column of nine.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import SIMULATED
-from ..driver import copy
-from ..kept import Memory, Place, Streams
-from ..step import Step, prepare
-from ..words import WORDS, write_words
+from ..compiler.backend import SIMULATED
+from ..launch.device_memory import Memory, Place, Streams
+from ..launch.device_words import WORDS, write_words
+from ..launch.driver import copy
+from ..launch.step import Step, prepare
 from . import dense
 from .formula import Dtypes, Lr, Rates
 

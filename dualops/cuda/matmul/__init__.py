@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import Any, Literal, Unpack, overload
 
 from ...spec import matmul as SPEC
-from ..launch import Operation
+from ..launch.operation import Operation
 from ..public import Array, Launch
 from . import naive, simt, sm80, sm90
 

@@ -7,7 +7,7 @@ from functools import cache
 from math import pi, sqrt
 from typing import Any
 
-from ..backend import Namespace, verb
+from ..compiler.backend import Namespace, verb
 from ..tile.numbers import numbers
 
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.matmul import has_dz
 from ...spec.meta import compute_dtype, contiguous_strides
-from ..arrays import align_up, cdiv, collapse
-from ..backend import Kernel, builds, cuda, i64, kernel, pointer
-from ..step import Step
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel, pointer
+from ..launch.arrays import align_up, cdiv, collapse
+from ..launch.step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .activations import activation

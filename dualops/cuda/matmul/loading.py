@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Members, cuda, i32, members, noun, verb
+from ..compiler.backend import Members, cuda, i32, members, noun, verb
 from ..tile.numbers import numbers
 from ..tile.shared import Tile
 from ..tile.storage import access, storage

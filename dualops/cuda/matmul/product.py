@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Members, Noun, i64, members, noun, pointer, types, u32, verb
+from ..compiler.backend import Members, Noun, i64, members, noun, pointer, types, u32, verb
 from ..tile.storage import storage
 
 

@@ -30,10 +30,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Kernel, Members, builds, cuda, i32, i64, kernel, members, noun, verb
-from ..device import Device
-from ..plans import Choice
-from ..step import Step
+from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, members, noun, verb
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from . import tiled

@@ -34,10 +34,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Kernel, builds, cuda, f32, i32, kernel, u32
-from ..device import Device
-from ..plans import Choice
-from ..step import Step
+from ..compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u32
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Step
 from ..tile.async_copies import cp_async_commit, cp_async_wait_group
 from ..tile.storage import storage
 from ..tile.warp_mma import FactorSlice, fragments, warp_products

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Members, cuda, i32, i64, members, noun, u32, verb
+from ..compiler.backend import Members, cuda, i32, i64, members, noun, u32, verb
 from ..tile.async_copies import copies
 from ..tile.warp_mma import FactorSlice, swizzled
 from .loading import Reading

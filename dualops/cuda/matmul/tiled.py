@@ -9,12 +9,12 @@ from functools import cache, cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from ...spec import ArrayMeta, Problem
-from ..arrays import cdiv
-from ..backend import Kernel, Members, cuda, i64, noun, u32, verb
-from ..device import Device
-from ..maps import Mapped
-from ..plans import Choice
-from ..step import Step
+from ..compiler.backend import Kernel, Members, cuda, i64, noun, u32, verb
+from ..launch.arrays import cdiv
+from ..launch.device import Device
+from ..launch.maps import Mapped
+from ..launch.plans import Choice
+from ..launch.step import Step
 from ..tile.storage import storage
 from .activations import activation
 from .gradient import column_sums_steps, dz_steps, gradient_metas, gradient_products, gradient_workspace, partial_sums

@@ -1,11 +1,11 @@
 """What rms_norm and layer_norm share on the GPU: their kernels, and which of them serves which problem.
 
 rows.py       rows kept in registers: a few lanes, warps or a block a row; gradients of rows to 1 KiB
-cluster_rows.py   long rows forward, kept in the registers of a cluster of blocks, on sm_90, with weights of x's dtype:
-              rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
+cluster_rows.py  long rows forward, kept in the registers of a cluster of blocks, on sm_90, with weights of x's
+              dtype: rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
 ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
-ring_ahead.py  long ones of these forward, the next row's sums on their way while a row is written: with weights wider
-              than x, and of layer_norm from 384 to 512 KiB
+ring_prefetch.py  long ones of these forward; the next row's sums are under way while a row is written: with weights
+              wider than x, and of layer_norm from 384 to 512 KiB
 long_rows.py  rows without such copies, and those too long for the kernels above, read twice or three times: forward of
               more than 512 KiB (rms_norm with weights of x's dtype 1 MiB, layer_norm with a residual and wider weights
               128 KiB); gradients of more than 512 KiB, of layer_norm 256
@@ -21,13 +21,13 @@ from typing import Any
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype
-from ..arrays import align_up, cdiv
-from ..backend import Kernel
-from ..device import Device
-from ..plans import Choice
-from ..step import Step
+from ..compiler.backend import Kernel
+from ..launch.arrays import align_up, cdiv
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Step
 from ..tile.storage import storage
-from . import cluster_rows, long_rows, naive, ring, ring_ahead, ring_backward, rows
+from . import cluster_rows, long_rows, naive, ring, ring_backward, ring_prefetch, rows
 from .arguments import Call
 from .configs import cluster_config, ring_config, rows_config, sums_config
 from .gradient_configs import comes_first
@@ -118,7 +118,7 @@ def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
     config = ring_config(call.N, call.variant, device) if call.aligned and call.N else None
     if config is not None:
         blocks = cdiv(call.M, config.rows) * config.cluster
-        build = ring_ahead.build_forward if config.overlap else ring.build_forward
+        build = ring_prefetch.build_forward if config.overlap else ring.build_forward
         make = partial(_ring_step, build, config, call, blocks)
         yield Choice("sm90", config, "rows are copied to shared memory ahead", make)
 

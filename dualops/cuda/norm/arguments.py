@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
+from ..launch.step import Argument
 from ..row_walk import walk
-from ..step import Argument
 from ..tile.storage import storage
 from .variant import STATISTICS, Variant
 

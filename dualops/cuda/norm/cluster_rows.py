@@ -17,7 +17,7 @@ and b. Registers: 4 a vector of x and of residual, and about 40, of layer_norm 5
 
 from __future__ import annotations
 
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, verb
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
 from ..tile.numbers import numbers
 from ..tile.packed import anew_i32, packed
 from ..tile.ring import cluster_ctarank, start_mbarriers

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...spec.meta import compute_dtype, itemsize
-from ..arrays import cdiv
-from ..device import Device
+from ..launch.arrays import cdiv
+from ..launch.device import Device
 from ..tile.storage import storage
 from .rows import RowsConfig
 from .staging import RingConfig

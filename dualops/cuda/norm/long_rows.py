@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer, verb
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .sums import PIECE, partial_sums

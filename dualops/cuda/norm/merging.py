@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Members, cuda, i32, noun, u32, verb
+from ..compiler.backend import Members, cuda, i32, noun, u32, verb
 from ..tile.numbers import numbers
 from ..tile.ring import cluster_ctarank
 from ..tile.rows import lane_reductions

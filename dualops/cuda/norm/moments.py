@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..backend import Members, i32, noun, verb
+from ..compiler.backend import Members, i32, noun, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .variant import Variant

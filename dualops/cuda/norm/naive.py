@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..backend import Kernel, Members, builds, cuda, i64, kernel, noun, pointer, verb
+from ..compiler.backend import Kernel, Members, builds, cuda, i64, kernel, noun, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .variant import Variant, backward_types, forward_types

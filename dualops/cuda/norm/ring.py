@@ -17,7 +17,7 @@ vectors * 16 / itemsize numbers a thread for each of h, w and b, and about 40 mo
 
 from __future__ import annotations
 
-from ..backend import Kernel, builds, cuda, i32, kernel
+from ..compiler.backend import Kernel, builds, cuda, i32, kernel
 from ..tile.numbers import numbers
 from ..tile.ring import ring
 from ..tile.storage import storage

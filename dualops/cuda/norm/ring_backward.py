@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, verb
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
 from ..tile.numbers import numbers
 from ..tile.ring import bar_sync, ring, start_cluster
 from ..tile.rows import FULL_WARP

@@ -1,10 +1,10 @@
-"""What ring.py and ring_ahead.py do alike: how a ring begins, a row's sums, and what then becomes of h."""
+"""What ring.py and ring_prefetch.py do alike: how a ring begins, a row's sums, and what then becomes of h."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..backend import Members, cuda, i64, members, noun, verb
+from ..compiler.backend import Members, cuda, i64, members, noun, verb
 from ..tile.numbers import numbers
 from ..tile.ring import Ring, RingSmem, cluster_ctarank, start_cluster
 from ..tile.storage import storage

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..backend import Kernel, builds, cuda, i32, i64, kernel
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .sums import PIECE, partial_sums

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype, itemsize
-from ..backend import Members, Noun, cuda, i32, i64, members, noun, u64, verb
+from ..compiler.backend import Members, Noun, cuda, i32, i64, members, noun, u64, verb
 from ..tile.numbers import numbers
 from ..tile.ring import Ring, Stages, cluster_ctarank, fetch, init_fetch, start_fetch, wait_fetch
 from ..tile.storage import storage

@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..backend import Kernel, Members, Noun, builds, cuda, i32, i64, kernel, noun, pointer, verb
+from ..compiler.backend import Kernel, Members, Noun, builds, cuda, i32, i64, kernel, noun, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP
 from ..tile.storage import access, storage

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..backend import i32, i64, pointer, types
+from ..compiler.backend import i32, i64, pointer, types
+from ..launch.views import number_type, strided
 from ..tile.storage import storage
-from ..views import number_type, strided
 
 STATISTICS = frozenset({"mean", "rstd"})
 

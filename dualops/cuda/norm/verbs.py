@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..backend import Members, Noun, cuda, i32, members, noun, u32, verb
+from ..compiler.backend import Members, Noun, cuda, i32, members, noun, u32, verb
 from ..row_walk import RowAxes, row_axes
 from ..tile.numbers import numbers
 from ..tile.ring import parts
@@ -165,7 +165,7 @@ def cluster_sums(number: Any, row_threads: int, rows: int, cluster: int, kept: i
     PARTS = WARPS * cluster
     STEP, WHOLE = min(PARTS, 32), PARTS & (PARTS - 1) == 0
     num, in_warp = numbers(number), lane_reductions(number, min(row_threads, 32))
-    meeting = parts(number, num.send_pair, WARPS, cluster, rows, kept)
+    warpgroup_barrier = parts(number, num.send_pair, WARPS, cluster, rows, kept)
     lanes = lane_reductions(number, STEP if WHOLE else 32)
 
     @verb
@@ -197,10 +197,10 @@ def cluster_sums(number: Any, row_threads: int, rows: int, cluster: int, kept: i
     return members(
         locals(),
         parts=PARTS,  # warps that share a row
-        smem=meeting.smem,
-        init=meeting.init,  # (sent)
+        smem=warpgroup_barrier.smem,
+        init=warpgroup_barrier.init,  # (sent)
         of_warp=in_warp.sum,  # (x): over the lanes of my warp that share my row
         two_of_warp=in_warp.sum_two,  # (a, b) -> both
-        send=meeting.send,  # (sent, row_round, a, b)
-        wait=meeting.wait,  # (sent, row_round) -> where a's parts begin in sent.pairs; one further on, b's
+        send=warpgroup_barrier.send,  # (sent, row_round, a, b)
+        wait=warpgroup_barrier.wait,  # (sent, row_round) -> where a's parts begin in sent.pairs; one further on, b's
     )

@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from ..backend import SIMULATED
+from ..compiler.backend import SIMULATED
 from ..simulator import located
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import SIMULATED
+from ..compiler.backend import SIMULATED
 from ..simulator import double, single
 from .asm import instruction
 

@@ -62,7 +62,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ..backend import SIMULATED
+from ..compiler.backend import SIMULATED
 from ..simulator import Local
 from .operands import Fragment, Immediate, Instruction, described, record_of
 

@@ -1,7 +1,7 @@
 """retention on the GPU: which kernel serves which problem, and the public functions.
 
 passes.py          the operator and its gradient as passes of one kind
-decays.py          gamma, or log_decay, as a kernel asks for it; marks.py: the sums that this is made of
+decays.py          gamma, or log_decay, as a kernel asks for it; decay_prefix_sums.py: the sums that this is made of
 naive.py           the unfused idea: all scores, then products; all but the gradient of log_decay
 simt.py            tiles on CUDA cores, any GPU and dtype: chunks with states between them, all at once, or step by step
 sm80/              the same passes on tensor cores by mma.sync, 16 bits
@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from ...spec import retention as SPEC, retention_varlen as SPEC_VARLEN
 from ...spec.retention import Keywords, KeywordsVarlen
-from ..launch import Operation
+from ..launch.operation import Operation
 from ..public import calls
 from ..unowned import with_steps
 from . import naive, simt, sm80, sm90

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
-from ..arrays import cdiv
-from ..backend import Members, Noun, i32, i64, members, noun, types, u32, verb
-from ..step import Step
+from ..compiler.backend import Members, Noun, i32, i64, members, noun, types, u32, verb
+from ..launch.arrays import cdiv
+from ..launch.step import Step
+from ..launch.views import boundary
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from ..unowned import filled, unowned_steps
-from ..views import boundary
 
 LONGEST_CHUNK = 256  # tokens whose contribution to a state is summed at once
 NO_CHUNK = 2**30  # as a chunk's number or length: beyond all tokens

@@ -4,8 +4,8 @@ A pass has places, where one token's turn ends and the next one's begins: place 
 stands at place r + later. A kernel asks what is left at a later place of what was 1 at an earlier one, and what it was
 built for answers:
 
-    gamma^(later - earlier)                                         of a head
-    exp(direction * (L[later token] - L[earlier token]))            of each step, L the sums of log_decay (`marks`)
+    gamma^(later - earlier)                                 of a head
+    exp(direction * (L[later token] - L[earlier token]))    of each step, L from `decay_prefix_sums`
 
 In a pass back place n is that of token count - n, and what lies between two places is the same sum.
 """
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta
 from ...spec.meta import Strided
 from ...spec.retention import LEAST_LOG
-from ..backend import Members, Namespace, members, noun, verb
+from ..compiler.backend import Members, Namespace, members, noun, verb
+from ..launch.views import absent, number_type, start
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from ..views import absent, number_type, start
 from .arguments import decay
 
 EXACT_BELOW = 0.35  # of -log_decay: what forgets faster has forgotten an error before it adds up

@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided, compute_dtype
-from ..arrays import cdiv
-from ..backend import Kernel
-from ..step import Argument, Step
+from ..compiler.backend import Kernel
+from ..launch.arrays import cdiv
+from ..launch.step import Argument, Step
+from ..launch.views import by_token, whole
 from ..tile.products import THREADS
-from ..views import by_token, whole
 from .arguments import OF_COLUMNS, is_varlen, slots_of, workspace
+from .decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
 from .decays import logs_of
-from .marks import marks_steps, marks_workspace
+from .normalizer_grad import normalizer_grad_steps, normalizer_grad_workspace
 from .passes import Pass, States, as_state, backward_passes, forward_pass
 from .simt_rows import RowsConfig
 from .simt_states import NORM_THREADS, build_norms, build_walk
 from .simt_steps import build_met, build_step_gradient, met_layout, steps_layout
-from .weights import weights_steps, weights_workspace
 
 BACK = "d"  # before the names of what is kept of a pass back
 
@@ -123,19 +123,19 @@ def forward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: H
     """The states before the chunks, and the sums of log_decay."""
     if not how.tiled:
         return {}
-    return marks_workspace(problem) | states_workspace(problem, [forward_pass(problem, results, how.chunk)])
+    return prefix_sums_workspace(problem) | states_workspace(problem, [forward_pass(problem, results, how.chunk)])
 
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
     each = forward_pass(problem, results, how.chunk)
-    marks = marks_steps(problem, each.logs, each.ends, each.call) if how.tiled else []
+    marks = prefix_sums_steps(problem, each.logs, each.ends, each.call) if how.tiled else []
     return [*marks, *how.steps(each)]
 
 
 def backward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
     """The states before the chunks, of one pass after another, and a weight and a term for each query; with log_decay
     its sums, and what its gradient is made of."""
-    p, extra = problem, weights_workspace(problem)
+    p, extra = problem, normalizer_grad_workspace(problem)
     made = extra
     if how.tiled:
         made = made | states_workspace(p, backward_passes(p, results, extra, how.chunk))
@@ -146,9 +146,9 @@ def backward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: 
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
-    p, extra = problem, weights_workspace(problem)
+    p, extra = problem, normalizer_grad_workspace(problem)
     passes = backward_passes(p, results, extra, how.chunk)
-    steps = [*marks_steps(p, passes[0].logs, passes[0].ends, passes[0].call), *weights_steps(p)]
+    steps = [*prefix_sums_steps(p, passes[0].logs, passes[0].ends, passes[0].call), *normalizer_grad_steps(p)]
     for each in passes:
         steps += how.steps(each)
         if each is passes[0] and "log_decay" in p.arrays:
@@ -164,7 +164,7 @@ def step_gradient_workspace(problem: Problem, passes: tuple[Pass, Pass]) -> dict
     """The sums of log_decay, the states of dq and of dk by chunks, and what each token has of them."""
     p, (dq, dk) = problem, passes
     shape = (p.H, p.total) if is_varlen(p) else (p.B, p.H, p.Sk)
-    made = marks_workspace(p) | states_workspace(p, [dq]) | states_workspace(p, [dk], BACK)
+    made = prefix_sums_workspace(p) | states_workspace(p, [dq]) | states_workspace(p, [dk], BACK)
     return made | {"taken": workspace(p, shape), "given": workspace(p, shape)}
 
 
@@ -204,5 +204,5 @@ def step_gradient_steps(
 
 def _chunked_passes(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> tuple[Pass, Pass]:
     """dq and dk by chunks."""
-    dq, _, dk = backward_passes(problem, results, weights_workspace(problem), how.step_chunk)
+    dq, _, dk = backward_passes(problem, results, normalizer_grad_workspace(problem), how.step_chunk)
     return dq, dk

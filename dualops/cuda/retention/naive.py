@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from ...spec import ArrayMeta, Problem
-from ..arrays import cdiv
-from ..backend import Kernel
-from ..device import Device
-from ..plans import Choice
-from ..step import Argument, Step
+from ..compiler.backend import Kernel
+from ..launch.arrays import cdiv
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Argument, Step
 from .arguments import NO_CHUNK, OF_COLUMNS, workspace
-from .marks import marks_steps, marks_workspace
+from .decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
 from .naive_kernels import THREADS, build_product, build_scores, build_state, build_sums
+from .normalizer_grad import normalizer_grad_steps, normalizer_grad_workspace
 from .passes import Pass, as_state, backward_passes, forward_pass
-from .weights import weights_steps, weights_workspace
 
 REASON = "the parallel form, whichever is asked for, with all scores in memory: to read, not to run"
 
@@ -34,24 +34,24 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
     """All scores, the sums of their rows where rows are divided by them, and those of log_decay."""
     sums = {"sums": workspace(problem, (problem.B, problem.H, problem.Sq))} if problem.normalize else {}
-    return _scores(problem) | sums | marks_workspace(problem)
+    return _scores(problem) | sums | prefix_sums_workspace(problem)
 
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
     """Scores, sums, product, states."""
     each = forward_pass(problem, results, NO_CHUNK)
-    return [*marks_steps(problem, each.logs, each.ends, each.call), *_steps(problem, each)]
+    return [*prefix_sums_steps(problem, each.logs, each.ends, each.call), *_steps(problem, each)]
 
 
 def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
     """All scores, of one pass after another; a weight and a term for each query."""
-    return _scores(problem) | weights_workspace(problem)
+    return _scores(problem) | normalizer_grad_workspace(problem)
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
     """The weights of the queries, then dq, dv and dk."""
-    passes = backward_passes(problem, results, weights_workspace(problem), NO_CHUNK)
-    return [*weights_steps(problem), *(step for each in passes for step in _steps(problem, each))]
+    passes = backward_passes(problem, results, normalizer_grad_workspace(problem), NO_CHUNK)
+    return [*normalizer_grad_steps(problem), *(step for each in passes for step in _steps(problem, each))]
 
 
 def _scores(problem: Problem) -> dict[str, ArrayMeta]:

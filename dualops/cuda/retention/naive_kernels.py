@@ -16,10 +16,10 @@ up as many terms as there are tokens.
 
 from __future__ import annotations
 
-from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel, pointer, verb
+from ..launch.views import number_type, start, strided
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from ..views import number_type, start, strided
 from .arguments import ABS, OF_COLUMNS, call_type, origin, span
 from .decays import decays_of
 

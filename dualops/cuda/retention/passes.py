@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
-from ..views import absent, by_token, whole
+from ..launch.views import absent, by_token, whole
 from .arguments import ABS, LONGEST_CHUNK, NO_CHUNK, OF_COLUMNS, OF_ROWS, SIGNED, Call, Variant, is_varlen, slots_of
+from .decay_prefix_sums import prefix_sums_of
 from .decays import logs_of
-from .marks import marks_of
 
 NOTHING, NO_STATE, NO_NORM = absent(3), absent(4), absent(3)
 TILED = ("q", "k", "v", "do")  # what goes through kernels by tiles
@@ -152,7 +152,7 @@ def _steps(problem: Problem) -> dict[str, Strided]:
     """What there is in place of gamma."""
     if "log_decay" not in problem.arrays:
         return {}
-    return {"logs": logs_of(problem.arrays, "log_decay", is_varlen(problem)), "marks": marks_of(problem)}
+    return {"logs": logs_of(problem.arrays, "log_decay", is_varlen(problem)), "marks": prefix_sums_of(problem)}
 
 
 def _call(problem: Problem, chunk: int, states: States) -> Call:

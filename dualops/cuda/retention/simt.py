@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, itemsize
-from ..arrays import cdiv
-from ..device import Device
-from ..plans import Choice
-from ..step import Step
+from ..launch.arrays import cdiv
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Step
 from .arguments import NO_CHUNK
 from .launches import (
     How,

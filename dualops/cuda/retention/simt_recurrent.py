@@ -1,7 +1,7 @@
 """Retention token after token, with the state in registers. Sun et al. 2023, arXiv:2307.08621, equation 6.
 
 A block of 16 x 16 threads takes BLOCK_V columns of a head's state [D, Dv]; which numbers of it a thread (line, lane)
-has, `held` says.
+has, `state_registers` says.
 
     1  for each token:    state = gamma * state + kept_scale * k^T v        (the first of a pass back: without gamma)
     2                     out = state_scale * q @ state / n                 16 lines meet for a sum
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, u32
+from ..launch.views import number_type, start, strided
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, opaque_i32
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
-from ..views import number_type, start, strided
 from .arguments import OF_COLUMNS, OF_ROWS, Variant, call_type, origin, span
 from .decays import step_factors
-from .held import fetched, held_state
+from .state_registers import fetched, state_registers
 
 STEPS_AT_ONCE = 8
 
@@ -83,7 +83,7 @@ def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
     or log_decay. Aligned are the rows of the states."""
     dtype, gammas = variant.dtype, step_factors(variant.dtype, variant.stepwise)
     mem, num, tile = storage(dtype), numbers(storage(dtype).number), config.layout(dtype)
-    held = held_state(dtype, config.state_rows, config.columns, aligned=variant.aligned)
+    held = state_registers(dtype, config.state_rows, config.columns, aligned=variant.aligned)
     q_rows, k_rows, v_rows = fetched(dtype, tile.q), fetched(dtype, tile.k), fetched(dtype, tile.v)
 
     @kernel(

@@ -27,15 +27,15 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..arrays import cdiv
-from ..backend import Kernel, Members, Noun, builds, cuda, i32, i64, kernel, members, noun, u32, verb
+from ..compiler.backend import Kernel, Members, Noun, builds, cuda, i32, i64, kernel, members, noun, u32, verb
+from ..launch.arrays import cdiv
+from ..launch.views import number_type, start, strided
 from ..tile.numbers import numbers
 from ..tile.products import LANES, mma_ab, mma_abt
 from ..tile.rows import lane_reductions
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
 from ..tile.vector_load import by_vectors
-from ..views import number_type, start, strided
 from .arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, call_type, origin, slot_of, span
 from .decays import decays_of, step_decays
 

@@ -18,13 +18,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
+from ..launch.views import number_type, start, strided
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_atb
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import access, storage
 from ..tile.vector_load import by_vectors
-from ..views import number_type, start, strided
 from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, origin, slot_of, span
 from .decays import decays_of
 

@@ -25,14 +25,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..backend import Kernel, builds, cuda, i64, kernel, u32, verb
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel, u32, verb
+from ..launch.views import number_type, start, strided
 from ..tile.numbers import numbers
 from ..tile.products import mma_ab, mma_abt
 from ..tile.rows import lane_reductions
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
 from ..tile.vector_load import by_vectors
-from ..views import number_type, start, strided
 from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, origin, slot_of, span
 from .decays import step_decays
 from .simt_rows import RowsConfig

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...spec import rope as SPEC, rope_tables as SPEC_TABLES
-from ..launch import Operation
+from ..launch.operation import Operation
 from ..public import Array
 from . import naive, simt, tables
 

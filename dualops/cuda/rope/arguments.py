@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
-from ..backend import Members, i64, members, noun, types, verb
+from ..compiler.backend import Members, i64, members, noun, types, verb
+from ..launch.views import absent, by_token, strided
 from ..tile.storage import storage
-from ..views import absent, by_token, strided
 
 
 class Sizes(NamedTuple):

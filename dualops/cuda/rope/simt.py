@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from ...spec import ArrayMeta, Problem
-from ..arrays import cdiv
-from ..backend import Kernel, Members, builds, cuda, i64, kernel, members, noun, verb
-from ..device import Device
-from ..plans import Choice
-from ..step import Step
+from ..compiler.backend import Kernel, Members, builds, cuda, i64, kernel, members, noun, verb
+from ..launch.arrays import cdiv
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .arguments import Variant, argument_types, arguments, find, start, table_rows, variant, width

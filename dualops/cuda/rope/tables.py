@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
 from ...spec.rope_scaling import yarn_range
-from ..arrays import cdiv
-from ..backend import Kernel, builds, cuda, f64, i64, kernel, types
-from ..device import Device
-from ..plans import Choice
-from ..step import Step
+from ..compiler.backend import Kernel, builds, cuda, f64, i64, kernel, types
+from ..launch.arrays import cdiv
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Step
+from ..launch.views import strided
 from ..tile.numbers import cospi_f64, numbers, pow_f64, sinpi_f64
 from ..tile.storage import storage
-from ..views import strided
 from .arguments import start
 
 

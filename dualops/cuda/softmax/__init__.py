@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...spec import softmax as SPEC
-from ..launch import Operation
+from ..launch.operation import Operation
 from ..public import Array
 from . import cluster_rows, long_rows, naive, ring, rows, strided
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...spec import ArrayMeta, Problem
-from ..arrays import collapse
-from ..backend import Kernel
-from ..step import Step
+from ..compiler.backend import Kernel
+from ..launch.arrays import collapse
+from ..launch.step import Step
 from ..tile.storage import storage
 
 MOST_AXES = 3  # along which rows lie

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from ...spec import ArrayMeta, Problem
-from ..arrays import align_up, cdiv
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
-from ..device import Device
-from ..plans import Choice
-from ..step import Step
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer
+from ..launch.arrays import align_up, cdiv
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Step
 from ..tile.numbers import numbers
 from ..tile.packed import packed
 from ..tile.ring import start_mbarriers

@@ -19,10 +19,10 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem, softmax as SPEC
-from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
-from ..device import Device
-from ..launch import Choice, Operation
-from ..step import Step
+from ..compiler.backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
+from ..launch.device import Device
+from ..launch.operation import Choice, Operation
+from ..launch.step import Step
 from ..tile.numbers import numbers
 from ..tile.rows import lane_reductions
 from ..tile.storage import access, storage

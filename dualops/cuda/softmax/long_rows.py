@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
-from ..device import Device
-from ..plans import Choice
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer
+from ..launch.device import Device
+from ..launch.plans import Choice
 from ..tile.numbers import numbers
 from ..tile.rows import lane_reductions
 from ..tile.storage import access, storage

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Kernel, builds, cuda, i64, kernel, pointer
-from ..device import Device
-from ..plans import Choice
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel, pointer
+from ..launch.device import Device
+from ..launch.plans import Choice
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .arguments import Call, one_step

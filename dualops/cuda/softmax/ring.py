@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from ...spec import ArrayMeta, Problem
-from ..arrays import cdiv
-from ..device import Device
-from ..plans import Choice
-from ..step import Step
+from ..launch.arrays import cdiv
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Step
 from . import ring_stages
 from .arguments import Call
 from .ring_config import MOST_STAGES, RingConfig

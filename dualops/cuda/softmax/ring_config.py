@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype, itemsize
-from ..arrays import align_up, cdiv
-from ..backend import Namespace, cuda, i64, verb
+from ..compiler.backend import Namespace, cuda, i64, verb
+from ..launch.arrays import align_up, cdiv
 from ..tile.numbers import numbers
 from ..tile.ring import Stages, cluster_ctarank, parts
 from ..tile.rows import lane_reductions
@@ -85,7 +85,7 @@ def rows(config: RingConfig, dtype: str) -> Rows:
     """The verbs."""
     number = storage(dtype).number
     num, lanes = numbers(number), lane_reductions(number, 32)
-    meeting = parts(number, num.send_pair, config.warps, config.cluster)
+    warpgroup_barrier = parts(number, num.send_pair, config.warps, config.cluster)
 
     @verb
     def block(N, share):
@@ -97,31 +97,31 @@ def rows(config: RingConfig, dtype: str) -> Rows:
     def send(sent, row_round, my_max, my_sum):
         warp_max = lanes.max(my_max)
         warp_sum = lanes.sum(my_sum * num.exp(my_max - num.base(warp_max)))
-        meeting.send(sent, row_round, warp_max, warp_sum)
+        warpgroup_barrier.send(sent, row_round, warp_max, warp_sum)
 
     @verb
     def merge(sent, row_round):
-        begin = meeting.wait(sent, row_round)
+        begin = warpgroup_barrier.wait(sent, row_round)
         lane = cuda.threadIdx.x % 32
         row_max = num.minus_inf
-        for part in range(lane, meeting.size, 32):
+        for part in range(lane, warpgroup_barrier.size, 32):
             row_max = num.maximum(row_max, sent.pairs[begin + 2 * part])
         base = num.base(lanes.max(row_max))
         row_sum = num.zero
-        for part in range(lane, meeting.size, 32):
+        for part in range(lane, warpgroup_barrier.size, 32):
             row_sum += sent.pairs[begin + 2 * part + 1] * num.exp(sent.pairs[begin + 2 * part] - base)
         return base, num.one / lanes.sum(row_sum)
 
     @verb
     def send_sum(sent, row_round, x):
-        meeting.send(sent, row_round, lanes.sum(x), num.zero)
+        warpgroup_barrier.send(sent, row_round, lanes.sum(x), num.zero)
 
     @verb
     def sum_of_row(sent, row_round):
-        begin = meeting.wait(sent, row_round)
+        begin = warpgroup_barrier.wait(sent, row_round)
         total = num.zero
-        for part in range(cuda.threadIdx.x % 32, meeting.size, 32):
+        for part in range(cuda.threadIdx.x % 32, warpgroup_barrier.size, 32):
             total += sent.pairs[begin + 2 * part]
         return lanes.sum(total)
 
-    return Rows.from_locals(locals(), smem=meeting.smem, init=meeting.init, sum=sum_of_row)
+    return Rows.from_locals(locals(), smem=warpgroup_barrier.smem, init=warpgroup_barrier.init, sum=sum_of_row)

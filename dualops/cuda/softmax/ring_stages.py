@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer, verb
-from ..tile.chunk_order import chunk_order
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.ring import Ring, ring, start_cluster
 from ..tile.storage import storage
+from .chunk_order import chunk_order
 from .ring_config import RingConfig, rows
 
 

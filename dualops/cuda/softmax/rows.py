@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
 from ...spec import ArrayMeta, Problem
-from ..arrays import cdiv
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
-from ..device import Device
-from ..plans import Choice
-from ..step import Step
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer
+from ..launch.arrays import cdiv
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..launch.step import Step
 from ..tile.numbers import numbers
 from ..tile.rows import lane_reductions
 from ..tile.storage import access, storage

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, i32, u32, verb
+from ..compiler.backend import Namespace, i32, u32, verb
 from ..ptx.cp_async import (
     cp_async,
     cp_async_commit as cp_async_commit,

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from ..backend import Members, Noun, cuda, f32, i32, i64, members, noun, u32, verb
+from ..compiler.backend import Members, Noun, cuda, f32, i32, i64, members, noun, u32, verb
 from ..ptx.arithmetic import anew_i32, opaque_f32 as opaque_f32, opaque_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
 from ..ptx.convert import pack_bf16x2, pack_f16x2

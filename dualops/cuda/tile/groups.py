@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ..backend import f32, i32, verb
+from ..compiler.backend import f32, i32, verb
 from ..ptx.addresses import array_at, store_words as store_words
 from ..ptx.convert import pack_bf16x2, pack_f16x2, unpack_bf16x2, unpack_f16x2
 from ..ptx.memory import ld_global_once_v2_b32, st_global_v2_b32

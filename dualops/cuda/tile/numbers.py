@@ -7,7 +7,7 @@ from functools import cache
 from math import e as EULER, inf, log2, nan, sqrt
 from typing import Any
 
-from ..backend import Namespace, f32, f64, u32, u64, verb
+from ..compiler.backend import Namespace, f32, f64, u32, u64, verb
 from ..ptx.arithmetic import (
     at_least_15_bits as at_least_15_bits,
     bits_of_f32,

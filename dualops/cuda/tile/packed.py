@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, f32, i32, u32, verb
+from ..compiler.backend import Namespace, f32, i32, u32, verb
 from ..ptx.arithmetic import anew_i32 as anew_i32
 from ..ptx.convert import pack_bf16x2, pack_f16x2, unpack_bf16x2, unpack_f16x2
 from ..ptx.memory import ld_global_v4_b32

@@ -10,7 +10,7 @@ blocks.
     tile.load(smem, stage, ..., barriers)       ...
                                                 pipe.release(barriers, i)
 
-A part of a stage that readers wait for later, and warps may write to: `companion`.
+A part of a stage that readers wait for later, and warps may write to: `second_barrier`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Members, Noun, cuda, i32, noun, u32, u64, verb
+from ..compiler.backend import Members, Noun, cuda, i32, noun, u32, u64, verb
 from ..ptx.arithmetic import opaque_i32
 from ..ptx.mbarrier import (
     fence_mbarrier_init,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Members, Namespace, cuda, members, noun, u32, verb
+from ..compiler.backend import Members, Namespace, cuda, members, noun, u32, verb
 from ..ptx.arithmetic import anew_i32 as anew_i32, opaque_f32 as opaque_f32, opaque_i32
 from .numbers import numbers
 from .shared import Tile

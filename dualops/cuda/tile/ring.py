@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
-from ..backend import Members, Namespace, Noun, cuda, i32, members, noun, u32, u64, verb
+from ..compiler.backend import Members, Namespace, Noun, cuda, i32, members, noun, u32, u64, verb
 from ..ptx.async_copy import cp_async_bulk
 from ..ptx.mbarrier import (
     fence_mbarrier_init,

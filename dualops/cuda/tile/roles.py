@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ..backend import Namespace, verb
+from ..compiler.backend import Namespace, verb
 from ..ptx.registers import setmaxnreg_dec, setmaxnreg_inc
 
 # by the number of multiplying warpgroups, registers of a thread that loads and of one that multiplies; an SM has 65536,

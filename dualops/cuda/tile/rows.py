@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Members, cuda, noun, verb
+from ..compiler.backend import Members, cuda, noun, verb
 from ..ptx.warp import (
     shfl_idx_f32 as shfl_idx_f32,
     shfl_idx_i32 as shfl_idx_i32,

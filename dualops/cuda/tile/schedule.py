@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Members, cuda, noun, u32, verb
+from ..compiler.backend import Members, cuda, noun, u32, verb
 from ..ptx.warp import cluster_ctarank
 from .boxes import Cluster
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Members, Noun, cuda, i32, members, noun, verb
+from ..compiler.backend import Members, Noun, cuda, i32, members, noun, verb
 from .numbers import numbers
 from .storage import storage
 

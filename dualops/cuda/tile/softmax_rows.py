@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
+from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.arithmetic import (
     bits_of_f32,
     f32_of_bits,
@@ -38,8 +38,8 @@ from ..ptx.arithmetic import (
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from .numbers import LOG2_E, numbers
 from .rows import FULL_WARP, lane_reductions, vote_any
+from .split_bf16x3 import put_parts
 from .storage import storage
-from .thirds import put_parts
 from .unrolled import one_after_another
 
 ROWS = 2  # of a thread
@@ -111,7 +111,7 @@ def softmax_rows(
     rest: bool = False,
 ) -> Members:
     """The verbs for so many scores and results of a thread, and as many again for each strip of rows; probabilities are
-    packed as "bfloat16" or "float16", or those of "float32" as three parts of bfloat16 each (`thirds`).
+    packed as "bfloat16" or "float16", or those of "float32" as three parts of bfloat16 each (`split_bf16x3`).
 
     sinks: `close` joins them. rest: it keeps what rounding took from lse.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, f32, f64, i32, u16, verb
+from ..compiler.backend import Namespace, f32, f64, i32, u16, verb
 from ..ptx.arithmetic import bits_of_f32, f32_of_bits
 from ..ptx.convert import (
     bf16_of_f32,

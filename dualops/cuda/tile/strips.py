@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Members, Namespace, cuda, f32, i32, members, noun, u32, verb
+from ..compiler.backend import Members, Namespace, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.arithmetic import f32_of_bits, opaque_i32
 from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from .softmax_rows import PAIRS

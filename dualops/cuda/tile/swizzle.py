@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..backend import u32, u64, verb
+from ..compiler.backend import u32, u64, verb
 
 SPANS = (128, 64, 32, 16)
 MODES = {16: 0, 128: 1, 64: 2, 32: 3}  # a descriptor's uppermost bits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..backend import f32, u32, verb
+from ..compiler.backend import f32, u32, verb
 from ..ptx.arithmetic import f32_of_bits
 from ..ptx.convert import tf32_of_f32
 

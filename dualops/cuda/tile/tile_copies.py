@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ..backend import Members, cuda, i32, i64, noun, u32, verb
+from ..compiler.backend import Members, cuda, i32, i64, noun, u32, verb
 from .async_copies import copies
 from .warp_mma import FactorSlice, swizzled
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..backend import verb
+from ..compiler.backend import verb
 
 Verb = Callable[[Any, Any, Any, Any], None]
 

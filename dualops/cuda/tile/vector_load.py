@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..backend import cuda, i32, u32, verb
+from ..compiler.backend import cuda, i32, u32, verb
 from .numbers import numbers
 from .shared import Tile
 from .storage import access, storage

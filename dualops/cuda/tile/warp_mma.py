@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from ..backend import Members, Namespace, cuda, f32, i32, members, noun, u32, verb
+from ..compiler.backend import Members, Namespace, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.arithmetic import f32_of_bits
 from ..ptx.ldmatrix import ldmatrix
 from ..ptx.memory import ld_shared_b32

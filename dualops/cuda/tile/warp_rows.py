@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from ..backend import Members, cuda, f32, i32, members, noun, verb
+from ..compiler.backend import Members, cuda, f32, i32, members, noun, verb
 from ..ptx.memory import st_shared_v2_f32
 from ..ptx.warp import bar_warp_sync
 from .numbers import numbers

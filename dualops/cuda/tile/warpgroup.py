@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ..backend import Members, Noun, cuda, f32, i32, members, noun, u32, u64, verb
+from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, u64, verb
 from ..ptx.arithmetic import anew_i32
 from ..ptx.memory import shared_address
 from ..ptx.warp import shfl_idx_i32
 from ..ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_rs, wgmma_tf32, wgmma_wait_group
 from .rows import FULL_WARP
+from .split_bf16x3 import MEETINGS, PARTS
 from .swizzle import Operand, descriptor
-from .thirds import MEETINGS, PARTS
 from .unrolled import one_after_another
 
 ROWS = 64  # of the result, a warpgroup
@@ -86,7 +86,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
     parts: 128 bytes of a line are the upper parts of 16 numbers and the lower ones of these (`tf32`), and the product
     is that of the numbers without lower times lower. What is small comes first: added to a large sum it would cost it
     as many roundings again, twice. Of "bfloat16", a line has all upper parts, then all middle and all lower ones
-    (`thirds`).
+    (`split_bf16x3`).
     """
     n = b.lines if b.major == "k" else b.width
     size = n // 2
@@ -164,10 +164,12 @@ def register_mma(
 ) -> Members:
     """acc [64, n] += A @ B, A's 64 rows in the warpgroup's registers: `words` of 16-bit pairs, as accumulators lie.
 
-    Of parts (`thirds`), `sums` are those of one product, which threads add to acc: tensor cores round toward zero.
+    Of parts (`split_bf16x3`), `sums` are those of one product, which threads add to acc: tensor cores round toward
+    zero.
 
     Of "bfloat16" or "float16". parts: B's columns are those of upper parts, then of middle ones, then of lower ones
-    (`thirds`), and A's words likewise. some: the steps of B that those of A meet, in their order; else all of them.
+    (`split_bf16x3`), and A's words likewise. some: the steps of B that those of A meet, in their order; else all of
+    them.
     """
     n = (b.lines if b.major == "k" else b.width) // (PARTS if parts else 1)
     steps = tuple(range(b.steps)) if some is None else some

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import SIMULATED, verb
+from ..compiler.backend import SIMULATED, verb
 
 
 class Kind(IntEnum):

@@ -20,8 +20,8 @@ import numpy as np
 
 from ...spec.attention.function import UserFunction
 from ...spec.attention.source import Source, build, definition, positional, source_of
-from ..backend import verb
-from ..tile.quick import quick_tanh
+from ..compiler.backend import verb
+from ..tile.fast_math import fast_tanh
 from .calls import (
     BOOL,
     CONVERSIONS,
@@ -40,7 +40,7 @@ from .calls import (
 Typed = tuple[ast.expr, Kind]
 
 
-QUICK = {FUNCTIONS[math.tanh].implementation: quick_tanh}  # what runs instead of what
+QUICK = {FUNCTIONS[math.tanh].implementation: fast_tanh}  # what runs instead of what
 
 
 class Unknown(Exception):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.flash_attention.arguments import Variant, variant
-from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import EVERYTHING, lists_shape, paired
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from dualops.cuda import backend
+from dualops.cuda.compiler import backend
 
 if backend.SIMULATED:
     raise pytest.UsageError("tests/cuda/compile compiles kernels: run it without NUMBA_ENABLE_CUDASIM")

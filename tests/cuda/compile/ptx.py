@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from dualops.cuda import compile as compiler, device
-from dualops.cuda.backend import Kernel
-from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.offline import every_step
-from dualops.cuda.step import Step
+from dualops.cuda.compiler import compile as compiler
+from dualops.cuda.compiler.backend import Kernel
+from dualops.cuda.compiler.offline import every_step
+from dualops.cuda.launch import device
+from dualops.cuda.launch.operation import OPERATIONS
+from dualops.cuda.launch.step import Step
 from dualops.spec import OPERATORS, Tag
 
 

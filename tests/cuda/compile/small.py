@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from dualops.cuda.backend import Kernel, builds, cuda, f32, i32, kernel, pointer
+from dualops.cuda.compiler.backend import Kernel, builds, cuda, f32, i32, kernel, pointer
 
 ARCH = "sm_90a"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda.flash_attention.sm90.bias_walk import Broadcast
+from dualops.cuda.flash_attention.sm90.bias_tile_scheduler import Broadcast
 from dualops.cuda.flash_attention.sm90.config import MOST_BYTES, padded
 from dualops.cuda.flash_attention.sm90.dbias import build_dbias
 from dualops.cuda.flash_attention.sm90.dbias_config import dbias_configs

@@ -9,12 +9,12 @@ import pytest
 from dualops.cuda.flash_attention.sm90 import float32_backward
 from dualops.cuda.flash_attention.sm90.config import padded
 from dualops.cuda.flash_attention.sm90.dkv import build_dkv
-from dualops.cuda.flash_attention.sm90.dkv_thirds import build_dkv_thirds
+from dualops.cuda.flash_attention.sm90.dkv_split_f32 import build_dkv_split_f32
 from dualops.cuda.flash_attention.sm90.dq import build_dq
-from dualops.cuda.flash_attention.sm90.dq_thirds import build_dq_thirds
+from dualops.cuda.flash_attention.sm90.dq_split_f32 import build_dq_split_f32
 from dualops.cuda.flash_attention.sm90.float32 import thirds_configs
 from dualops.cuda.flash_attention.sm90.forward import build_forward
-from dualops.cuda.flash_attention.sm90.in_thirds import build_thirds
+from dualops.cuda.flash_attention.sm90.to_bf16x3 import build_thirds
 from dualops.spec.attention.cases import EVERYTHING, documents
 from tests.cuda.compile.attention import names, variant_of
 from tests.cuda.compile.ptx import sound
@@ -81,8 +81,8 @@ def test_the_gradient_of_wide_heads(tiles, D, Dv, options):
     found = variant_of(D, Dv, *given, dtype="float32", varlen="varlen" in options, blocks_of=blocks_of)
     (dq, dkv), _ = float32_backward.thirds_configs(D, Dv, names(found))
     assert (dq.block_kv, dkv.block_q) == (tiles, tiles)
-    sound(build_dq_thirds(dq, found), ARCH, dq.shared_bytes(D, Dv))
-    sound(build_dkv_thirds(dkv, found), ARCH, dkv.shared_bytes(D, Dv))
+    sound(build_dq_split_f32(dq, found), ARCH, dq.shared_bytes(D, Dv))
+    sound(build_dkv_split_f32(dkv, found), ARCH, dkv.shared_bytes(D, Dv))
 
 
 @pytest.mark.parametrize("aligned", [True, False])

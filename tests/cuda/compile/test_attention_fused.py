@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.flash_attention.arguments import variant
 from dualops.cuda.flash_attention.sm90.config import padded
-from dualops.cuda.flash_attention.sm90.dq_finish import build_dq_finish
+from dualops.cuda.flash_attention.sm90.dq_convert import build_dq_convert
 from dualops.cuda.flash_attention.sm90.fused import build_fused
 from dualops.cuda.flash_attention.sm90.fused_config import FusedConfig, fused_configs
-from dualops.cuda.offline import absent_problem
 from dualops.cuda.tile.warpgroup import ROWS
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import tanh_softcap
@@ -47,7 +47,7 @@ def test_each_variant(D, Dv, options, stored):
     room = config.shared_bytes(padded(D), padded(Dv))
     report = sound(build_fused(config, found, stored, stored), ARCH, room)
     assert report.static_shared <= config.slack and room + config.slack <= MOST_BYTES
-    sound(build_dq_finish(config, found, stored), ARCH, 2 * ROWS * padded(D))
+    sound(build_dq_convert(config, found, stored), ARCH, 2 * ROWS * padded(D))
 
 
 def test_sequences_one_after_another():

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import device
 from dualops.cuda.flash_attention.sm80.config import configs
 from dualops.cuda.flash_attention.sm80.forward import build_forward
 from dualops.cuda.flash_attention.sm80.reading import Vectors
+from dualops.cuda.launch import device
 from dualops.spec.attention.cases import EVERYTHING
 from dualops.spec.meta import itemsize
 from tests.cuda.compile.attention import names, variant_of

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dualops.cuda.flash_attention.sm90.config import padded
-from dualops.cuda.flash_attention.sm90.dkv_apart import build_dkv_apart
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, dkv_configs
+from dualops.cuda.flash_attention.sm90.dkv_split import build_dkv_split
 from dualops.cuda.flash_attention.sm90.dq import build_dq
 from dualops.cuda.flash_attention.sm90.dq_config import dq_configs
 from dualops.spec.attention.cases import EVERYTHING, documents, woven
@@ -38,7 +38,7 @@ def test_each_config_of_dk_and_dv(queries, D, Dv, options, stored):
     ((config, _),) = dkv_configs(padded(D), padded(Dv), names(found))
     assert isinstance(config, DkvApartConfig) and config.block_q == queries
     for packed in {False, found.varlen}:
-        kernel = build_dkv_apart(config, found, stored, stored, packed)
+        kernel = build_dkv_split(config, found, stored, stored, packed)
         sound(kernel, ARCH, config.shared_bytes(padded(D), padded(Dv)))
 
 
@@ -50,14 +50,14 @@ def test_block_masks(queries, D, Dv, options, mask_mod):
     found = variant_of(D, Dv, *options, blocks_of=mask_mod)
     ((config, _),) = dkv_configs(D, Dv, names(found))
     assert config.block_q == queries
-    sound(build_dkv_apart(config, found, "boxes", "boxes"), ARCH, config.shared_bytes(D, Dv))
+    sound(build_dkv_split(config, found, "boxes", "boxes"), ARCH, config.shared_bytes(D, Dv))
 
 
 def test_options_that_registers_do_not_do_for():
     assert not list(dkv_configs(256, 256, names(variant_of(256, 256, *EVERYTHING))))
     found = variant_of(256, 256, "softcap")
     with pytest.raises(ValueError, match="options with slopes, expected an exact one"):
-        build_dkv_apart(DkvApartConfig(48, 3), found, "boxes", "boxes")
+        build_dkv_split(DkvApartConfig(48, 3), found, "boxes", "boxes")
 
 
 @pytest.mark.parametrize(

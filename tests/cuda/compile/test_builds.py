@@ -8,17 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 import dualops.cuda  # noqa: F401  registers the operators
-from dualops.cuda import device
-from dualops.cuda.compile import compile_kernel
-from dualops.cuda.offline import steps_to_check
-from dualops.cuda.step import Step
+from dualops.cuda.compiler.compile import compile_kernel
+from dualops.cuda.compiler.offline import steps_to_check
+from dualops.cuda.launch import device
+from dualops.cuda.launch.step import Step
 from dualops.spec import OPERATORS
 from tests.cuda.compile.ptx import compile_list, lto_ir, ptx_of
 
 ARCH = "sm_90a"
 MOST_BUILDS = 75  # of an operator; attention has 32 functions that build kernels, on four rungs
 # angles and sums of log_decay are computed in float64, whatever the result's dtype is
-IN_DOUBLE = ("dualops.cuda.rope.tables.build", "dualops.cuda.retention.marks.build_marks")
+IN_DOUBLE = ("dualops.cuda.rope.tables.build", "dualops.cuda.retention.decay_prefix_sums.build_prefix_sums")
 # aligned in what they read; they write one by one
 READ_WIDE = (
     "dualops.cuda.retention.simt_rows.build_rows",
@@ -34,10 +34,16 @@ LEFT_TO_CHECK = {
         *("flash_attention.sm80.forward.build_forward", "flash_attention.sm90.forward.build_forward"),
         *("flash_attention.sm80.dkv.build_dkv", "flash_attention.sm80.dq.build_dq"),
         *("flash_attention.sm90.dkv.build_dkv", "flash_attention.sm90.dq.build_dq"),
-        *("flash_attention.sm90.dkv_apart.build_dkv_apart", "flash_attention.sm90.fused.build_fused"),
-        *("flash_attention.sm90.dkv_thirds.build_dkv_thirds", "flash_attention.sm90.dq_thirds.build_dq_thirds"),
+        *("flash_attention.sm90.dkv_split.build_dkv_split", "flash_attention.sm90.fused.build_fused"),
+        *(
+            "flash_attention.sm90.dkv_split_f32.build_dkv_split_f32",
+            "flash_attention.sm90.dq_split_f32.build_dq_split_f32",
+        ),
         *("retention.sm90.chunks.build_chunks", "retention.sm90.wide.build_wide", "retention.sm80.rows.build_rows"),
-        *("retention.sm90.met_chunks.build_met_chunks", "retention.sm90.met_pairs.build_met_pairs"),
+        *(
+            "retention.sm90.decay_grad_chunks.build_decay_grad_chunks",
+            "retention.sm90.decay_grad_pairs.build_decay_grad_pairs",
+        ),
     )
 }
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dualops import __version__
-from dualops.cuda import binaries, bundled, device, offline
+from dualops.cuda.compiler import binaries, bundled, offline
+from dualops.cuda.launch import device
 from release import kernels
 from tests.cuda.compile.small import ARCH, build
 from tests.processes import python_path
@@ -35,13 +36,15 @@ def site(tmp_path_factory) -> Path:
 
 CALLED = """
 import json, sys
-from dualops.cuda import binaries, device, offline
+from dualops.cuda.compiler import binaries, offline
+from dualops.cuda.launch import device
 wanted = offline.to_warm([{problem!r}], device.every({arch!r}))
 found = [binaries.binary(*each).report.name for each in wanted]
 binaries.ahead(wanted)
 maps = open("/proc/self/maps").read()
 compilers = [name for name in ("libnvvm", "libnvJitLink", "libnvrtc") if name in maps]
-print(json.dumps([found, compilers, [name for name in sys.modules if name.startswith("dualops.cuda.frontend")]]))
+ours = [name for name in sys.modules if name.startswith("dualops.cuda.compiler.frontend")]
+print(json.dumps([found, compilers, ours]))
 """
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dualops.cuda import binaries, cache, compile as compiler, sources
-from dualops.cuda.backend import builds, cuda, f32, kernel, pointer
-from dualops.cuda.binaries import Wanted, binary, build_all
-from dualops.cuda.compile import Binary
+import dualops
+from dualops.cuda.compiler import binaries, cache, compile as compiler, sources
+from dualops.cuda.compiler.backend import builds, cuda, f32, kernel, pointer
+from dualops.cuda.compiler.binaries import Wanted, binary, build_all
+from dualops.cuda.compiler.compile import Binary
 from tests.cuda.compile.installed import as_bytecode, zipped
 from tests.cuda.compile.small import run
 from tests.processes import AS_A_USER
@@ -169,8 +170,8 @@ def test_a_folder_that_others_may_write_to(folder, compilations):
 CLOSED = (
     """
 import os
-from dualops.cuda import binaries
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler import binaries
+from dualops.cuda.compiler.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build
 compile_kernel(build(1), ARCH)
 """
@@ -261,8 +262,8 @@ def test_the_key_names_everything_that_a_cubin_depends_on(monkeypatch):
 
 
 ZIPPED = """
-from dualops.cuda import binaries, sources
-from dualops.cuda.words import build_writer
+from dualops.cuda.compiler import binaries, sources
+from dualops.cuda.launch.device_words import build_writer
 assert ".zip" in binaries.__file__
 print(sources.everything())
 print(len(binaries.binary(build_writer(3), "sm_90a").cubin))
@@ -271,10 +272,10 @@ print(len(binaries.binary(build_writer(3), "sm_90a").cubin))
 
 def test_kernels_of_a_zip_file_of_bytecode(tmp_path, folder):
     """The whole of dualops: two processes agree on the digest, whatever their hashes; another version has another."""
-    package, told = Path(binaries.__file__).parent.parent, []
+    package, told = Path(dualops.__file__).parent, []
     shutil.copytree(package, tmp_path / "tree" / "dualops", ignore=shutil.ignore_patterns("__pycache__"))
     zipped(as_bytecode)(tmp_path / "tree", tmp_path / "first.zip")
-    with (tmp_path / "tree" / "dualops" / "cuda" / "words.py").open("a") as file:
+    with (tmp_path / "tree" / "dualops" / "cuda" / "launch" / "device_words.py").open("a") as file:
         file.write("another = 1\n")
     shutil.rmtree(tmp_path / "loose")
     zipped(as_bytecode)(tmp_path / "tree", tmp_path / "second.zip")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from numba.cuda.core.untyped_passes import IRProcessing  # pyright: ignore[reportMissingImports]
 
-from dualops.cuda.backend import Kernel, Namespace, NumbaError, cuda, f32, i32, kernel, pointer, types, verb
-from dualops.cuda.compile import link, lto_ir
-from dualops.cuda.device import compute_capability
-from dualops.cuda.frontend import answers, known
-from dualops.cuda.frontend.members import settle_members
-from dualops.cuda.frontend.passes import StripPhis
-from dualops.cuda.step import Step
+from dualops.cuda.compiler.backend import Kernel, Namespace, NumbaError, cuda, f32, i32, kernel, pointer, types, verb
+from dualops.cuda.compiler.compile import link, lto_ir
+from dualops.cuda.compiler.frontend import answers, known
+from dualops.cuda.compiler.frontend.members import settle_members
+from dualops.cuda.compiler.frontend.passes import StripPhis
+from dualops.cuda.launch.device import compute_capability
+from dualops.cuda.launch.step import Step
 from dualops.spec import OPERATORS
 from tests.cuda.compile.ptx import compile_list
 from tests.cuda.compile.small import build, build_wrong

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
-from dualops.cuda.backend import Kernel, cuda, f32, f64, i32, i64, kernel, pointer, u8
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler.backend import Kernel, cuda, f32, f64, i32, i64, kernel, pointer, u8
+from dualops.cuda.compiler.compile import compile_kernel
 from dualops.cuda.user_functions import typed
 from dualops.spec.attention.function import UserFunction
 from tests.cuda.compile.ptx import ptx_of

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import binaries, helpers
-from dualops.cuda.binaries import Wanted, ahead, binary, build_all
-from dualops.cuda.helpers import HelperError, Helpers, most_helpers, packed
-from dualops.cuda.words import build_writer
+from dualops.cuda.compiler import binaries, helpers
+from dualops.cuda.compiler.binaries import Wanted, ahead, binary, build_all
+from dualops.cuda.compiler.helpers import HelperError, Helpers, most_helpers, packed
+from dualops.cuda.launch.device_words import build_writer
 from dualops.spec import OPERATORS
 from dualops.spec.attention import UserFunction
 from tests.cuda.compile.ptx import compile_list
@@ -180,9 +180,9 @@ def test_no_process_for_a_helper(monkeypatch, error):
 LIMITED = (
     """
 import os, resource
-from dualops.cuda import binaries
-from dualops.cuda.compile import compile_kernel
-from dualops.cuda.words import build_writer
+from dualops.cuda.compiler import binaries
+from dualops.cuda.compiler.compile import compile_kernel
+from dualops.cuda.launch.device_words import build_writer
 compile_kernel(build_writer(2), "sm_90a")
 """
     + AS_A_USER
@@ -204,7 +204,7 @@ def test_a_limit_of_processes(folder):
 ISOLATED = """
 import sys
 sys.path[:] = {path!r}
-from dualops.cuda.helpers import Helpers, _flags
+from dualops.cuda.compiler.helpers import Helpers, _flags
 with Helpers(1) as made:
     print(made.submit(_flags).result(60))
 """
@@ -254,7 +254,7 @@ def test_how_many_is_no_number(monkeypatch):
 
 ENDS = """
 import os, time
-from dualops.cuda.helpers import Helpers
+from dualops.cuda.compiler.helpers import Helpers
 made = Helpers(1)
 print(made.submit(os.getpid).result(60), flush=True)
 made.submit(time.sleep, 60)
@@ -273,7 +273,7 @@ def test_helpers_end_with_their_process(how):
 
 FORKS = """
 import os
-from dualops.cuda.helpers import Helpers
+from dualops.cuda.compiler.helpers import Helpers
 made = Helpers(1)
 mine = made.submit(os.getpid).result(60)
 child = os.fork()

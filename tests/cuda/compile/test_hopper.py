@@ -7,7 +7,21 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dualops.cuda.backend import Kernel, cuda, f32, i32, i64, kernel, pointer, tensor_map, types, u8, u16, u32, u64
+from dualops.cuda.compiler.backend import (
+    Kernel,
+    cuda,
+    f32,
+    i32,
+    i64,
+    kernel,
+    pointer,
+    tensor_map,
+    types,
+    u8,
+    u16,
+    u32,
+    u64,
+)
 from dualops.cuda.ptx.async_copy import (
     cp_async_bulk_commit_group,
     cp_async_bulk_store,

@@ -9,9 +9,9 @@ import pytest
 from numba.cuda.core.errors import NumbaWarning  # pyright: ignore[reportMissingImports]
 from numba.cuda.core.typed_passes import type_inference_stage  # pyright: ignore[reportMissingImports]
 
-from dualops.cuda.backend import NumbaError, cuda, f32, i32, kernel, pointer, verb
-from dualops.cuda.compile import lto_ir
-from dualops.cuda.frontend import answers, inference
+from dualops.cuda.compiler.backend import NumbaError, cuda, f32, i32, kernel, pointer, verb
+from dualops.cuda.compiler.compile import lto_ir
+from dualops.cuda.compiler.frontend import answers, inference
 from tests.cuda.compile.ptx import compile_list
 from tests.cuda.compile.test_frontend import ARCH, assigned_again, with_a_closure
 

@@ -9,10 +9,10 @@ from weakref import ref
 
 import pytest
 
-from dualops.cuda.backend import Kernel, NumbaError, cuda, f32, i32, kernel, pointer, verb
-from dualops.cuda.compile import link, lto_ir
-from dualops.cuda.frontend import cycles, verbs
-from dualops.cuda.frontend.inlining import Inliner
+from dualops.cuda.compiler.backend import Kernel, NumbaError, cuda, f32, i32, kernel, pointer, verb
+from dualops.cuda.compiler.compile import link, lto_ir
+from dualops.cuda.compiler.frontend import cycles, verbs
+from dualops.cuda.compiler.frontend.inlining import Inliner
 from tests.cuda.compile.small import build, build_wrong
 from tests.cuda.compile.test_frontend import ARCH, machine_code, settled, usual  # noqa: F401  settled: for all of them
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler.compile import compile_kernel
+from dualops.cuda.launch.step import Step
 from dualops.cuda.softmax.ladder import STEPS
-from dualops.cuda.step import Step
 from tests.cuda.compile.ptx import ptx_of
 
 ARCH = "sm_90a"

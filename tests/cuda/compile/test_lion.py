@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
-from dualops.cuda import words
-from dualops.cuda.backend import Kernel
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler.backend import Kernel
+from dualops.cuda.compiler.compile import compile_kernel
+from dualops.cuda.launch import device_words
 from dualops.cuda.lion import dense, strided
 from dualops.cuda.lion.dense import DenseConfig
 from dualops.cuda.lion.formula import Dtypes
@@ -48,9 +48,9 @@ def test_groups_are_16_bytes_of_the_widest() -> None:
 
 
 def test_a_word_of_a_table_is_one_store() -> None:
-    writer = words.build_writer(words.WORDS)
+    writer = device_words.build_writer(device_words.WORDS)
     text = text_of(writer, "sm_90a")
-    assert text.count("st.global.u64") == words.WORDS and not re.search(r"\b(bra|setp)\b", text)
+    assert text.count("st.global.u64") == device_words.WORDS and not re.search(r"\b(bra|setp)\b", text)
     report = compile_kernel(writer, "sm_90a").report
     assert report.allowed and not report.stack_bytes and not report.spill_bytes, report
 

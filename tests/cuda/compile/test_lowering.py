@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda.backend import cuda, f32, i32, i64, kernel, pointer, types
-from dualops.cuda.compile import link, lto_ir
-from dualops.cuda.frontend import lowering
+from dualops.cuda.compiler.backend import cuda, f32, i32, i64, kernel, pointer, types
+from dualops.cuda.compiler.compile import link, lto_ir
+from dualops.cuda.compiler.frontend import lowering
 from tests.cuda.compile.test_frontend import ARCH, assigned_again, machine_code, usual
 
 SIZE = 6

@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 
-from dualops.cuda.compile import compile_kernel
-from dualops.cuda.device import known
+from dualops.cuda.compiler.compile import compile_kernel
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch.device import known
+from dualops.cuda.launch.step import Step
 from dualops.cuda.matmul.ladder import STEPS, choices
-from dualops.cuda.offline import absent_problem
-from dualops.cuda.step import Step
 from dualops.spec import OPERATORS, Case
 from tests.cuda.compile.ptx import lto_ir, ptx_of
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import device
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler.compile import compile_kernel
+from dualops.cuda.launch import device
 from dualops.cuda.matmul.loading import Reading
 from dualops.cuda.matmul.product import Variant
 from dualops.cuda.matmul.sm80 import PARTS_TILES, TF32_TILES, TILES, Build, build_product, fits

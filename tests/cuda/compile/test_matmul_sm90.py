@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler.compile import compile_kernel
 from dualops.cuda.matmul.loading import Reading
 from dualops.cuda.matmul.product import Variant
 from dualops.cuda.matmul.sm90.arguments import Sm90Variant

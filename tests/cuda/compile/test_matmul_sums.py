@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler.compile import compile_kernel
 from dualops.cuda.matmul import gradient
 from dualops.cuda.matmul.gradient import SumsVariant, build_column_sums
 from dualops.spec.meta import compute_dtype

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import dualops.cuda  # noqa: F401  registers the operations
-from dualops.cuda.binaries import binary
-from dualops.cuda.device import known
-from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.compiler.binaries import binary
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch.device import known
+from dualops.cuda.launch.operation import OPERATIONS
 from dualops.cuda.norm.gradient_configs import FAST, FAST_WITH_BOTH
 from dualops.cuda.norm.staging import RingConfig
-from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize
 

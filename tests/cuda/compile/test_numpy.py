@@ -8,9 +8,9 @@ PROGRAM = """
 import numpy
 vars(numpy).pop("row_stack", None)  # older ones have it
 assert not hasattr(numpy, "row_stack")
-from dualops.cuda.backend import cuda
+from dualops.cuda.compiler.backend import cuda
 assert not hasattr(numpy, "row_stack")
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build
 print(cuda.__name__, len(compile_kernel(build(3), ARCH).cubin) > 0)
 """

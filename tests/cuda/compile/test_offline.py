@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 
 import dualops.cuda  # noqa: F401  registers the operators
-from dualops.cuda import compile as compiler, device as devices, offline
-from dualops.cuda.binaries import Wanted, binary
-from dualops.cuda.device import every, known
-from dualops.cuda.offline import absent_problem, build_gradient_ahead, gradient_of, to_warm, warm
+from dualops.cuda.compiler import compile as compiler, offline
+from dualops.cuda.compiler.binaries import Wanted, binary
+from dualops.cuda.compiler.offline import absent_problem, build_gradient_ahead, gradient_of, to_warm, warm
+from dualops.cuda.launch import device as devices
+from dualops.cuda.launch.device import every, known
 from dualops.spec import OPERATORS, Tag
 from dualops.spec.text import case_of
 

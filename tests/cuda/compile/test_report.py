@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dualops.cuda import compile as compiler
-from dualops.cuda.backend import builds, cuda, f32, i32, kernel, pointer
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler import compile as compiler
+from dualops.cuda.compiler.backend import builds, cuda, f32, i32, kernel, pointer
+from dualops.cuda.compiler.compile import compile_kernel
 
 ARCH = "sm_90a"
 

@@ -8,8 +8,8 @@ import pytest
 
 from dualops.cuda.retention.sm90.chunks import build_chunks
 from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, Walk, WideConfig
-from dualops.cuda.retention.sm90.met_chunks import build_met_chunks
-from dualops.cuda.retention.sm90.met_pairs import build_met_pairs
+from dualops.cuda.retention.sm90.decay_grad_chunks import build_decay_grad_chunks
+from dualops.cuda.retention.sm90.decay_grad_pairs import build_decay_grad_pairs
 from dualops.cuda.retention.sm90.step_config import StepsConfig
 from dualops.cuda.retention.sm90.wide import build_wide
 from tests.cuda.compile.ptx import sound
@@ -75,12 +75,14 @@ def test_each_wide_variant(D, walk):
 def test_each_walk_of_a_step_gradient(width, walk, begins):
     """Beside another launch where a sequence is one block's."""
     config = StepsConfig()
-    report = sound(build_met_chunks(config, width, replace(walk, begins=begins)), ARCH, config.met_tiles(width).nbytes)
+    report = sound(
+        build_decay_grad_chunks(config, width, replace(walk, begins=begins)), ARCH, config.met_tiles(width).nbytes
+    )
     assert report.static_shared <= SLACK and config.met_tiles(width).nbytes + SLACK <= MOST_BYTES
 
 
 @pytest.mark.parametrize(("D", "Dv"), [(64, 64), (64, 128), (128, 64), (128, 128)])
 def test_pairs_of_a_step_gradient(D, Dv):
     config = StepsConfig()
-    report = sound(build_met_pairs(config, D, Dv), ARCH, config.pair_tiles(D, Dv).nbytes)
+    report = sound(build_decay_grad_pairs(config, D, Dv), ARCH, config.pair_tiles(D, Dv).nbytes)
     assert report.static_shared <= SLACK and config.pair_tiles(D, Dv).nbytes + SLACK <= MOST_BYTES

@@ -14,7 +14,7 @@ import pytest
 from dualops.cli import since
 from dualops.cli.machine_code import digest
 from dualops.cli.since import Code, differences
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build
 from tests.processes import ROOT
 

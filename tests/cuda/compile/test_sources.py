@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dualops.cuda import offline, sources
-from dualops.cuda.backend import Kernel
+from dualops.cuda.compiler import offline, sources
+from dualops.cuda.compiler.backend import Kernel
 from tests.cuda.compile.installed import as_bytecode, as_sources, zipped
 from tests.processes import python_path
 
@@ -28,7 +28,7 @@ TRACED = """
 import json, sys
 from types import FunctionType, MethodType, ModuleType
 import dualops.cuda
-from dualops.cuda import offline
+from dualops.cuda.compiler import offline
 
 called = set()
 def record(frame, event, _):
@@ -86,9 +86,9 @@ def test_no_module_is_left_out():
 
 COMPILED = """
 import json, sys
-from dualops.cuda import frontend, sources
-from dualops.cuda.compile import compile_kernel
-from dualops.cuda.offline import steps_to_check
+from dualops.cuda.compiler import frontend, sources
+from dualops.cuda.compiler.compile import compile_kernel
+from dualops.cuda.compiler.offline import steps_to_check
 step = next(step for step in steps_to_check("sm_90a", ["rms_norm"]) if "sm80" not in step.kernel.identity)
 called = set()
 sys.setprofile(lambda frame, event, _: called.add(frame.f_globals.get("__name__", "")))
@@ -97,7 +97,7 @@ sys.setprofile(None)
 print(json.dumps([sorted(called), sorted(sources.made_of(step.kernel.modules))]))
 """
 # they know the architecture's name, which is in the key, and that nothing is simulated
-OF_ANY_KERNEL = {"dualops.cuda.device"}
+OF_ANY_KERNEL = {"dualops.cuda.launch.device"}
 
 
 def test_no_module_of_the_compiler_is_left_out():
@@ -107,7 +107,7 @@ def test_no_module_of_the_compiler_is_left_out():
     assert not done.returncode, done.stderr
     called, made_of = map(set, json.loads(done.stdout))
     assert {name for name in called if name.startswith("dualops.")} <= made_of | OF_ANY_KERNEL
-    assert "dualops.cuda.frontend.passes" in called
+    assert "dualops.cuda.compiler.frontend.passes" in called
 
 
 @pytest.fixture
@@ -145,12 +145,19 @@ def share(module: str) -> tuple[int, int]:
 
 
 def test_an_edit_compiles_no_other_kernel():
-    for module in ("launch", "planning", "offline", "tuned", "flash_attention", "matmul.sm90.launch"):
+    for module in (
+        "launch.operation",
+        "tuning.planning",
+        "compiler.offline",
+        "tuning.records",
+        "flash_attention",
+        "matmul.sm90.launch",
+    ):
         assert share(module)[0] == 0, module
     for module, most in (("norm.ring", 0.05), ("tile.softmax_rows", 0.2), ("flash_attention.sm90.forward", 0.05)):
         changed, count = share(module)
         assert 0 < changed <= most * count, module
-    for module in ("compile", "frontend", "backend", "ptx.emitter"):
+    for module in ("compiler.compile", "compiler.frontend", "compiler.backend", "ptx.emitter"):
         changed, count = share(module)
         assert changed == count, module
 
@@ -184,7 +191,7 @@ MADE_OF = {"build", "late", "other", "starred", "tile", "tile.rows", "tile.share
 
 READ = """
 import json, sys
-from dualops.cuda import sources
+from dualops.cuda.compiler import sources
 sources.ROOT = "tree"
 found = sorted(sources.closure(frozenset(["tree.build"])))
 print(json.dumps([found, sources._of(found)]))

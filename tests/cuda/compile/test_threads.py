@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import binaries, compile as compiler
-from dualops.cuda.backend import NumbaError
-from dualops.cuda.binaries import binary
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler import binaries, compile as compiler
+from dualops.cuda.compiler.backend import NumbaError
+from dualops.cuda.compiler.binaries import binary
+from dualops.cuda.compiler.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build, build_wrong, run
 
 THREADS = 4
@@ -66,8 +66,8 @@ def in_thread(call: Callable[..., Any], *args: Any) -> Any:
 
 MANY_BUILDS = """
 import gc, sys, threading
-from dualops.cuda import compile as compiler
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler import compile as compiler
+from dualops.cuda.compiler.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build
 
 real = compiler.lto_ir
@@ -213,8 +213,8 @@ def test_a_build_may_ask_for_another(folder, monkeypatch):
 
 FORK = """
 import os, threading
-from dualops.cuda.binaries import binary
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler.binaries import binary
+from dualops.cuda.compiler.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build
 
 begun = threading.Event()
@@ -246,7 +246,7 @@ def test_a_fork_while_a_thread_builds(folder):
 
 EXIT = """
 import sys, threading, time
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build
 
 begun = threading.Event()

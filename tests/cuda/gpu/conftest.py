@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dualops.cuda import backend
+from dualops.cuda.compiler import backend
 from dualops.machine import missing
 
 if backend.where() != "gpu":

@@ -15,7 +15,7 @@ from dataclasses import fields, is_dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from dualops.cuda.backend import Kernel
+from dualops.cuda.compiler.backend import Kernel
 from dualops.cuda.flash_attention.options import Having
 from dualops.spec.attention import OPTIONS
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dualops.cuda.backend import Kernel, cuda, verb
+from dualops.cuda.compiler.backend import Kernel, cuda, verb
 from dualops.spec import Tag
 from tests.checks import WAYS, Rejected, check
 from tests.cuda.operators import cases_on_rungs

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dualops.cuda.backend import cuda
+from dualops.cuda.compiler.backend import cuda
 from dualops.spec.meta import numpy_dtype
 from tests.checks import Library
 

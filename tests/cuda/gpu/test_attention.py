@@ -13,7 +13,7 @@ import torch
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.launch.operation import OPERATIONS
 from dualops.spec import OPERATORS, compare
 from dualops.testing.truth import widened
 from tests.checks import gradient_inputs

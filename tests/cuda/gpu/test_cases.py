@@ -7,8 +7,8 @@ from math import prod
 
 import pytest
 
-from dualops.cuda import device as devices
-from dualops.cuda.arrays import cdiv
+from dualops.cuda.launch import device as devices
+from dualops.cuda.launch.arrays import cdiv
 from dualops.spec import OPERATORS, Tag
 from tests.checks import check
 from tests.cuda.calls import odd_layout

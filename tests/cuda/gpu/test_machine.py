@@ -28,7 +28,7 @@ def test_nothing_is_missing():
 
 @pytest.mark.parametrize("visible", ["", "-1"])
 def test_a_hidden_gpu(visible):
-    found = told("import dualops.cuda; dualops.cuda.device.current()", CUDA_VISIBLE_DEVICES=visible)
+    found = told("import dualops.cuda; dualops.cuda.launch.device.current()", CUDA_VISIBLE_DEVICES=visible)
     assert f"dualops.cuda: kernels can't run on a GPU here. CUDA_VISIBLE_DEVICES is '{visible}' and leaves no" in found
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from dualops.cuda import device
+from dualops.cuda.launch import device
 from dualops.cuda.matmul.ladder import STEPS, run_step
 from dualops.spec import OPERATORS, Case
 from tests.checks import check

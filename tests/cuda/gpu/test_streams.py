@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import dualops.cuda
-from dualops.cuda.backend import cuda
-from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.compiler.backend import cuda
+from dualops.cuda.launch.operation import OPERATIONS
 from dualops.spec import Tag
 from tests.checks import gradient_inputs
 from tests.cuda.gpu.library import LATE, as_returned, same_bits, several, tensor

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dualops.cuda
 from dualops import torch_bridge
-from dualops.cuda.backend import cuda
+from dualops.cuda.compiler.backend import cuda
 from dualops.spec import OPERATORS, Tag
 from dualops.torch_bridge.optim import Lion
 from tests.checks import call, gradient_inputs

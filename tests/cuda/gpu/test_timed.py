@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import dualops.cuda
-from dualops.cuda import device as devices
-from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.roof import stream_roof
+from dualops.cuda.launch import device as devices
+from dualops.cuda.launch.operation import OPERATIONS
+from dualops.cuda.tuning.roof import stream_roof
 
 
 def test_memory_is_nearly_as_fast_as_its_clock_and_its_bus_allow():

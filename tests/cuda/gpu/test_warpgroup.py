@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from dualops.cuda import device
-from dualops.cuda.backend import Kernel, builds, cuda, f32, i32, kernel, pointer, tensor_map, u16, u32, u64
+from dualops.cuda.compiler.backend import Kernel, builds, cuda, f32, i32, kernel, pointer, tensor_map, u16, u32, u64
+from dualops.cuda.launch import device
+from dualops.cuda.launch.step import Step, prepare
+from dualops.cuda.launch.tensor_map import Boxes
 from dualops.cuda.ptx.async_copy import (
     cp_async_bulk_commit_group,
     cp_async_bulk_store,
@@ -27,8 +29,6 @@ from dualops.cuda.ptx.mbarrier import (
 from dualops.cuda.ptx.stmatrix import stmatrix
 from dualops.cuda.ptx.tma import cp_async_bulk_tensor, cp_reduce_async_bulk_tensor_add
 from dualops.cuda.ptx.warp import bar_sync, barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank
-from dualops.cuda.step import Step, prepare
-from dualops.cuda.tensor_map import Boxes
 from tests.cuda.warpgroup_product import KINDS, Kind, build, maps_of, problem, step_of
 
 pytestmark = pytest.mark.skipif(not device.current().has_wgmma, reason="products of warpgroups are Hopper's")

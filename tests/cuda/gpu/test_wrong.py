@@ -11,9 +11,9 @@ import pytest
 import torch
 from cuda.core import LaunchConfig, ObjectCode, Stream, launch as core_launch
 
-from dualops.cuda import device
-from dualops.cuda.backend import Kernel
-from dualops.cuda.compile import compile_kernel
+from dualops.cuda.compiler.backend import Kernel
+from dualops.cuda.compiler.compile import compile_kernel
+from dualops.cuda.launch import device
 from tests.cuda.gpu.library import TORCH
 from tests.wrong.broken import BROKEN, control
 from tests.wrong.kernels import build_backward, build_through_shared

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dualops.cuda import device as devices, sources
-from dualops.cuda.backend import Kernel
-from dualops.cuda.binaries import binary
-from dualops.cuda.device import Device
+from dualops.cuda.compiler import sources
+from dualops.cuda.compiler.backend import Kernel
+from dualops.cuda.compiler.binaries import binary
+from dualops.cuda.launch import device as devices
+from dualops.cuda.launch.device import Device
 from tests.cuda.calls import Call, call_of, calls_of_case, steps_of
 from tests.cuda.gpu.cover import choose
 from tests.cuda.kinds import batch

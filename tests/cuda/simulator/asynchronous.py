@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dualops.cuda import simulator
-from dualops.cuda.backend import cuda, f32, f64, u64
+from dualops.cuda.compiler.backend import cuda, f32, f64, u64
 from dualops.cuda.ptx.async_copy import cp_async_bulk, st_async_v2_f32, st_async_v2_f64
 from dualops.cuda.ptx.grid import griddepcontrol_launch_dependents, griddepcontrol_wait
 from dualops.cuda.ptx.mbarrier import (

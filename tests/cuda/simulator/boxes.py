@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dualops.cuda import simulator
-from dualops.cuda.backend import cuda, f32, u8, u64
+from dualops.cuda.compiler.backend import cuda, f32, u8, u64
 from dualops.cuda.ptx.async_copy import (
     cp_async_bulk_commit_group,
     cp_async_bulk_store,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import backend, simulator
+from dualops.cuda import simulator
+from dualops.cuda.compiler import backend
 from dualops.cuda.lion import forward, of_lists
 
 if not backend.SIMULATED:

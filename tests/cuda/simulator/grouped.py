@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dualops.cuda.backend import cuda, f32, u64
+from dualops.cuda.compiler.backend import cuda, f32, u64
 from dualops.cuda.ptx.cp_async import cp_async, cp_async_commit, cp_async_wait_group
 from dualops.cuda.ptx.mbarrier import cp_async_mbarrier_arrive, mbarrier_init, mbarrier_wait
 from dualops.cuda.simulator import Deadlock

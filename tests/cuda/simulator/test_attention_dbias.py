@@ -14,8 +14,8 @@ import dualops.cuda
 from dualops import reference, spec
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention import simt
-from dualops.cuda.flash_attention.sm90 import backward as sm90_backward, bias_walk, dbias_launch
-from dualops.cuda.flash_attention.sm90.bias_walk import Broadcast, pieces_of, visits_of_tile
+from dualops.cuda.flash_attention.sm90 import backward as sm90_backward, bias_tile_scheduler, dbias_launch
+from dualops.cuda.flash_attention.sm90.bias_tile_scheduler import Broadcast, pieces_of, visits_of_tile
 from dualops.cuda.flash_attention.sm90.dbias_config import DbiasConfig, dbias_configs
 from dualops.spec.attention.cases import bent
 from tests.cuda.configs import changed
@@ -35,14 +35,14 @@ def _alone(problem: Any, results: Any, configs: Any) -> list[Any]:
 
 
 @contextmanager
-def served(config: DbiasConfig, least_visits: int = bias_walk.LEAST_VISITS) -> Iterator[None]:
+def served(config: DbiasConfig, least_visits: int = bias_tile_scheduler.LEAST_VISITS) -> Iterator[None]:
     """Inside the with statement this Config is the only one, pieces have at least so many tiles of scores, and dq, dk
     and dv are not made.
     """
     instead = {"dbias_configs": lambda *_: iter([(config, "small")])}
     pieces = {"LEAST_VISITS": least_visits}
     steps = {"backward_steps": _alone}
-    with changed("flash_attention", (sm90_backward, steps), (dbias_launch, instead), (bias_walk, pieces)):
+    with changed("flash_attention", (sm90_backward, steps), (dbias_launch, instead), (bias_tile_scheduler, pieces)):
         yield
 
 

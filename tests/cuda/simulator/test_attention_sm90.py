@@ -10,8 +10,8 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.flash_attention.walk import section_of
-from dualops.cuda.offline import absent_problem
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.flash_attention.tile_scheduler import section_of
 from dualops.spec import OPERATORS, Case
 from tests.cuda.simulator.attention import BFLOAT16, checked, numbers
 

@@ -10,7 +10,7 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.flash_attention.sm90.splits import LEAST_TILES, MOST_SPLITS, most_splits, splits_of
+from dualops.cuda.flash_attention.sm90.split_kv import LEAST_TILES, MOST_SPLITS, most_splits, splits_of
 from tests.cuda.simulator.attention import checked, named, numbers, options_for
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")

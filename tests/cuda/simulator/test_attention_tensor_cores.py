@@ -10,7 +10,7 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.tile.quick import near_tanh, quick_tanh_curve, quick_tanh_slope
+from dualops.cuda.tile.fast_math import fast_tanh_curve, fast_tanh_slope, near_tanh
 from tests.cuda.simulator.attention import BFLOAT16, checked, named, numbers
 
 attend: Any = dualops.cuda.flash_attention
@@ -108,7 +108,7 @@ def test_softcaps_of_a_sequence_alone_and_before_another(more):
 @pytest.mark.parametrize("rate", [2.0**-30, 0.002, 0.7, 3e5, 2.0**25])
 def test_the_curve_of_a_softcap(rate):
     """Of all numbers, and of small ones by polynomials, as far as each is for; not where a rate has no fifth power."""
-    curve, rate, size, less = quick_tanh_curve(), np.float32(rate), np.float32(3), np.float32(0.5)
+    curve, rate, size, less = fast_tanh_curve(), np.float32(rate), np.float32(3), np.float32(0.5)
     numbers, (near, nearer, nearest) = curve.numbers(rate, size), curve.nearer
     for (verb, is_for), bound in (((curve.any, lambda *_: True), 4), (near, 0.999), (nearer, 0.299), (nearest, 0.114)):
         x = np.linspace(-bound, bound, 1001).astype(np.float32) / rate
@@ -134,9 +134,9 @@ def test_the_slope_of_a_softcap():
     """Also where 1 - tanh**2 would have lost all digits; 0 where it is smaller than any number."""
     x = np.concatenate([np.linspace(-40, 40, 4001), [-90, 90, -np.inf, np.inf]]).astype(np.float32)
     with np.errstate(over="ignore"):
-        found = np.array([quick_tanh_slope(each, np.float32(1)) for each in x], np.float64)
+        found = np.array([fast_tanh_slope(each, np.float32(1)) for each in x], np.float64)
     wide = x.astype(np.float64)
     right = 1 / np.cosh(np.clip(wide, -45, 45)) ** 2
     assert (np.abs(found[:4001] / right[:4001] - 1) < 1e-6 + 2.4e-7 * np.abs(wide[:4001])).all()
     assert (found[4001:] == 0).all()
-    assert np.isnan(quick_tanh_slope(np.float32(np.nan), np.float32(1)))
+    assert np.isnan(fast_tanh_slope(np.float32(np.nan), np.float32(1)))

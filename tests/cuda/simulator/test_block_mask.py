@@ -13,7 +13,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
-from dualops.cuda.flash_attention import blocks, sm90
+from dualops.cuda.flash_attention import block_masks, sm90
 from dualops.cuda.flash_attention.arguments import variant
 from dualops.cuda.flash_attention.sm90.config import Sm90Config
 from dualops.cuda.flash_attention.sm90.forward import build_forward
@@ -79,7 +79,7 @@ def test_without_pairs(sizes):
 def test_made_once_and_kept():
     """By what a function does, not by which it is; and as long as somebody has it."""
     q, sizes = np.zeros(1, np.float32), (None, None, 140, 150)
-    with mock.patch.object(blocks, "forward", wraps=blocks.forward) as launched:
+    with mock.patch.object(block_masks, "forward", wraps=block_masks.forward) as launched:
         for edge, count in ((40, 1), (40, 1), (50, 2)):
             kept = dualops.cuda.block_mask(lambda b, h, i, j: j > edge, *sizes, like=q)  # noqa: B023
             assert dualops.cuda.block_mask(kept.mask_mod, 1, 1, 140, 150, like=q) is kept

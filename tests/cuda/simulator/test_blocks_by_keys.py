@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import dualops.cuda
-from dualops.cuda import device as devices, simulator
-from dualops.cuda.flash_attention.blocks_by_keys import NAME, steps_by_keys, workspace_by_keys
+from dualops.cuda import simulator
+from dualops.cuda.flash_attention.block_mask_transpose import NAME, steps_by_keys, workspace_by_keys
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig
-from dualops.cuda.step import prepare
+from dualops.cuda.launch import device as devices
+from dualops.cuda.launch.step import prepare
 from dualops.spec.attention.blocks import FULL, TILE, listed
 from dualops.spec.attention.cases import woven
 from tests.cuda.simulator.attention import numbers

@@ -12,9 +12,9 @@ import pytest
 import dualops.cuda
 from dualops import reference, testing
 from dualops.cuda import simulator
-from dualops.cuda.device import current
-from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.offline import absent_problem
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch.device import current
+from dualops.cuda.launch.operation import OPERATIONS
 from dualops.cuda.simulator import Pointer
 from dualops.spec import OPERATORS, Case, Tag
 from dualops.spec.meta import FLOATS, itemsize, numpy_dtype

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import dualops.cuda
-from dualops.cuda.arrays import align_up
-from dualops.cuda.backend import Kernel
+from dualops.cuda.compiler.backend import Kernel
+from dualops.cuda.launch.arrays import align_up
+from dualops.cuda.launch.step import flat
 from dualops.cuda.softmax import cluster_rows, long_rows, ring_stages, rows
 from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
-from dualops.cuda.step import flat
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize
 from tests.checks import check

@@ -10,7 +10,7 @@ import pytest
 
 from dualops import cuda as ops, reference
 from dualops.cuda import simulator
-from dualops.cuda.backend import cuda, f32, f64, i32, i64
+from dualops.cuda.compiler.backend import cuda, f32, f64, i32, i64
 from dualops.cuda.flash_attention import backward, forward
 from dualops.cuda.simulator import Pointer
 from dualops.cuda.user_functions import typed

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dualops.cuda import simulator
-from dualops.cuda.backend import cuda
+from dualops.cuda.compiler.backend import cuda
 from dualops.cuda.ptx.arithmetic import (
     add_rn,
     add_rn_f64,

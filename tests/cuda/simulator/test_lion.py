@@ -12,7 +12,8 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda import launch, simulator
+from dualops.cuda import simulator
+from dualops.cuda.launch import operation
 from dualops.cuda.lion import dense, forward
 from dualops.cuda.lion.dense import DenseConfig
 from dualops.cuda.lion.formula import Dtypes
@@ -183,7 +184,9 @@ def test_lists_of_nothing(launched):
 def test_a_table_that_names_no_array_is_noticed():
     """What a kernel would do with an address of another launch."""
     step = (
-        launch.OPERATIONS["lion"][0].plan((numbers(8), numbers(8), numbers(8), 0.1, None), ((0.9, 0.99), 0.0)).steps[0]
+        operation.OPERATIONS["lion"][0]
+        .plan((numbers(8), numbers(8), numbers(8), 0.1, None), ((0.9, 0.99), 0.0))
+        .steps[0]
     )
     assert step.kernel.name == "lion_one"
     table = np.array([0, *range(4096, 4102), 8, 0], np.int64)

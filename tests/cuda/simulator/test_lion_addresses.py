@@ -11,7 +11,8 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda import simulator, words
+from dualops.cuda import simulator
+from dualops.cuda.launch import device_words
 from dualops.cuda.lion import lists as lists_module, of_lists, tables
 
 from .test_lion import Lists, all_same, numbers
@@ -136,7 +137,7 @@ def test_what_is_written_of_a_table():
     def written(changed: list[int], size: int) -> list[int]:
         return list(tables.pieces(np.array(changed, int), size))
 
-    W = words.WORDS
+    W = device_words.WORDS
     assert written([], W) == []
     assert written([*range(W)], W) == [0]
     assert written([W - 1], W) == [0] and written([2 * W], 3 * W) == [2 * W] and written([3 * W - 1], 3 * W) == [2 * W]
@@ -146,9 +147,11 @@ def test_what_is_written_of_a_table():
 
 def test_words_are_written_where_they_belong():
     table = np.zeros(7, np.int64)
-    words.build_writer(3)[1, 1](simulator.Pointer(table, "table"), 2, (2**40, -1, 5))
+    device_words.build_writer(3)[1, 1](simulator.Pointer(table, "table"), 2, (2**40, -1, 5))
     assert table.tolist() == [0, 0, 2**40, -1, 5, 0, 0]
-    assert 8 * len(words.build_writer(words.WORDS).argtypes[2]) + 16 <= 4096  # bytes of arguments that a launch takes
+    assert (
+        8 * len(device_words.build_writer(device_words.WORDS).argtypes[2]) + 16 <= 4096
+    )  # bytes of arguments that a launch takes
 
 
 def test_the_oldest_tables_are_forgotten(monkeypatch):

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.cuda import device as devices
+from dualops.cuda.launch import device as devices
+from dualops.cuda.launch.step import prepare
 from dualops.cuda.matmul import simt
 from dualops.cuda.matmul.product import Axis, Product, b_gradient_product, folded, forward_product
-from dualops.cuda.step import prepare
 from dualops.cuda.tile.shared import Shared
 from dualops.spec import OPERATORS, ArrayMeta, Case
 from dualops.spec.matmul import shapes_of

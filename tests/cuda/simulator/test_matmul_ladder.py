@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from dualops import cuda
-from dualops.cuda.device import known
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch.device import known
 from dualops.cuda.matmul.ladder import STEPS, forward, run_step
-from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS, Case
 from tests.checks import check
 from tests.wrong.mutants import judged

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.cuda import device as devices
-from dualops.cuda.backend import cuda, f32, u16, u32
-from dualops.cuda.device import known
+from dualops.cuda.compiler.backend import cuda, f32, u16, u32
+from dualops.cuda.launch import device as devices
+from dualops.cuda.launch.device import known
+from dualops.cuda.launch.step import prepare
 from dualops.cuda.matmul import sm80
 from dualops.cuda.matmul.loading import Reading
 from dualops.cuda.matmul.product import Variant, forward_product
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm80_copies import slice_copies
 from dualops.cuda.matmul.tiled import reading
-from dualops.cuda.step import prepare
 from dualops.cuda.tile.fragment import accumulator, left_16bit, left_tf32, right_16bit, right_tf32
 from dualops.cuda.tile.warp_mma import FactorSlice, fragments
 from dualops.cuda.tile.warp_rows import WarpRowsLayout, warp_rows

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.cuda import device as devices
+from dualops.cuda.launch import device as devices
+from dualops.cuda.launch.step import prepare
 from dualops.cuda.matmul import gradient
-from dualops.cuda.step import prepare
 from dualops.spec import OPERATORS, ArrayMeta, Case, Problem
 from dualops.spec.meta import contiguous_strides
 from tests.checks import check

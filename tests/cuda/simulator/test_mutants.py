@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
-from dualops.cuda import device
-from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.offline import every_step
+from dualops.cuda.compiler.offline import every_step
+from dualops.cuda.launch import device
+from dualops.cuda.launch.operation import OPERATIONS
 from dualops.spec import OPERATORS, Tag
 from tests.wrong.harmless import HARMLESS, NEVER
 from tests.wrong.mutants import judged

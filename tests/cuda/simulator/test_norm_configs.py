@@ -11,7 +11,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda import norm, simulator
-from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.launch.operation import OPERATIONS
 from dualops.cuda.norm import long_rows, ring_backward, rows
 from dualops.cuda.norm.long_rows import LongRowsConfig
 from dualops.cuda.norm.rows import RowsConfig

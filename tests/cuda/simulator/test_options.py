@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dualops.cuda import simulator
-from dualops.cuda.backend import cuda, f32, i32
+from dualops.cuda.compiler.backend import cuda, f32, i32
 from dualops.cuda.flash_attention.options import Having, OptionChain, chain_of
 from dualops.cuda.flash_attention.tiles import Scores, Where, score_tile
 from dualops.cuda.tile.products import LANES, THREADS, mma_abt

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.cuda import device as devices, plans
-from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.sizes import concrete
-from dualops.cuda.step import Step
+from dualops.cuda.launch import device as devices, plans
+from dualops.cuda.launch.operation import OPERATIONS
+from dualops.cuda.launch.sizes import concrete
+from dualops.cuda.launch.step import Step
 from tests.checks import Rejected
 from tests.cuda.calls import call_of, steps_of
 from tests.cuda.fuzz import trials

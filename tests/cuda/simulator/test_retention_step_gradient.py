@@ -120,7 +120,7 @@ def test_what_a_call_launches():
         plan = dualops.cuda.plan("retention", x, x, x, do=x, log_decay=logs, backward=True, kernel="sm90")
         names = [step.kernel.identity.partition("(")[0].rpartition(".")[2] for step in plan.steps]
         assert len(names) == count and "build_step_gradient" not in names and "build_met" not in names, names
-        assert names[-1] == "build_met_pairs" and names.count("build_met_chunks") == 2
+        assert names[-1] == "build_decay_grad_pairs" and names.count("build_decay_grad_chunks") == 2
 
 
 def test_a_step_that_forgets_nearly_all_costs_those_behind_it_no_digits():

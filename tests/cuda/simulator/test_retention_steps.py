@@ -11,8 +11,8 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.backend import f32
-from dualops.cuda.retention import marks
+from dualops.cuda.compiler.backend import f32
+from dualops.cuda.retention import decay_prefix_sums
 from dualops.cuda.retention.decays import exp_of_step
 from dualops.cuda.retention.passes import backward_passes
 from dualops.spec import ArrayMeta, retention as SPEC
@@ -37,8 +37,8 @@ def made_of(logs: np.ndarray, tiles: int = 8) -> np.ndarray:
     found = np.full((S + 1) * 2, np.nan, logs.dtype)
     call = backward_passes(SPEC.bind_backward({**metas, "do": metas["v"]}, {}), {}, {}, 64)[0].call
     arrays = Strided(found, (0, 0, 2)), Strided(logs, (0, 0, 1)), Strided(np.zeros(1, np.int32), (1,))
-    with mock.patch.object(marks, "CONFIG", marks.MarksConfig(tiles=tiles)):
-        (step,) = marks.marks_steps(problem, Strided("log_decay", (0, 0, 1)), Strided("", (0,)), call)
+    with mock.patch.object(decay_prefix_sums, "CONFIG", decay_prefix_sums.PrefixSumsConfig(tiles=tiles)):
+        (step,) = decay_prefix_sums.prefix_sums_steps(problem, Strided("log_decay", (0, 0, 1)), Strided("", (0,)), call)
     step.kernel[step.grid, step.kernel.threads, 0, step.shared_bytes](*arrays, call, step.args[-1])
     return found.reshape(S + 1, 2)
 

@@ -11,10 +11,10 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda import device as devices
+from dualops.cuda.launch import device as devices
+from dualops.cuda.launch.step import Step, prepare
 from dualops.cuda.rope import simt
 from dualops.cuda.rope.simt import SimtConfig
-from dualops.cuda.step import Step, prepare
 from dualops.cuda.tile.numbers import cospi_f64, pow_f64, sinpi_f64
 from dualops.spec import OPERATORS, ArrayMeta, Problem, compare
 from dualops.spec.meta import numpy_dtype

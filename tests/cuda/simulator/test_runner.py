@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dualops.cuda import simulator
-from dualops.cuda.backend import builds, cuda, f32, f64, i32, kernel, pointer, u64
+from dualops.cuda.compiler.backend import builds, cuda, f32, f64, i32, kernel, pointer, u64
+from dualops.cuda.launch.step import flat
 from dualops.cuda.ptx.async_copy import cp_async_bulk
 from dualops.cuda.ptx.mbarrier import (
     fence_mbarrier_init,
@@ -18,7 +19,6 @@ from dualops.cuda.ptx.mbarrier import (
 from dualops.cuda.ptx.memory import ld_global_v4_b32
 from dualops.cuda.ptx.warp import bar_sync, barrier_cluster_arrive, barrier_cluster_wait, shfl_bfly_f32
 from dualops.cuda.simulator import Deadlock, Pointer
-from dualops.cuda.step import flat
 
 FULL = 0xFFFFFFFF
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import device as devices
-from dualops.cuda.launch import OPERATIONS, Operation
-from dualops.cuda.offline import absent_problem
-from dualops.cuda.plans import Call
-from dualops.cuda.sizes import Size, Trace, concrete
-from dualops.cuda.step import leaves
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch import device as devices
+from dualops.cuda.launch.operation import OPERATIONS, Operation
+from dualops.cuda.launch.plans import Call
+from dualops.cuda.launch.sizes import Size, Trace, concrete
+from dualops.cuda.launch.step import leaves
 from dualops.spec import ArrayMeta, Tag
 from dualops.spec.meta import contiguous_strides
 from tests.cuda.operators import every_direction

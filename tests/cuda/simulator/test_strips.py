@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dualops.cuda.backend import cuda, f32, u16
+from dualops.cuda.compiler.backend import cuda, f32, u16
 from dualops.cuda.tile.async_copies import cp_async_commit, cp_async_wait_group
 from dualops.cuda.tile.fragment import accumulator
 from dualops.cuda.tile.shared import Lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualops.cuda.backend import u32
+from dualops.cuda.compiler.backend import u32
 from dualops.cuda.tile.swizzle import MODES, SPANS, Operand, descriptor, place, swizzled
 
 # figures of K-major swizzles: which 16-byte chunk of an atom's row lies in which place, rows of the atom one a line

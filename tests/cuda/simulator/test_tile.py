@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dualops.cuda import simulator
-from dualops.cuda.backend import Namespace, cuda, f32, f64
-from dualops.cuda.step import flat
+from dualops.cuda.compiler.backend import Namespace, cuda, f32, f64
+from dualops.cuda.launch.step import flat
 from dualops.cuda.tile.products import mma_ab, mma_abt, mma_atb
 from dualops.cuda.tile.shared import PAD, Lines, Part, Shared
 from dualops.cuda.tile.vector_load import by_vectors

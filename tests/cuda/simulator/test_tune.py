@@ -14,10 +14,11 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda import cache, tuned, tuning
-from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.plans import Choice
-from dualops.cuda.tuned import Record, Way, bucket, clear, fastest_of, keep, measured, recorded, way_of
+from dualops.cuda.compiler import cache
+from dualops.cuda.launch.operation import OPERATIONS
+from dualops.cuda.launch.plans import Choice
+from dualops.cuda.tuning import records, tune as tuning
+from dualops.cuda.tuning.records import Record, Way, bucket, clear, fastest_of, keep, measured, recorded, way_of
 from tests.processes import AS_A_USER
 
 X = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
@@ -167,8 +168,9 @@ def test_who_forgets_meanwhile_takes_none_of_the_times(timed):
 
 FORKS = """
 import fcntl, os, signal, time
-from dualops.cuda import cache, tuned
-with tuned._alone():
+from dualops.cuda.compiler import cache
+from dualops.cuda.tuning import records
+with records._alone():
     child = os.fork()
     if child == 0:
         time.sleep(100)
@@ -280,10 +282,10 @@ def test_nothing_of_the_callers_is_written():
     np.testing.assert_allclose(out, reference.softmax(x), rtol=1e-6)
 
 
-def softmax_of_x() -> tuned.Timed:
+def softmax_of_x() -> records.Timed:
     operation = OPERATIONS["softmax"][0]
     settled = next(operation.ways((X,), (-1,))).settled
-    return tuned.Timed(operation.op, settled.problem, settled.results, settled.device, operation.lengths)
+    return records.Timed(operation.op, settled.problem, settled.results, settled.device, operation.lengths)
 
 
 def test_two_who_measure_the_same_add_up():
@@ -364,7 +366,7 @@ def test_a_crafted_record_is_none(timed, folder, text):
     timed(sm90_is_best)
     dualops.cuda.tune("softmax", X)
     cache.write(record_file(folder), text.encode())
-    assert not tuned._read(record_file(folder))
+    assert not records._read(record_file(folder))
     forget()
     assert rung_of(X) == "simt" and "measured" not in repr(dualops.cuda.plan("softmax", X))
     assert dualops.cuda.tune("softmax", X).best.rung == rung_of(X) == "sm90"
@@ -374,7 +376,7 @@ def test_crafted_records_differ_from_whole_ones_in_what_they_say(folder):
     """`with_way` itself makes a record."""
     path = folder / "tuned" / "softmax" / "key.record"
     cache.write(path, with_way().encode())
-    assert tuned._read(path) == [Record("x", "", "x", {Way("sm90", "a"): 1e-3})]
+    assert records._read(path) == [Record("x", "", "x", {Way("sm90", "a"): 1e-3})]
 
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:-1], lambda whole: whole.replace(b"0.002", b"0.001")])
@@ -394,19 +396,19 @@ CLOSED = (
     """
 import os, sys
 import numpy as np, dualops.cuda
-from dualops.cuda import tuned
+from dualops.cuda.tuning import records
 x = np.ones((3, 40), np.float32)
 dualops.cuda.softmax(x)
-tuned.built_of()
+records.built_of()
 """
     + AS_A_USER
     + """
 os.environ["DUALOPS_CACHE_DIR"] = sys.argv[1]
 assert np.allclose(dualops.cuda.softmax(x[:, :20]), 1 / 20)
-for call in (lambda: dualops.cuda.tune("softmax", x), tuned.clear):
+for call in (lambda: dualops.cuda.tune("softmax", x), records.clear):
     try:
         call()
-        assert call is tuned.clear  # there is nothing to forget, as far as anybody sees
+        assert call is records.clear  # there is nothing to forget, as far as anybody sees
     except PermissionError:
         pass
 """
@@ -447,7 +449,7 @@ def test_the_lock_is_no_way_to_empty_another_file(timed, folder):
 def test_other_sources_begin_anew(timed, monkeypatch):
     timed(sm90_is_best)
     dualops.cuda.tune("softmax", X)
-    monkeypatch.setattr(tuned, "built_of", lambda: "other sources")
+    monkeypatch.setattr(records, "built_of", lambda: "other sources")
     forget()
     assert rung_of(X) == "simt"
 

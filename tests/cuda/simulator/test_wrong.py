@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dualops.cuda import simulator
-from dualops.cuda.backend import Kernel
-from dualops.cuda.step import flat
+from dualops.cuda.compiler.backend import Kernel
+from dualops.cuda.launch.step import flat
 from tests.wrong.broken import BROKEN, control
 from tests.wrong.kernels import build_backward, build_through_shared
 from tests.wrong.rejection import rejections

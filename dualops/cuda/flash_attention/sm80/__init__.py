@@ -13,15 +13,15 @@ from functools import partial
 
 from ....spec import ArrayMeta, Problem
 from ....spec.meta import itemsize
-from ...arrays import cdiv
-from ...device import Device
-from ...plans import Choice
-from ...step import Step
+from ...launch.arrays import cdiv
+from ...launch.device import Device
+from ...launch.plans import Choice
+from ...launch.step import Step
+from ...launch.views import SIZES, by_token
 from ...tile.warp_mma import MMA_TYPES
-from ...views import SIZES, by_token
 from ..arguments import has_usual_scale, is_varlen, sizes, variant
 from ..options import having
-from ..walk import section_of
+from ..tile_scheduler import section_of
 from .config import ROWS, Sm80Config, configs
 from .forward import build_forward
 from .reading import vectors_of

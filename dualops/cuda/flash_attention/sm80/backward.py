@@ -12,16 +12,16 @@ from functools import partial
 from typing import NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ...arrays import cdiv
-from ...device import Device
-from ...plans import Choice
-from ...step import Step
+from ...launch.arrays import cdiv
+from ...launch.device import Device
+from ...launch.plans import Choice
+from ...launch.step import Step
+from ...launch.views import by_token, is_stored_whole
 from ...tile.warp_mma import MMA_TYPES
-from ...views import by_token, is_stored_whole
 from .. import simt
 from ..arguments import has_usual_scale, is_varlen, sizes, variant
 from ..options import having
-from ..walk import section_of, section_of_queries
+from ..tile_scheduler import section_of, section_of_queries
 from .dkv import build_dkv
 from .dkv_config import Sm80DkvConfig, dkv_configs
 from .dq import build_dq

@@ -20,7 +20,7 @@ P.T and dS.T never leave registers: as accumulators lie, two and two packed, the
 read dO and Q along their other axis.
 
 A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut. A P.T of 0 times a NaN in
-Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
+Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`nan_repair_keys`).
 
 Shared memory: `Sm80DkvConfig.tiles`, 2 * (BLOCK_KV + 2 * BLOCK_Q) * (D + Dv) bytes. Registers: BLOCK_Q / 2 of S.T and
 of dP.T, a quarter of BLOCK_Q packed, D / 2 + Dv / 2 of dk and dv, D / 4 and Dv / 4 of K and V where they are held, and
@@ -29,21 +29,21 @@ about 40.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, kernel, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u32
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.products import opaque_i32
 from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
 from ..arguments import Variant, array_type, size_types, statistic_type
-from ..columns import columns_of
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
-from ..hidden_keys import hidden_keys
 from ..key_rows import key_rows_of, tile_after
+from ..lse_delta_smem import lse_delta_of
+from ..nan_repair_keys import nan_repair_keys
 from ..options import chain_of
+from ..tile_scheduler import Extent, walk_by_keys
 from ..tiles import Where, lines
-from ..walk import Extent, walk_by_keys
 from .config import ROWS
 from .dkv_config import Sm80DkvConfig
 from .output import output_of
@@ -71,9 +71,9 @@ def build_dkv(
     vdo = strip_abt(dtype, tile.v, tile.do, tile.v_boxes, held=config.v_held)
     pdo, dsq = strip_ab(dtype, tile.do_steps, tile.v_boxes), strip_ab(dtype, tile.q_steps, tile.k_boxes)
     score = fragment_scores(chain, ROWS, BLOCK_Q, apart=False, bent=chain.bends, transposed=True)
-    columns = columns_of(config, chain)
+    columns = lse_delta_of(config, chain)
     gradient = gradient_of_keys(chain, score, dtype, BLOCK_Q)
-    hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
+    hidden = nan_repair_keys(chain, variant, dsq.size, pdo.size)
     widest = max(variant.D, variant.Dv)
     dk_output = output_of(dtype, variant.D, tile.k_boxes, dk_aligned, widest)
     dv_output = output_of(dtype, variant.Dv, tile.v_boxes, dv_aligned, widest)

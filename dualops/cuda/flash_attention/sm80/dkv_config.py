@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...tile.softmax_rows import LANES
 from ...tile.warp_mma import FactorSlice
 from ...tile.warp_rows import WarpRowsLayout
-from ..columns import lane_columns
+from ..lse_delta_smem import lane_columns
 from .config import ROWS, box_count, pitch
 from .dq_config import ITEMSIZE, MOST_WIDTH
 

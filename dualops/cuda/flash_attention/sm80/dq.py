@@ -20,8 +20,8 @@ K of a tile is read twice: by its rows for the scores, by its columns for dq. dS
 lie, two and two packed, they are the left factor of 9.
 
 A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut. What a mask hides has
-P = 0, and 0 times a NaN in K, or in V, is a NaN: a row that is not finite is made anew (`hidden`). A row that has seen
-nothing has lse = -inf, and gets zeros.
+P = 0, and 0 times a NaN in K, or in V, is a NaN: a row that is not finite is recomputed (`nan_repair`). A row that has
+seen nothing has lse = -inf, and gets zeros.
 
 Shared memory: `Sm80DqConfig.tiles`, 2 * (BLOCK_Q + 2 * BLOCK_KV) * (D + Dv) bytes. Registers: BLOCK_KV / 2 scores, as
 many of dP, and dS in half as many, D / 2 of acc, D / 4 + Dv / 4 of Q and dO where they are held, and about 40.
@@ -29,7 +29,7 @@ many of dP, and dS in half as many, D / 2 of acc, D / 4 + Dv / 4 of Q and dO whe
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, kernel, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u32
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.products import opaque_i32
 from ...tile.softmax_rows import softmax_rows
@@ -39,10 +39,10 @@ from ...tile.tile_copies import tile_copies
 from ..arguments import Variant, array_type, size_types, statistic_type
 from ..fragment_scores import fragment_scores
 from ..gradient_of_queries import gradient_of_queries
-from ..hidden import hidden_rows
+from ..nan_repair import nan_repair
 from ..options import chain_of
+from ..tile_scheduler import ROWS_OF_A_HEAD, Extent, range_of, walk_by_queries
 from ..tiles import Where, lines
-from ..walk import ROWS_OF_A_HEAD, Extent, range_of, walk_by_queries
 from .config import ROWS
 from .dq_config import Sm80DqConfig
 from .output import output_of
@@ -70,7 +70,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
     rows = softmax_rows(dtype, qk.size, dsk.size)
     score = fragment_scores(chain, ROWS, BLOCK_KV, apart=False, bent=chain.scores)
     gradient = gradient_of_queries(chain, score, rows, qk.size, dsk.size)
-    hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, keys.keys, dsk.size, passes=False, gradient=True)
+    hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys.keys, dsk.size, passes=False, gradient=True)
     output = output_of(dtype, variant.D, tile.q_boxes, aligned)
 
     @kernel(

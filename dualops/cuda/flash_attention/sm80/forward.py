@@ -22,8 +22,8 @@ where there are registers for them, and multiplies both by what it has read; Q i
 maxima and sums of rows are kept in shared memory (`scores_of_strips`).
 
 A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut. A probability of 0 times
-a NaN in V is a NaN, also where a mask hides it: a row that is not finite, though its sum is, is made anew (`hidden`).
-Of varlen, a tile ends where its sequence does.
+a NaN in V is a NaN, also where a mask hides it: a row that is not finite, though its sum is, is made anew
+(`nan_repair`). Of varlen, a tile ends where its sequence does.
 
 float32 is multiplied as two parts of tf32 for each factor, without the product of the lower ones (`tile.strips`): Q, K
 and V are split where they are read, P once. Nothing is rounded to fewer bits than float32 has.
@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
 from ...tile.products import anew_i32, opaque_f32
@@ -48,10 +48,10 @@ from ...tile.tile_copies import tile_copies
 from ...tile.unrolled import one_after_another
 from ..arguments import Variant, array_type, size_types, statistic_type
 from ..fragment_scores import fragment_scores, my_row, store_lse
-from ..hidden import hidden_rows
+from ..nan_repair import nan_repair
 from ..options import chain_of
+from ..tile_scheduler import ROWS_OF_A_HEAD, Extent, range_of, walk_by_queries
 from ..tiles import Where, lines
-from ..walk import ROWS_OF_A_HEAD, Extent, range_of, walk_by_queries
 from .config import ROWS, Sm80Config
 from .output import output_of
 from .reading import Vectors
@@ -79,7 +79,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
     scores_size, acc_size = qk.size // STRIPS, pv.size // STRIPS
     rows = softmax_rows(variant.dtype, scores_size, acc_size, STRIPS, sinks=chain.sinks)
     score = scores_of_strips(fragment_scores(chain, ROWS, BLOCK_KV, apart=False), scores_size, STRIPS)
-    hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, keys.keys, acc_size, passes=False)
+    hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys.keys, acc_size, passes=False)
     output = output_of(variant.dtype, variant.Dv, tile.v_boxes, vectors.o > 1)
 
     @verb

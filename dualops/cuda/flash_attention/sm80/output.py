@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...backend import Members, Noun, cuda, f32, i32, noun, verb
+from ...compiler.backend import Members, Noun, cuda, f32, i32, noun, verb
+from ...launch.views import start
 from ...tile.storage import access, storage
 from ...tile.warp_rows import COLUMNS, warp_rows
-from ...views import start
 from .config import pitch
 
 Output = Noun  # what `output_of` makes

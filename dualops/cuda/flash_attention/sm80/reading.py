@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ....spec import ArrayMeta
-from ...views import is_stored_whole, vector_of
+from ...launch.views import is_stored_whole, vector_of
 
 
 class Vectors(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...backend import Members, cuda, f32, i32, noun, verb
+from ...compiler.backend import Members, cuda, f32, i32, noun, verb
 from ...tile.numbers import numbers
 from ...tile.strips import APART
 from ...tile.unrolled import one_after_another

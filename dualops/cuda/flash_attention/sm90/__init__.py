@@ -1,13 +1,12 @@
 """Attention on Hopper: which problems the rung takes, its Configs, its launches and their tensor maps.
 
-forward.py   the kernel
-walk.py      which piece of work comes next (alike.py: whether it is known beforehand);  output.py: how o gets to memory
-queries.py   what the rows of a tile of queries are
-slices.py    V's columns in slices, where they are many
-splits.py    how keys are split where queries are few
-joined.py    how the parts are added up;  merge.py: those of many blocks;  serial.py: those that one block has
-config.py    tiles
-backward.py  the gradient
+forward.py          the kernel;  config.py: its tiles;  output.py: how o gets to memory
+tile_scheduler.py   which work item comes next;  static_schedule.py: whether all items cost the same
+queries.py          what the rows of a tile of queries are
+slices.py           V's columns in slices, for wide heads
+split_kv.py         how keys are split when there are few queries
+split_kv_sums.py    how splits are added up;  split_kv_merge.py: those of many blocks;  split_kv_serial.py: of one block
+backward.py         the gradient
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from typing import NamedTuple
 
 from ....spec import ArrayMeta, Problem
 from ....spec.meta import Strided, contiguous_strides
-from ...arrays import cdiv
-from ...device import Device
-from ...maps import Mapped
-from ...plans import Choice
-from ...step import Step
+from ...launch.arrays import cdiv
+from ...launch.device import Device
+from ...launch.maps import Mapped
+from ...launch.plans import Choice
+from ...launch.step import Step
+from ...launch.views import boxed, by_token, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
-from ...views import boxed, by_token, how_stored
 from ..arguments import Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..options import having
-from ..walk import section_of
-from .alike import after_counter, are_alike, cleared, counter_of
+from ..tile_scheduler import section_of
 from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
-from .merge import WARPS, build_merge
 from .queries import box_of_group
-from .serial import MOST_BLOCKS, kept_shape
-from .splits import LEAST_TILES, most_splits
+from .split_kv import LEAST_TILES, most_splits
+from .split_kv_merge import WARPS, build_merge
+from .split_kv_serial import MOST_BLOCKS, kept_shape
+from .static_schedule import after_counter, cleared, counter_of, is_static
 
 SHORT = 64  # queries at most, where keys are split
 MOST_D, MOST_DV = 256, 512
@@ -130,14 +129,14 @@ def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90C
 
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
-    return after_counter(forward_step(problem, results, config), are_alike(config, variant(problem)))
+    return after_counter(forward_step(problem, results, config), is_static(config, variant(problem)))
 
 
 def forward_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Step:
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     stored, heads = how_stored(metas, "o", varlen), p.B * p.H
     found = variant(p)
-    build, alike = build_forward(config, found, p.return_lse, stored), are_alike(config, found)
+    build, alike = build_forward(config, found, p.return_lse, stored), is_static(config, found)
     maps = ("q_map", "k_map", "v_map", "o_map" if stored == "boxes" else 0)
     arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
     bias_maps = ("bias_map",) if config.bias_stages else ()
@@ -180,7 +179,7 @@ def workspace(problem: Problem, config: Sm90Config) -> dict[str, ArrayMeta]:
     what a block that has them all keeps.
     """
     p, q = problem, problem.arrays["q"]
-    made = counter_of(p, are_alike(config, variant(p)))
+    made = counter_of(p, is_static(config, variant(p)))
     if config.serial:
         shape = kept_shape(config, p.Dv)
         made["kept"] = ArrayMeta(shape, "float32", contiguous_strides(shape), q.device, 0)

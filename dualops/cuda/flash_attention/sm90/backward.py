@@ -1,14 +1,15 @@
 """Attention's gradient on Hopper: which problems the rung takes, its launches and their tensor maps.
 
-dq.py    the kernel of dq;         dq_config.py: its tiles;  bias_stages.py: those of the bias, where they come as boxes
-dkv.py   the kernel of dk and dv, dkv_apart.py that of wide heads;  dkv_config.py: their tiles;  dkv_launch.py: their
-         launch;  dkv_loads.py: what they load;  query_visits.py: which tiles of queries they visit;  probs_apart.py: P
-         from one warpgroup to another
-dbias.py the kernel of dbias;      dbias_config.py: its tiles;  bias_walk.py: what a tile of the bias was added to;
-         dbias_loads.py: what it loads;  dbias_sums.py: where its sums go;  dbias_launch.py: what it takes, its launches
-float32_backward.py: float32, by these kernels but dbias's;  dq_thirds.py, dkv_thirds.py: those of its wider heads
-fused.py all three in one;  fused_config.py: its tiles;  fused_launch.py: what it takes;  dq_finish.py: rows of its dq
-What else there is, delta first of all, is as simt has it.
+dq.py                dq;  dq_config.py: its tiles;  bias_fwd.py: the bias's tiles;  dq_split_f32.py: float32, wide heads
+dkv.py               dk and dv;  dkv_config.py: their tiles;  dkv_launch.py, dkv_loads.py: launch and loads;
+                     q_tiles.py: the tiles of queries;  dkv_split.py: wide heads;  dkv_split_f32.py: float32's;
+                     split_probs.py: P from one warpgroup to another
+dbias.py             dbias;  dbias_config.py: its tiles;  bias_tile_scheduler.py: what a tile of the bias was added to;
+                     dbias_loads.py, dbias_sums.py, dbias_launch.py: loads, sums and launches
+fused.py             dq, dk and dv in one kernel;  fused_config.py, fused_launch.py: its tiles and launch;
+                     dq_convert.py: rows of dq from its sums
+float32_backward.py  float32, by these kernels except dbias
+All else, such as delta, is the simt rung's.
 """
 
 from __future__ import annotations
@@ -18,20 +19,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ...arrays import cdiv
-from ...device import Device
-from ...maps import Mapped
-from ...plans import Choice
-from ...step import Step
+from ...launch.arrays import cdiv
+from ...launch.device import Device
+from ...launch.maps import Mapped
+from ...launch.plans import Choice
+from ...launch.step import Step
+from ...launch.views import boxed, by_token, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
-from ...views import boxed, by_token, how_stored
 from .. import simt
 from ..arguments import Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
-from ..blocks_by_keys import steps_by_keys, workspace_by_keys
+from ..block_mask_transpose import steps_by_keys, workspace_by_keys
 from ..options import having
-from ..walk import section_of
-from .alike import after_counter
+from ..tile_scheduler import section_of
 from .config import BOX, SLACK, padded
 from .dbias_config import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
@@ -39,8 +39,9 @@ from .dkv_config import AnyDkvConfig
 from .dkv_launch import dkv_choices, dkv_maps, dkv_step
 from .dq import build_dq
 from .dq_config import AnyDqConfig, DqConfig, DqThirdsConfig, dq_configs
-from .dq_thirds import build_dq_thirds
+from .dq_split_f32 import build_dq_split_f32
 from .fused_launch import FusedConfigs, fused_choices, fused_steps, most_by_two_kernels
+from .static_schedule import after_counter
 
 LOADED = ("q", "k", "v", "do")
 MOST_WIDTH = 256  # of a head
@@ -151,7 +152,7 @@ def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDqConf
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
     maps: list[Any] = [f"dq_{name}_map" for name in ("q", "k", "v", "do")]
     if isinstance(config, DqThirdsConfig):
-        build = build_dq_thirds(config, variant(p))
+        build = build_dq_split_f32(config, variant(p))
     else:
         stored = "" if config.thirds else how_stored(metas, "dq", varlen)
         maps += ["dq_dq_map" if stored == "boxes" else 0, ("dq_bias_map",) if config.bias_stages else ()]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from ...tile.split_bf16x3 import PARTS
 from ...tile.swizzle import Operand
-from ...tile.thirds import PARTS
 from ...tile.warpgroup import ROWS
 from ..bias_tiles import bias_operand
 
@@ -56,11 +56,11 @@ class Sm90Config:
 
     turns: warpgroups start their products one after the other, so that the one's exponentials are made beside the
     other's products. q_stages: with two, what comes next is loaded beside a piece of work. split: keys are split
-    (`splits`) among blocks, and what they find is merged; serial, too: one block has all of a row's, one after the
+    (`split_kv`) among blocks, and what they find is merged; serial, too: one block has all of a row's, one after the
     other, and adds them up. heads: so many of a group have their queries in one tile, where
     consumers is 1. o_over_q: o has Q's place in shared memory, where there is one, on its way to memory. slices: V's
     columns are taken in so many, each a piece of work of its own (`slices`). most: threads that load do with fewer
-    registers, which those that multiply get. thirds: Q, K and V come as three parts of bfloat16 a number (`in_thirds`),
+    registers, which those that multiply get. thirds: Q, K and V come as three parts of bfloat16 a number (`to_bf16x3`),
     and o goes to memory from registers. held: Q is in registers, two for each 8 columns of D, and its place in shared
     memory is free as soon as it is there. bias_stages: of the bias's tiles, which come as boxes; 0 where it does not,
     or there is none.

@@ -1,8 +1,8 @@
 """dbias of attention on Hopper's tensor cores: dS, summed over the axes that the bias is broadcast on.
 
 A block takes a tile of the bias, 64 rows for each warpgroup that multiplies by BLOCK_KV columns, and makes dS of every
-tile of scores that it was added to, one after another (`bias_walk`), so that every sum has one owner and one order;
-then the next tile of the bias.
+tile of scores that it was added to, one after another (`bias_tile_scheduler`), so that every sum has one owner and one
+order; then the next tile of the bias.
 
     producer, two threads                      consumers
     for each tile of the bias, for each tile   for each tile of the bias:
@@ -33,22 +33,22 @@ Registers: BLOCK_KV / 2 scores, as many of dP and totals, and about 40.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, i32, kernel, tensor_map, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, i32, kernel, tensor_map, u8, u32
+from ...launch.views import strided
 from ...tile.boxes import box_tile, prefetch_maps
 from ...tile.pipeline import pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
-from ...tile.turns import turns
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
-from ...views import strided
 from ..arguments import Variant, size_types, statistic_type
-from ..bias_words import bias_words, in_words
+from ..bias_registers import bias_registers, in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_bias import gradient_of_bias
 from ..gradient_of_queries import rows_of_queries
 from ..options import chain_of
+from ..pingpong import turns
 from ..tiles import Where
-from .bias_walk import BiasExtent, Broadcast, bias_walk
+from .bias_tile_scheduler import BiasExtent, Broadcast, bias_walk
 from .config import padded
 from .dbias_config import DbiasConfig
 from .dbias_loads import Lines, ring_of_lines
@@ -76,7 +76,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
     queries = ring_of_lines(Lines(q_tile, do_tile, q_pipe, do_pipe), walk, of_keys=False, stays=one.column)
     keys = ring_of_lines(Lines(k_tile, v_tile, k_pipe, v_pipe), walk, of_keys=True, stays=not one.column)
     qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
-    own = bias_words(variant, BLOCK_KV, 128 * config.consumers)
+    own = bias_registers(variant, BLOCK_KV, 128 * config.consumers)
     score = fragment_scores(chain, ROWS, BLOCK_KV, marks=True, word=own.word)
     gradient, statistics = gradient_of_bias(qk.size), rows_of_queries(qk.size)
     sums = bias_sums(to_dtype, qk.size, config.consumers, one, vectors=vectors)

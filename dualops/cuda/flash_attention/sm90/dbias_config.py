@@ -48,7 +48,7 @@ class DbiasConfig:
 
     @property
     def words_bytes(self) -> int:
-        """Of the bias's tile in shared memory (`bias_words`)."""
+        """Of the bias's tile in shared memory (`bias_registers`)."""
         return 2 * self.block_q * self.block_kv
 
     def tiles(self, D: int, Dv: int) -> DbiasTiles:

@@ -8,14 +8,14 @@ from typing import Any
 from ....spec import ArrayMeta, Problem
 from ....spec.attention import broadcast_strides
 from ....spec.meta import Strided, contiguous_strides, itemsize
-from ...arrays import cdiv
-from ...device import Device
-from ...maps import Mapped
-from ...step import Step
-from ...views import boxed, by_token
+from ...launch.arrays import cdiv
+from ...launch.device import Device
+from ...launch.maps import Mapped
+from ...launch.step import Step
+from ...launch.views import boxed, by_token
 from ..arguments import sizes, variant
 from ..options import having
-from .bias_walk import Broadcast, pieces_of, visits_of_tile
+from .bias_tile_scheduler import Broadcast, pieces_of, visits_of_tile
 from .config import BOX, SLACK, padded
 from .dbias import build_dbias
 from .dbias_config import DbiasConfig, dbias_configs

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...backend import Members, noun, u32, verb
+from ...compiler.backend import Members, noun, u32, verb
 from ...tile.boxes import BoxTile, Corner
 from ...tile.pipeline import Pipeline
-from .bias_walk import BiasWalk
+from .bias_tile_scheduler import BiasWalk
 
 
 class Lines(NamedTuple):

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, verb
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, verb
+from ...launch.views import strided
 from ...tile.numbers import numbers
 from ...tile.rows import FULL_WARP, lane_reductions, transposed
 from ...tile.softmax_rows import LANES
 from ...tile.storage import storage
 from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import ROWS
-from ...views import strided
-from ..fragment_places import my_column, my_row
-from .bias_walk import Broadcast
+from ..score_coords import my_column, my_row
+from .bias_tile_scheduler import Broadcast
 
 THREADS = 256
 GROUP = 2  # quads of totals of which a loop is left to the compiler

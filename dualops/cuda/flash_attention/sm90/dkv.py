@@ -18,11 +18,11 @@ Products run beside the threads: at 5 a warpgroup has dP.T under way, at 7 its 6
 registers: as accumulators lie, two and two packed, they are the left factors of 6 and 8, which read dO and Q along
 their other axis.
 
-A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut (`query_visits`). A P.T of 0
-times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
+A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut (`q_tiles`). A P.T of 0
+times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`nan_repair_keys`).
 
 Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes; 2 * stages * BLOCK_Q * BLOCK_KV
-more where a bias comes as boxes, beside Q and dO (`bias_part`). Registers: BLOCK_Q of S.T and dP.T, a quarter of that
+more where a bias comes as boxes, beside Q and dO (`bias_dkv`). Registers: BLOCK_Q of S.T and dP.T, a quarter of that
 packed, of which `beside` takes two, D / 2 + Dv / 2 of dk and dv, and about 24. Options need few more: what is left of
 S.T is P.T * slope, and which probabilities stay are bits, asked for while products run. float32 is three parts of
 bfloat16, as in forward: tiles are three times as wide, what is packed three times as much, and what 6 and 8 bring is
@@ -32,32 +32,32 @@ to the next tile.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
 from ...tile.boxes import box_tile, prefetch_maps
-from ...tile.companion import companion
 from ...tile.numbers import numbers
-from ...tile.once import copied_once
 from ...tile.pipeline import pipeline
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
-from ..bias_words import in_words
-from ..columns import columns_of
+from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
-from ..hidden_keys import hidden_keys
 from ..key_rows import key_rows_of
+from ..load_once import load_once
+from ..lse_delta_smem import lse_delta_of
+from ..nan_repair_keys import nan_repair_keys
 from ..options import chain_of
+from ..tile_scheduler import Extent, walk_by_keys
 from ..tiles import Where
-from ..walk import Extent, walk_by_keys
-from .bias_part import bias_part
+from .bias_dkv import bias_dkv
 from .config import factors, padded
 from .dkv_config import DkvConfig
 from .dkv_loads import LoadedTiles, loads_of
 from .output import rows_from_registers, rows_output
-from .query_visits import query_visits_of
+from .q_tiles import q_tiles_of
 
 
 @builds
@@ -76,20 +76,20 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
-    kv_once, q_pipe = copied_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
-    bias = bias_part(variant, config.bias, tiles.bias_at, warps)
-    do_part = companion(config.stages, tiles.do.nbytes + bias.nbytes, writers=1)  # with lse and delta
+    kv_once, q_pipe = load_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
+    bias = bias_dkv(variant, config.bias, tiles.bias_at, warps)
+    do_part = second_barrier(config.stages, tiles.do.nbytes + bias.nbytes, writers=1)  # with lse and delta
     dtype, thirds = factors(variant.dtype), config.thirds
     kq, vdo = warpgroup_mma(dtype, tiles.k, tiles.q, thirds), warpgroup_mma(dtype, tiles.v, tiles.do, thirds)
     pdo, dsq = register_mma(dtype, tiles.do_steps, thirds), register_mma(dtype, tiles.q_steps, thirds)
     score = fragment_scores(
         tile_chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, word=bias.word, others=variant.varlen
     )
-    columns = columns_of(config, chain)
-    hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
+    columns = lse_delta_of(config, chain)
+    hidden = nan_repair_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, BLOCK_Q)
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
-    visits = query_visits_of(BLOCK_Q, variant, score)
+    visits = q_tiles_of(BLOCK_Q, variant, score)
     load = loads_of(loaded, bias, kv_once, q_pipe, do_part, columns, visits, variant.varlen)
     task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain, packed=packed)
     if thirds:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ...tile.handover import handover_bytes
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
+from ...tile.warpgroup_exchange import exchange_bytes
 from ..bias_tiles import bias_operand
-from ..columns import lane_columns
+from ..lse_delta_smem import lane_columns
 from .config import BLOCK_MASK, LIGHT_OPTIONS, are_many, parts_width
 
 CONSUMERS_APART = 2
@@ -106,7 +106,7 @@ class DkvApartConfig:
     each of its stages. P has so many places on its way from the one to the other.
 
     beside: P and dS are made beside the products for dv and dk of the tile before, which takes registers. exact: P is
-    handed over as float32, else as float16 (`tile.handover`), which P * slope may be too large for.
+    handed over as float32, else as float16 (`tile.warpgroup_exchange`), which P * slope may be too large for.
     """
 
     block_q: int
@@ -126,7 +126,7 @@ class DkvApartConfig:
 
     def tiles(self, D: int, Dv: int) -> DkvTiles:
         """For heads of these widths, in whole boxes."""
-        p_bytes = handover_bytes(self.block_q // 2, self.places, self.exact)
+        p_bytes = exchange_bytes(self.block_q // 2, self.places, self.exact)
         return _tiles((D, Dv), self.block_kv, self.block_q, self.stages, p_bytes=p_bytes)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
@@ -156,7 +156,7 @@ class DkvThirdsConfig:
     def tiles(self, D: int, Dv: int) -> DkvTiles:
         """For heads of these widths, in whole boxes."""
         widths = parts_width(D, True), parts_width(Dv, True)
-        p_bytes = handover_bytes(self.block_q // 2, self.places, True)
+        p_bytes = exchange_bytes(self.block_q // 2, self.places, True)
         return _tiles(widths, ROWS, self.block_q, self.stages, do_stages=self.do_stages, p_bytes=p_bytes)
 
     def shared_bytes(self, D: int, Dv: int) -> int:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ....spec import ArrayMeta, Problem
-from ...arrays import cdiv
-from ...device import Device
-from ...maps import Mapped
-from ...step import Step
+from ...launch.arrays import cdiv
+from ...launch.device import Device
+from ...launch.maps import Mapped
+from ...launch.step import Step
+from ...launch.views import boxed, by_token, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
-from ...views import boxed, by_token, how_stored
 from ..arguments import has_usual_scale, is_varlen, variant
 from ..bias_tiles import bias_map, boxed_bias
-from ..blocks_by_keys import sizes_by_keys
+from ..block_mask_transpose import sizes_by_keys
 from ..options import having
-from ..packed import packed_count
-from ..walk import section_of_queries
+from ..tile_scheduler import section_of_queries
+from ..varlen_tiles import packed_count
 from .config import BOX, padded
 from .dkv import build_dkv
-from .dkv_apart import build_dkv_apart
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig, dkv_configs
-from .dkv_thirds import build_dkv_thirds
+from .dkv_split import build_dkv_split
+from .dkv_split_f32 import build_dkv_split_f32
 
 RESULTS = ("dk", "dv")
 # blocks for as many keys as the longest sequence has, to those for all tokens: with more, the latter pay. One of 8192
@@ -73,10 +73,10 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
         build = build_dkv(config, variant(p), stored["dk"], stored["dv"], packed)
         bias_maps = ((("dkv_bias_map",) if config.bias else ()),)
     elif isinstance(config, DkvThirdsConfig):
-        stored, build, bias_maps = {}, build_dkv_thirds(config, variant(p), packed), ()
+        stored, build, bias_maps = {}, build_dkv_split_f32(config, variant(p), packed), ()
     else:
         stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
-        build, bias_maps = build_dkv_apart(config, variant(p), stored["dk"], stored["dv"], packed), ()
+        build, bias_maps = build_dkv_split(config, variant(p), stored["dk"], stored["dv"], packed), ()
     maps = [f"dkv_{name}_map" for name in ("q", "do", "k", "v")]
     maps += [f"dkv_{name}_map" if stored[name] == "boxes" else 0 for name in stored]
     arrays = (by_token(metas, name, varlen) for name in (*RESULTS, "q", "k", "v", "do", "lse", "delta"))

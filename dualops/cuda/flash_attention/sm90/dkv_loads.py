@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...backend import cuda, i32, u32, verb
+from ...compiler.backend import cuda, i32, u32, verb
 from ...tile.boxes import BoxTile, Corner
-from ...tile.companion import Companion
-from ...tile.once import Once
 from ...tile.pipeline import Pipeline
-from ..columns import Columns
-from .bias_part import BiasPart
-from .query_visits import QueryVisits
+from ...tile.second_barrier import Companion
+from ..load_once import Once
+from ..lse_delta_smem import Columns
+from .bias_dkv import BiasDkv
+from .q_tiles import QTiles
 
 
 class LoadedTiles(NamedTuple):
@@ -28,12 +28,12 @@ class LoadedTiles(NamedTuple):
 
 def loads_of(
     tiles: LoadedTiles,
-    bias: BiasPart,
+    bias: BiasDkv,
     once: Once,
     pipe: Pipeline,
     part: Companion,
     columns: Columns,
-    visits: QueryVisits,
+    visits: QTiles,
     varlen: bool,
 ) -> Callable[..., None]:
     """The verb (smem, maps, barriers, statistics, more, task, first, end), by the warpgroup that loads, of `end` tiles

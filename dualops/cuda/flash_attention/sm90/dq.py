@@ -22,9 +22,9 @@ product of 6 under way, and those of the other warpgroups, which may take turns 
 twice: by its rows for the scores, by its columns for dq. A bias that comes as boxes (`bias_tiles`) is read by each
 thread as 7 needs it, and its tile is free when 7 is over; another one is read from memory, score by score.
 
-A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut (`visits`). What a mask
-hides has P = 0, and 0 times a NaN in K, or in V, is a NaN: a row that is not finite is made anew (`hidden`). A row that
-has seen nothing has lse = -inf, and gets zeros.
+A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut (`kv_tiles`). What a mask
+hides has P = 0, and 0 times a NaN in K, or in V, is a NaN: a row that is not finite is made anew (`nan_repair`). A row
+that has seen nothing has lse = -inf, and gets zeros.
 
 Shared memory: `DqConfig.tiles`, 2 * (BLOCK_Q * (q_stages * (D + Dv) + D) + stages * BLOCK_KV * (D + Dv)) bytes, where
 dq is over Q BLOCK_Q * D less, and for the bias 2 * bias_stages * BLOCK_Q * BLOCK_KV more. Registers: BLOCK_KV / 2
@@ -34,30 +34,30 @@ times as wide, dS is three times as many words, and D / 2 registers more have wh
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
-from ...tile.tickets import tickets
-from ...tile.turns import turns
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
-from ..bias_words import in_words
+from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_queries import gradient_of_queries
-from ..hidden import hidden_rows
+from ..nan_repair import nan_repair
 from ..options import chain_of
+from ..pingpong import turns
+from ..tile_scheduler import ROWS_OF_A_HEAD, Extent, walk_by_queries
 from ..tiles import Where
-from ..walk import ROWS_OF_A_HEAD, Extent, walk_by_queries
-from .bias_stages import bias_stages
+from ..work_queue import work_queue
+from .bias_fwd import bias_stages
 from .config import factors, padded
 from .dq_config import DqConfig
+from .kv_tiles import kv_tiles_of
 from .output import rows_from_registers, rows_output
-from .visits import visits_of
-from .walk import SIZE, get_of, put, put_end
+from .tile_scheduler import SIZE, get_of, put, put_end
 
 
 @builds
@@ -74,7 +74,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     in_boxes = in_words(variant.having) if config.bias_stages else variant.having
     tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
-    ticket = tickets(config.q_stages + 1, SIZE)
+    ticket = work_queue(config.q_stages + 1, SIZE)
     q_tile, do_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.do, tiles.do_at, 2)
     k_tile, v_tile = box_tile(tiles.k, tiles.k_at, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_pipe = pipeline(config.q_stages, tiles.q.nbytes + tiles.do.nbytes, warps)
@@ -87,9 +87,9 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     score = fragment_scores(tile_chain, ROWS, BLOCK_KV, bent=chain.scores, word=bias.word, others=variant.varlen)
     gradient = gradient_of_queries(tile_chain, score, rows, qk.size, dsk.size)
     turn = turns(config.consumers if config.turns else 1)
-    visits = visits_of(config.block_q, BLOCK_KV, variant, score)
+    visits = kv_tiles_of(config.block_q, BLOCK_KV, variant, score)
     walk, get = walk_by_queries(config.block_q, visits.between, variant.varlen, chain), get_of()
-    hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
+    hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
     beside = config.consumers if DQ_OVER_Q else 0
     if thirds:
         output = rows_from_registers(variant.D, D)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...tile.handover import handover_bytes
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
+from ...tile.warpgroup_exchange import exchange_bytes
 from ..bias_tiles import bias_operand
 from .config import BLOCK_MASK, LIGHT_OPTIONS, are_many, parts_width
 
@@ -112,7 +112,7 @@ class DqThirdsConfig:
         k_at = q.nbytes + do.nbytes
         v_at = k_at + self.stages * k.nbytes
         p_at = v_at + self.v_stages * v.nbytes
-        nbytes = p_at + handover_bytes(self.block_kv // 2, 1, exact=True)
+        nbytes = p_at + exchange_bytes(self.block_kv // 2, 1, exact=True)
         k_right = Operand(self.block_kv, D, 2, 128, "mn")
         return DqThirdsTiles(q, do, k, k_right, v, q.nbytes, k_at, v_at, p_at, nbytes)
 

@@ -1,8 +1,9 @@
 """Attention of float32 on Hopper: which problems the rung takes, its Configs, launches and tensor maps.
 
-Each number is three of bfloat16 (`tile.thirds`), and each product six: the error is float32's own, the speed a sixth of
-16 bits' and not simt's. The kernel is that of 16 bits (`forward`), whose tiles of Q, K and V are three times as wide; a
-pass before it makes copies of these (`in_thirds`), for which the plan has memory, one and a half times their own.
+Each number is three of bfloat16 (`tile.split_bf16x3`), and each product six: the error is float32's own, the speed a
+sixth of 16 bits' and not simt's. The kernel is that of 16 bits (`forward`), whose tiles of Q, K and V are three times
+as wide; a pass before it makes copies of these (`to_bf16x3`), for which the plan has memory, one and a half times their
+own.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from ....spec import ArrayMeta, Problem
-from ...arrays import cdiv
-from ...device import Device
-from ...plans import Choice
-from ...step import Step
-from ...views import by_token
+from ...launch.arrays import cdiv
+from ...launch.device import Device
+from ...launch.plans import Choice
+from ...launch.step import Step
+from ...launch.views import by_token
 from ..arguments import has_usual_scale, is_varlen, sizes, variant
 from ..options import having
-from ..walk import section_of
-from .alike import after_counter, are_alike, counter_of
+from ..tile_scheduler import section_of
 from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES, SLACK, Sm90Config, are_many, padded
 from .forward import build_forward
-from .in_thirds import thirds_maps, thirds_of, thirds_steps
+from .static_schedule import after_counter, counter_of, is_static
+from .to_bf16x3 import thirds_maps, thirds_of, thirds_steps
 
 SPLIT = ("q", "k", "v")
 LEAST_QUERIES = 65  # which copies of K and V are worth their while for; of varlen any, as others may be longer
@@ -42,7 +43,7 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
     for config, reason in thirds_configs(D, Dv, options):
         if config.shared_bytes(D, Dv) + SLACK <= device.shared_memory_per_block:
             steps = partial(forward_steps, p, results, config)
-            workspace = copies | counter_of(p, are_alike(config, variant(p)))
+            workspace = copies | counter_of(p, is_static(config, variant(p)))
             maps = thirds_maps(p, {"q": config.block_q, "k": config.block_kv, "v": config.block_kv})
             yield Choice("sm90", config, reason, steps, workspace, maps=maps)
 
@@ -70,7 +71,7 @@ def thirds_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
     p, metas, varlen, heads = problem, {**problem.arrays, **results}, is_varlen(problem), problem.B * problem.H
     found = variant(p)
-    build, alike = build_forward(config, found, p.return_lse, ""), are_alike(config, found)
+    build, alike = build_forward(config, found, p.return_lse, ""), is_static(config, found)
     arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *SPLIT))
     args = ("q_map", "k_map", "v_map", 0, (), "counter", heads, section_of(p, alike), (), *arrays, *sizes(p))
     shared_bytes = config.shared_bytes(padded(p.D), padded(p.Dv))

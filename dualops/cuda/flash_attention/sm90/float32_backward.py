@@ -1,9 +1,9 @@
 """The gradient of attention of float32 on Hopper: which problems the rung takes, its Configs and launches.
 
 Each number is three of bfloat16, each product six, as in forward (`float32`). The kernels of heads to 64 columns are
-those of 16 bits (`dq`, `dkv`). Wider ones have their own (`dq_thirds`, `dkv_thirds`), where two warpgroups share the
-work for a tile, as the results, and what is added to them, take the registers of both. The copies that a pass makes of
-q, k, v and do are the plan's, one and a half times their own memory.
+those of 16 bits (`dq`, `dkv`). Wider ones have their own (`dq_split_f32`, `dkv_split_f32`), where two warpgroups share
+the work for a tile, as the results, and what is added to them, take the registers of both. The copies that a pass makes
+of q, k, v and do are the plan's, one and a half times their own memory.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from ....spec import ArrayMeta, Problem
-from ...device import Device
-from ...maps import Mapped
-from ...plans import Choice
-from ...step import Step
+from ...launch.device import Device
+from ...launch.maps import Mapped
+from ...launch.plans import Choice
+from ...launch.step import Step
 from .. import simt
 from ..arguments import has_usual_scale, is_varlen
 from ..options import having
@@ -24,7 +24,7 @@ from .config import BLOCK_MASK, LIGHT_OPTIONS, SLACK, are_many, padded
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig
 from .dq_config import AnyDqConfig, DqConfig, DqThirdsConfig
 from .float32 import LEAST_QUERIES
-from .in_thirds import thirds_maps, thirds_of, thirds_steps
+from .to_bf16x3 import thirds_maps, thirds_of, thirds_steps
 
 SPLIT = ("q", "k", "v", "do")
 LEAST_KEYS = 65

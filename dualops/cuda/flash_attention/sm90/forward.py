@@ -17,26 +17,27 @@ one thread of another warpgroup loads.
 
 Products run beside the threads: at 6 and 7 a warpgroup has that of 5 under way, and those of the other warpgroups,
 which may take turns to start theirs. What options read is fetched a tile ahead, as is which keys a padding mask hides;
-a bias that comes as boxes lies beside K and V (`bias_stages`). Which probabilities a dropout keeps is found after 8,
+a bias that comes as boxes lies beside K and V (`bias_fwd`). Which probabilities a dropout keeps is found after 8,
 when they are packed, and at 9 they grow by its share; there a sink joins its rows. Scores never leave registers: as
 accumulators lie, two and two packed, they are the left factor of the next product. Where there is room for it, Q is in
 registers, too, and is read from shared memory once (`held`). While consumers are at 9, the producer loads what comes
 next.
 
-Where queries are few, a piece is a part of the keys (`splits`), the rows of a tile are the heads of a group for each
-query (`queries`), and o and lse of the part go to memory as they are, for `merge`; or a block has all parts of its
-queries, one after the other, and adds them up itself (`serial`).
+Where queries are few, a piece is a part of the keys (`split_kv`), the rows of a tile are the heads of a group for each
+query (`queries`), and o and lse of the part go to memory as they are, for `split_kv_merge`; or a block has all parts of
+its queries, one after the other, and adds them up itself (`split_kv_serial`).
 
 A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut: ranges say which, and of
-a mask_mod its block mask (`visits`). A probability of 0 times a NaN in V is a NaN, also where a mask hides it: a row
-that is not finite, though its sum is, is made anew (`hidden`).
+a mask_mod its block mask (`kv_tiles`). A probability of 0 times a NaN in V is a NaN, also where a mask hides it: a row
+that is not finite, though its sum is, is made anew (`nan_repair`).
 
 Of wide heads a piece is a slice of V's columns, whose scores are its own (`slices`). Where there is no room for o, it
 is put over Q, each warpgroup's over its own rows, when P @ V of the last tile is over: all of Q @ K.T is over then. Q's
 place is released when o has been copied out, and not before, so that what comes next is loaded after 9.
 
 float32 comes as three parts of bfloat16 a number, which lie side by side in rows that are three times as wide, and P is
-split in registers; what the tensor cores add up of a tile is added to acc by the threads (`tile.thirds`, `float32`).
+split in registers; what the tensor cores add up of a tile is added to acc by the threads (`tile.split_bf16x3`,
+`float32`).
 
 Scores that are a curve of their products, as softcap's are, are not made at 6: at 7 the maxima are those of products,
 and P is made of each product at once (`fragment_probabilities`).
@@ -49,36 +50,36 @@ P, and Dv / 2 more.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32, verb
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.left_factor import left_factor
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import settle, softmax_rows
-from ...tile.thirds import PARTS
-from ...tile.tickets import tickets
-from ...tile.turns import turns
+from ...tile.split_bf16x3 import PARTS
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
-from ..bias_words import in_words
+from ..bias_registers import in_words
 from ..fragment_probabilities import are_curves, fragment_probabilities
 from ..fragment_scores import fragment_scores, my_row
-from ..hidden import hidden_rows
+from ..nan_repair import nan_repair
 from ..options import chain_of
+from ..pingpong import turns
+from ..register_a import register_a
+from ..tile_scheduler import Extent
 from ..tiles import Where
-from ..walk import Extent
-from .alike import are_alike, word_of
-from .bias_stages import bias_stages
+from ..work_queue import work_queue
+from .bias_fwd import bias_stages
 from .config import Sm90Config, factors, padded
+from .kv_tiles import kv_tiles_of
 from .output import output_of
 from .queries import queries_of
-from .serial import serial_of
 from .slices import slices_of
-from .splits import PARTS_TYPE
-from .visits import visits_of
-from .walk import SIZE, following_of, get_of, put, put_end, walk_of
+from .split_kv import PARTS_TYPE
+from .split_kv_serial import serial_of
+from .static_schedule import is_static, word_of
+from .tile_scheduler import SIZE, following_of, get_of, put, put_end, walk_of
 
 # columns of acc beyond which, or for pieces that are all alike, maxima are asked for whether they grew: of D = 256 the
 # kernel takes 0.95 to 0.97 of the time so, of full attention with D = 128 0.99, but causal with S = 2048 1.03 (H200)
@@ -90,18 +91,17 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     """flash_attention_sm90(q_map, k_map, v_map, o_map, bias_maps, counter, heads, section, kept, o, lse, q, k, v, H,
     group, Sq, Sk, aligned, scale, lengths, options).
 
-    stored: how o gets to memory (`output`); o_map: 0 where it is not as boxes. bias_maps: one, where
-    the bias comes as boxes. counter: 0, where pieces are not alike
-    (`alike`). heads: of all batches. kept: where Configs are serial, a pointer (`serial`), else nothing. o, lse: the
-    parts of Configs that split keys among blocks.
+    stored: how o gets to memory (`output`); o_map: 0 where it is not as boxes. bias_maps: one, where the bias comes as
+    boxes. counter: 0, where pieces are not alike (`static_schedule`). heads: of all batches. kept: where Configs are
+    serial, a pointer (`split_kv_serial`), else nothing. o, lse: the parts of Configs that split keys among blocks.
     """
     D, BLOCK_KV, O_OVER_Q = padded(variant.D), config.block_kv, config.o_over_q
     num = numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype), roles(config.consumers, most=config.most)
     tile_chain = chain_of(in_words(variant.having), variant.dtype) if config.bias_stages else chain
     warps, tiles = 4 * config.consumers, config.tiles(D, variant.Dv)
-    alike = are_alike(config, variant)
-    ticket = tickets(config.q_stages + 1, SIZE, alike, word_of(config, variant))
+    alike = is_static(config, variant)
+    ticket = work_queue(config.q_stages + 1, SIZE, alike, word_of(config, variant))
     queries, k_tile, v_tile = (
         queries_of(config, tiles.q),
         box_tile(tiles.k, tiles.k_at, 2),
@@ -109,7 +109,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     )
     q_pipe = pipeline(config.q_stages, queries.nbytes, warps)
     k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
-    qk = left_factor(factors(variant.dtype), tiles.q, tiles.k, held=config.held, parts=config.thirds, from_base=True)
+    qk = register_a(factors(variant.dtype), tiles.q, tiles.k, held=config.held, parts=config.thirds, from_base=True)
     Q_FREE_EARLY = config.held and not O_OVER_Q
     pv = register_mma(factors(variant.dtype), tiles.v, config.thirds, from_base=True)
     has_sinks = chain.sinks and not config.split
@@ -130,11 +130,11 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     scale_acc = rows.scale_changed if alike or tiles.v.width > WIDE else rows.scale
     turn, visits = (
         turns(config.consumers if config.turns else 1),
-        visits_of(config.block_q, BLOCK_KV, variant, score, split=config.split),
+        kv_tiles_of(config.block_q, BLOCK_KV, variant, score, split=config.split),
     )
     walk, following = walk_of(config, variant, chain, visits), following_of(config, chain)
     get = get_of(varlen=variant.varlen, split=config.split, sliced=config.slices > 1)
-    hidden = hidden_rows(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
+    hidden = nan_repair(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
     output = output_of(config, variant, queries, stored)
     serial, stores_lse = serial_of(config, variant, chain, queries, with_lse), with_lse and not config.serial
     piece_of = slices_of(config.slices, tiles.v.width)

@@ -17,17 +17,17 @@ the same products but the last: dq is a sum over the keys of many blocks.
 
 A tile is 64 queries, or 128 of heads of 64: either way it has a dq of 64 x 64 for each warpgroup. Of heads of 64,
 registers have room for a warpgroup's K, and where no option but a mask or sinks needs any, for its V, which are left
-factors of all tiles (`tile.left_factor`). At 4, S.T goes through the options, is -inf where a mask is, and what is left
-of it then is P.T * slope; which probabilities dropout keeps are bits, asked for while the products run. A bias comes as
-boxes with dO (`bias_part`), and dq has one place less.
+factors of all tiles (`flash_attention.register_a`). At 4, S.T goes through the options, is -inf where a mask is, and
+what is left of it then is P.T * slope; which probabilities dropout keeps are bits, asked for while the products run. A
+bias comes as boxes with dO (`bias_dkv`), and dq has one place less.
 
 The sum of a tile's dq has one order, whatever blocks run when: who comes as number r waits for r others
-(`tile.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, and walk from the last tile on,
-so that who is waited for began before who waits; they follow one another a tile apart. Or, under a causal mask, a
-head's last keys come first, and blocks walk from the first tile that sees theirs: so none waits where it begins, and
-the longest walks come last (`FusedConfig.ascends`). With `by_steps`, P.T of 16 queries is multiplied as soon as it is
-there, beside the exponentials of the next ones (`probs_product`). Fragments of dq lie in memory as registers have
-them; `dq_finish` makes rows of them.
+(`flash_attention.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, and walk from the
+last tile on, so that who is waited for began before who waits; they follow one another a tile apart. Or, under a causal
+mask, a head's last keys come first, and blocks walk from the first tile that sees theirs: so none waits where it
+begins, and the longest walks come last (`FusedConfig.ascends`). With `by_steps`, P.T of 16 queries is multiplied as
+soon as it is there, beside the exponentials of the next ones (`probs_product`). Fragments of dq lie in memory as
+registers have them; `dq_convert` makes rows of them.
 
 Of sequences that lie one after another, rows behind the last key are the next one's keys: they have dS = 0, or dq would
 have a share of them. Tiles are numbered by where their tokens lie (`packed`), dq's sums as well. So blocks and sums are
@@ -40,33 +40,33 @@ half of that for P.T and dS.T packed, D / 2 + Dv / 2 of dk and dv, D / 4 of a he
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32, verb
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.companion import companion
 from ...tile.epilogue import put_matrices
 from ...tile.grids import let_next_grid_begin
-from ...tile.left_factor import left_factor
-from ...tile.meeting import meeting
 from ...tile.numbers import numbers
-from ...tile.once import copied_once
-from ...tile.ordered_sums import draw, ordered_sums
-from ...tile.outbox import outbox
 from ...tile.pipeline import pipeline
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
+from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import Variant, array_type, size_types, statistic_type
-from ..bias_words import in_words
-from ..columns import columns_of
+from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
-from ..hidden_keys import hidden_keys
 from ..key_rows import from_the_first, from_the_last, key_rows_of, place_of_sum
+from ..load_once import load_once
+from ..lse_delta_smem import lse_delta_of
+from ..nan_repair_keys import nan_repair_keys
 from ..options import chain_of
+from ..ordered_sums import draw, ordered_sums
+from ..register_a import register_a
+from ..store_queue import store_queue
+from ..tile_scheduler import Extent, walk_by_keys
 from ..tiles import Where
-from ..walk import Extent, walk_by_keys
-from .bias_part import bias_part
+from .bias_dkv import bias_dkv
 from .config import padded
 from .fused_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
 from .output import rows_output
@@ -90,27 +90,30 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     warps, tiles = 4 * CONSUMERS, config.tiles(D, Dv)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
-    kv_once, q_pipe = copied_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
-    bias = bias_part(variant, config.bias, tiles.bias_at, warps)
-    do_part = companion(config.stages, tiles.do.nbytes + bias.nbytes, writers=1)  # with lse and delta
-    kq = left_factor(variant.dtype, tiles.k, tiles.part_q, held=config.k_held)
-    vdo = left_factor(variant.dtype, tiles.v, tiles.part_do, held=config.v_held)
+    kv_once, q_pipe = load_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
+    bias = bias_dkv(variant, config.bias, tiles.bias_at, warps)
+    do_part = second_barrier(config.stages, tiles.do.nbytes + bias.nbytes, writers=1)  # with lse and delta
+    kq = register_a(variant.dtype, tiles.k, tiles.part_q, held=config.k_held)
+    vdo = register_a(variant.dtype, tiles.v, tiles.part_do, held=config.v_held)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
     VARLEN = variant.varlen
     score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word, others=VARLEN)
-    columns = columns_of(config, chain)
-    hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
+    columns = lse_delta_of(config, chain)
+    hidden = nan_repair_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, ROWS)
     stepwise = probs_by_steps(gradient, variant.dtype, tiles.do_steps)
     probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
     task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, VARLEN, chain, last_first=config.ascends, packed=VARLEN)
     order = from_the_first(BLOCK_KV, BLOCK_Q, chain) if config.ascends else from_the_last(BLOCK_KV, BLOCK_Q)
-    put_scores, both = put_matrices(variant.dtype, ROWS, anew=chain.scores or chain.weighs), meeting(CONSUMERS)
+    put_scores, both = (
+        put_matrices(variant.dtype, ROWS, anew=chain.scores or chain.weighs),
+        warpgroup_barrier(CONSUMERS),
+    )
     PARTS, LAST = config.parts, config.parts - 1
     Q_BYTES, DO_BYTES, STATISTICS = tiles.part_q.nbytes, tiles.part_do.nbytes, 2 * ROWS // 8  # from a part to the next
     DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
-    box, ordered = outbox(config.dq_places, warps), ordered_sums(CONSUMERS * FRAGMENT_BYTES)
+    box, ordered = store_queue(config.dq_places, warps), ordered_sums(CONSUMERS * FRAGMENT_BYTES)
     place_of = place_of_sum(BLOCK_Q, VARLEN)
     DQ_AT, PLACE, SIZE = tiles.dq_at // 4, CONSUMERS * FRAGMENT, dsk.size
     # of the product that makes dq a warpgroup has other queries, or other columns

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ..bias_tiles import bias_operand
-from ..columns import lane_columns
+from ..lse_delta_smem import lane_columns
 from .config import BOX
 from .dkv_config import BARRIERS, WHOLE
 

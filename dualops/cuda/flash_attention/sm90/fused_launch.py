@@ -8,23 +8,23 @@ from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
 from ....spec.meta import itemsize
-from ...arrays import cdiv
-from ...device import Device
-from ...maps import Mapped
-from ...plans import Choice
-from ...step import Step
+from ...launch.arrays import cdiv
+from ...launch.device import Device
+from ...launch.device_words import CLEARED, build_clear
+from ...launch.maps import Mapped
+from ...launch.plans import Choice
+from ...launch.step import Step
+from ...launch.views import boxed, by_token, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
-from ...views import boxed, by_token, how_stored
-from ...words import CLEARED, build_clear
 from .. import simt
 from ..arguments import has_usual_scale, is_varlen, sizes, variant
 from ..bias_tiles import bias_map, boxed_bias
 from ..options import having
-from ..packed import LEAST_HEADS, MOST_HEADS, packed_count
+from ..varlen_tiles import LEAST_HEADS, MOST_HEADS, packed_count
 from .config import BOX, padded
 from .dbias_config import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
-from .dq_finish import build_dq_finish
+from .dq_convert import build_dq_convert
 from .fused import build_fused
 from .fused_config import FusedConfig, fused_configs
 
@@ -158,7 +158,7 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
     shared_bytes = config.shared_bytes(D, padded(p.Dv))
     fused = build_fused(config, found, stored["dk"], stored["dv"])
     rest = (maps["dq"], *sums, by_token(metas, "dq", varlen), *arrays, *sizes(p))
-    finish = build_dq_finish(config, found, stored["dq"])
+    finish = build_dq_convert(config, found, stored["dq"])
     return [
         delta,
         clear,

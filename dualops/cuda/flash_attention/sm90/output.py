@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...backend import Namespace, cuda, i32, i64, u16, u32, verb
+from ...compiler.backend import Namespace, cuda, i32, i64, u16, u32, verb
+from ...launch.views import start
 from ...tile.boxes import Corner
 from ...tile.epilogue import NEAR, box_output, line_output, st_global_kept_v4_b32
-from ...views import start
 from ..arguments import Variant
 from ..fragment_scores import LANES, my_row, store_lse
 from .config import BOX, Sm90Config, padded
 from .queries import Queries
-from .splits import part_start
+from .split_kv import part_start
 
 STORED = ("boxes", "vectors", "elements")  # how o gets to memory: the first that its layout allows
 

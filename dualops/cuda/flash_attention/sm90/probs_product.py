@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...backend import Namespace, i32, verb
+from ...compiler.backend import Namespace, i32, verb
 from ...tile.swizzle import Operand
 from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import RegisterMma, register_mma

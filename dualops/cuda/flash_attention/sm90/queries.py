@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...backend import i32, verb
+from ...compiler.backend import i32, verb
 from ...tile.boxes import Corner, box_tile
 from ...tile.swizzle import Operand
-from ..walk import ROWS_OF_A_HEAD, Rows
+from ..tile_scheduler import ROWS_OF_A_HEAD, Rows
 from .config import BOX, Sm90Config
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ...backend import Namespace, i32, u32, verb
+from ...compiler.backend import Namespace, i32, u32, verb
 
 
 class Slices(Namespace):

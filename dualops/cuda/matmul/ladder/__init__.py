@@ -23,11 +23,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem, matmul as SPEC
-from ...device import Device
-from ...launch import Operation
-from ...maps import Mapped
-from ...plans import Choice
-from ...step import Step
+from ...launch.device import Device
+from ...launch.maps import Mapped
+from ...launch.operation import Operation
+from ...launch.plans import Choice
+from ...launch.step import Step
 from ...tile.boxes import Cluster
 from .. import naive, sm90, tiled
 from ..product import Product, variant

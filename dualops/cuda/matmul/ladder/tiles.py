@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ...backend import Kernel, builds, cuda, f32, i64, kernel, pointer, u16
+from ...compiler.backend import Kernel, builds, cuda, f32, i64, kernel, pointer, u16
 from ...tile.groups import group
 from ...tile.products import mma_ab
 from ...tile.shared import Part, Shared, Tile

@@ -5,7 +5,7 @@ Two kernels: the threads that multiply also load, or there are threads that do n
 
 from __future__ import annotations
 
-from ...backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, noun, tensor_map, u8, u32, verb
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, noun, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.roles import roles

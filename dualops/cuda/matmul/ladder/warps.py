@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, u16, u32, verb
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, u16, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.storage import storage
 from ...tile.warp_mma import FactorSlice, fragments, warp_products

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ...device import Device
-from ...maps import ROUNDED, Mapped
-from ...plans import Choice, Choices
-from ...step import Step
+from ...launch.device import Device
+from ...launch.maps import ROUNDED, Mapped
+from ...launch.plans import Choice, Choices
+from ...launch.step import Step
 from ...tile.boxes import box_shape
 from ...tile.epilogue import NEAR, output_box
 from ...tile.warpgroup import ROWS

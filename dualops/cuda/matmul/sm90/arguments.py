@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...backend import Members, i32, i64, members, noun, pointer, tensor_map, types, u32, verb
+from ...compiler.backend import Members, i32, i64, members, noun, pointer, tensor_map, types, u32, verb
 from ...tile.storage import storage
 from ..product import Result, Variant
 from ..tiled import Results

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ....spec import ArrayMeta
 from ....spec.meta import itemsize
-from ...maps import Mapped
+from ...launch.maps import Mapped
 from ...tile.swizzle import Operand
 from ..product import Axis, Product
 

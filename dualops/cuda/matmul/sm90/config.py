@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...arrays import cdiv
-from ...device import Device
+from ...launch.arrays import cdiv
+from ...launch.device import Device
 from ...tile.boxes import Cluster
 from ...tile.epilogue import output_box
 from ...tile.warpgroup import ROWS

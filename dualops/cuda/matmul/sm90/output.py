@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...backend import Members, Namespace, cuda, f32, i32, i64, noun, verb
+from ...compiler.backend import Members, Namespace, cuda, f32, i32, i64, noun, verb
 from ...tile.boxes import prefetch_maps
 from ...tile.epilogue import NEAR, BoxOutput, box_output, row_output
 from ...tile.storage import storage

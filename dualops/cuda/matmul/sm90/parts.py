@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
 from ....spec.meta import contiguous_strides
-from ...arrays import cdiv
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, types
-from ...step import Step
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, types
+from ...launch.arrays import cdiv
+from ...launch.step import Step
 from ...tile.shared import Shared
 from ...tile.storage import storage
 from ...tile.tf32 import parts, rounded

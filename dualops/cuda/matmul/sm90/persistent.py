@@ -33,7 +33,7 @@ gives its own to the consumers.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
 from ...tile.boxes import Corner, prefetch_maps
 from ...tile.roles import roles
 from ...tile.schedule import schedule

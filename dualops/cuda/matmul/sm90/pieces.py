@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...backend import f32, u32, verb
+from ...compiler.backend import f32, u32, verb
 from ...tile.pipeline import Pipeline
 from ...tile.warpgroup import WarpgroupMma
 

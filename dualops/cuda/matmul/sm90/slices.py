@@ -5,7 +5,7 @@ A stage of the pipeline has a slice of a, [BLOCK_M, BLOCK_K], and one of b, [BLO
 
 from __future__ import annotations
 
-from ...backend import Members, i32, members, noun, u32, verb
+from ...compiler.backend import Members, i32, members, noun, u32, verb
 from ...tile.boxes import Corner, box_tile
 from ...tile.pipeline import pipeline
 from ...tile.swizzle import Operand

@@ -16,13 +16,13 @@ Shared memory: stages * ITEMSIZE * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and 4 * 
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
 from ...tile.boxes import Corner, prefetch_maps
-from ...tile.cluster_sums import cluster_sums
 from ...tile.epilogue import NEAR
 from ...tile.roles import roles
 from ...tile.schedule import schedule
 from ...tile.warpgroup import ROWS, my_warpgroup
+from ..cluster_sums import cluster_sums
 from ..tiled import finishing
 from .arguments import Sm90Variant, argument_types, other_coordinates, results_of
 from .config import Sm90Config

@@ -3,7 +3,7 @@
 rows.py      the rows of a pass, whose states are there
 states.py    what each chunk adds to a state
 pairs.py     what scores are multiplied by
-hidden.py    elements of a result that columns must not reach which are not seen
+nan_repair.py  elements of a result that columns must not reach which are not seen
 config.py    tiles
 
 What else there is, the walk from chunk to chunk first of all, is as simt has it (`launches`).
@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 
 from ....spec import ArrayMeta, Problem
-from ...arrays import cdiv
-from ...device import Device
-from ...plans import Choice
-from ...step import Step
+from ...launch.arrays import cdiv
+from ...launch.device import Device
+from ...launch.plans import Choice
+from ...launch.step import Step
+from ...launch.views import is_stored_whole, vector_of
 from ...tile.warp_mma import MMA_TYPES
-from ...views import is_stored_whole, vector_of
 from ..arguments import NO_CHUNK
 from ..launches import (
     How,

@@ -12,15 +12,15 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...backend import Members, f32, i32, members, noun, verb
+from ...compiler.backend import Members, f32, i32, members, noun, verb
+from ...launch.views import start
 from ...tile.numbers import numbers
 from ...tile.storage import storage
 from ...tile.unrolled import one_after_another
-from ...views import start
 from ..arguments import ABS, Variant
 from ..decays import step_decays
 
-# log2 of a gamma below which what rounding takes from pairs of near tokens counts, as sm90's `head_decay` says
+# log2 of a gamma below which what rounding takes from pairs of near tokens counts, as sm90's `constant_decay` says
 LEAST_KEPT = f32(math.log2(0.968))
 FEW_SEEN = 64  # tokens: rows that see no more are the largest where results are normalized
 NARROW = 16  # columns of q or of v

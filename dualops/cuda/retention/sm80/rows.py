@@ -18,7 +18,7 @@ other filled beside that, by way of registers or by cp.async.
 P never leaves registers: as accumulators lie, it is the left factor of 7. Of bfloat16 it is rounded to that, and so is
 the state; of float16, which has too small a range, both are rounded to tf32, and Q and V go as such. Where what
 rounding takes counts, 7 has a second part (`pairs`), and of narrow heads 2. A P of 0 times a NaN in V is a NaN:
-`hidden` mends that.
+`nan_repair` mends that.
 
 Where results are normalized rows are summed up as they go; with terms, as `simt_rows` tells, each is added to a score,
 and the norm is one more row of the state.
@@ -29,10 +29,9 @@ BLOCK_KV / 2 of scores and half of P, D / 4 of Q where it is held, and about 50.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
+from ...launch.views import number_type, start, strided
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
-from ...tile.float_strips import rounding_left, strip_of_floats
-from ...tile.float_tiles import float_tile
 from ...tile.numbers import numbers
 from ...tile.rows import lane_reductions
 from ...tile.shared import Lines
@@ -40,11 +39,12 @@ from ...tile.storage import access, storage
 from ...tile.strips import strip_abt
 from ...tile.tile_copies import tile_copies
 from ...tile.warp_rows import COLUMNS, warp_output
-from ...views import number_type, start, strided
 from ..arguments import OF_COLUMNS, OF_ROWS, Variant, call_type, origin, slot_of, span
 from ..decays import decays_of
+from ..float_strips import rounding_left, strip_of_floats
+from ..float_tiles import float_tile
 from .config import BOX, ROWS, SLICE, Shape, Sm80Rows
-from .hidden import hidden_elements
+from .nan_repair import hidden_elements
 from .pairs import NARROW, Place, pairs_of
 
 LANES = 4  # that share a row

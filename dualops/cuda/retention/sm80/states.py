@@ -12,8 +12,8 @@ tokens each: one is multiplied, the other filled beside that (cp.async).
     5      wait for the next ones, all threads
     6  A, 16 rows of a warp at a time through shared memory
 
-A key times its weight is rounded, or where the state is a result taken in parts (`tile.float_strips`). Tensor cores
-round toward zero: sums of a few tokens are added up by threads, which round to the nearest.
+A key times its weight is rounded, or where the state is a result taken in parts (`retention.float_strips`). Tensor
+cores round toward zero: sums of a few tokens are added up by threads, which round to the nearest.
 
 Shared memory: `Sm80States.tiles`, 4 * TOKENS * (64 + BLOCK_V) bytes and 1 KiB. Registers: BLOCK_V of both sums, and
 about 60.
@@ -21,17 +21,17 @@ about 60.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
+from ...launch.views import number_type, start, strided
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
-from ...tile.float_strips import strip_of_weighted
 from ...tile.numbers import numbers
 from ...tile.shared import Lines
 from ...tile.storage import access, storage
 from ...tile.tile_copies import tile_copies
 from ...tile.warp_rows import COLUMNS, warp_output
-from ...views import number_type, start, strided
 from ..arguments import LONGEST_CHUNK, Variant, call_type, origin, slot_of, span
 from ..decays import decays_of
+from ..float_strips import strip_of_weighted
 from ..simt_states import mirrored_chunk, whole_chunk
 from .config import BOX, Shape, Sm80States
 

@@ -2,18 +2,18 @@
 
 chunks.py      the kernel: one pass
 wide.py        the same where heads are wide
-walked.py      which chunks a block of either walks
+chunk_range.py  which chunks a block of either walks
 fragments.py   where accumulators stand; states from and to memory
-head_decay.py  what is left of one token at another, of gamma
-step_decay.py  the same of log_decay, by the tables of step_tables.py, which step_feed.py hands over
-hidden.py      elements of a result that tokens must not reach which are not seen
+constant_decay.py  what is left of one token at another, of gamma
+per_token_decay.py  the same of log_decay, by the tables of decay_tables.py, which decay_tables_feed.py hands over
+nan_repair.py  elements of a result that tokens must not reach which are not seen
 launches.py    those of a pass
 config.py      tiles
 
 The gradient with log_decay:
 
-met_chunks.py     dq or dk, and what tokens have of the states between chunks; kept_states.py: these in memory
-met_pairs.py      the pairs of a chunk, and all of it summed up; passed_over.py: along their rows
+decay_grad_chunks.py  dq or dk, and what tokens have of the states between chunks; saved_states.py: these in memory
+decay_grad_pairs.py  the pairs of a chunk, and all of it summed up; decay_row_sums.py: along their rows
 step_launches.py  its launches; step_config.py: its tiles
 """
 
@@ -24,14 +24,14 @@ from dataclasses import replace
 from functools import partial
 
 from ....spec import ArrayMeta, Problem
-from ...device import Device
-from ...maps import Mapped
-from ...plans import Choice
-from ...step import Step
+from ...launch.device import Device
+from ...launch.maps import Mapped
+from ...launch.plans import Choice
+from ...launch.step import Step
+from ...launch.views import Boxed, boxed, how_stored
 from ...tile.warpgroup import ROWS
-from ...views import Boxed, boxed, how_stored
 from ..arguments import is_varlen
-from ..marks import marks_steps, marks_workspace
+from ..decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
 from ..passes import Pass, backward_passes, forward_pass
 from .config import BOX, CHUNK, DTYPE, SLACK, Config, Sm90Config, WideConfig
 from .launches import SEGMENTS, between_segments, is_shared, segment_states, walk_step
@@ -154,7 +154,7 @@ def _workspace(problem: Problem, results: Mapping[str, ArrayMeta], config: Confi
     p = problem
     made = segment_states(p, config)
     if "log_decay" in p.arrays and SEGMENTS in made:
-        made |= marks_workspace(p)
+        made |= prefix_sums_workspace(p)
     return made | (step_gradient_workspace(p) if "dlog_decay" in results else {})
 
 
@@ -169,7 +169,7 @@ def steps_of(
     chunk = config.chunk
     passes: Sequence[Pass] = backward_passes(p, results, {}, chunk) if backward else [forward_pass(p, results, chunk)]
     sums = "marks" in _workspace(p, results, config)
-    steps = list(marks_steps(p, passes[0].logs, passes[0].ends, passes[0].call)) if sums else []
+    steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].ends, passes[0].call)) if sums else []
     if "dlog_decay" in results:
         return [*steps, *step_gradient_steps(p, results, config)]
     for each, names in zip(passes, roles, strict=True):

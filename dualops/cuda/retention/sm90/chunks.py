@@ -15,11 +15,11 @@ n is 128, or how many tokens the last chunk has. The state stays in registers, i
 comes from shared memory transposed, so that decay is put on it in registers: rounded to 16 bits, or where the state is
 a result, in three parts, and then what a chunk adds to it is a sum of its own (`state_sums`).
 
-Of a head that forgets at once, as one with log_decay may, 4 has a second part (`tile.near_pairs`). With log_decay each
-power of gamma is what `step_decay` finds in tables of the chunk, which a second warp of those that load makes
-(`step_tables`).
+Of a head that forgets at once, as one with log_decay may, 4 has a second part (`retention.diagonal_residual`). With
+log_decay each power of gamma is what `per_token_decay` finds in tables of the chunk, which a second warp of those that
+load makes (`decay_tables`).
 
-A probability of 0 times a NaN in V is a NaN: an element of o that only 4 made so is made anew (`hidden`).
+A probability of 0 times a NaN in V is a NaN: an element of o that only 4 made so is made anew (`nan_repair`).
 
 The gradient is three such passes (`passes`). Two go back, from the last chunk to the first. A query sees the tokens
 c >= r of its chunk and those behind it, of which the state knows how far they are from the chunk's last token:
@@ -40,31 +40,31 @@ fit.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
+from ...launch.views import number_type, strided
 from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.carried import carried
-from ...tile.companion import companion
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
-from ...tile.meeting import meeting
-from ...tile.near_pairs import near_pairs
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.second_barrier import second_barrier
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
-from ...views import number_type, strided
+from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import call_type
+from ..diagonal_residual import diagonal_residual
+from ..state_smem import state_smem
+from .chunk_range import chunk_range
 from .config import BOX, CHUNK, CONSUMERS, DTYPE, Sm90Config, Walk
+from .constant_decay import constant_decay
+from .decay_tables_feed import decay_tables_feed
 from .fragments import fragments_of
-from .head_decay import head_decay
-from .hidden import hidden_elements
+from .nan_repair import hidden_elements
+from .per_token_decay import per_token_decay
 from .state_sums import state_sums
-from .step_decay import step_decay
-from .step_feed import step_feed
-from .walked import walked
 
 
 @builds
@@ -75,18 +75,18 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     decay: gamma, or log_decay. Dv: in whole boxes. segment: numbers from one segment's state to the next; segments: of
     a sequence, the first ones. The last three: 1, or 0 where all heads share the array, whose map then has one.
     """
-    STEP, STEPWISE, walk_of = -CHUNK if walk.back else CHUNK, config.stepwise, walked(CHUNK, walk.back)
+    STEP, STEPWISE, walk_of = -CHUNK if walk.back else CHUNK, config.stepwise, chunk_range(CHUNK, walk.back)
     num, role, warps, tiles = numbers(f32), roles(CONSUMERS, most=not STEPWISE), 4 * CONSUMERS, config.tiles(Dv)
-    decays = step_decay(Dv, tiles.decay_at, walk.back) if STEPWISE else head_decay(CHUNK, Dv, walk.back)
-    steps = step_feed(tiles.decay_at, walk.back, warps)
+    decays = per_token_decay(Dv, tiles.decay_at, walk.back) if STEPWISE else constant_decay(CHUNK, Dv, walk.back)
+    steps = decay_tables_feed(tiles.decay_at, walk.back, warps)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
     v_tile = box_tile(tiles.v, tiles.v_at, 2)
     q_pipe, k_pipe = pipeline(1, tiles.q.nbytes, warps), pipeline(config.stages, tiles.k.nbytes, warps)
-    v_part, both = companion(config.stages, tiles.v.nbytes), meeting(CONSUMERS)
+    v_part, both = second_barrier(config.stages, tiles.v.nbytes), warpgroup_barrier(CONSUMERS)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
-    carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
-    near = near_pairs(tiles.v)
+    carry, boxes = state_smem(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
+    near = diagonal_residual(tiles.v)
     hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
     kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, beside=not walk.looks)
 

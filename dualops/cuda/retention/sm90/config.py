@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...tile.handover import THREADS, handover_bytes
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
+from ...tile.warpgroup_exchange import THREADS, exchange_bytes
 
 DTYPE = "bfloat16"
 SLACK = 1024  # bytes of shared memory that the mbarriers take, and what lies between them and the tiles
@@ -15,7 +15,7 @@ BOX = 64  # elements of 16 bits that a line of a box has
 CONSUMERS = 2  # warpgroups that multiply
 CHUNK = ROWS * CONSUMERS  # tokens
 KEY_WIDTH = ROWS * CONSUMERS  # rows of the state: 64 of each warpgroup; what is beyond D is loaded as zeros
-DECAY_TABLES = 16 * CHUNK  # bytes of what `step_decay` leaves in shared memory
+DECAY_TABLES = 16 * CHUNK  # bytes of what `per_token_decay` leaves in shared memory
 MOST_KEYS = 256  # of a warpgroup's 64 columns of a state: half of its registers
 
 
@@ -143,7 +143,7 @@ class WideConfig:
         state_at = v_at + self.stages_of(D) * v_tile.nbytes
         o_at = state_at + CONSUMERS * state.nbytes
         sum_at = o_at + v_tile.nbytes  # o has as many columns as V
-        end = sum_at + (handover_bytes(self.chunk * BOX // THREADS, 1, True) if halves else 0)
+        end = sum_at + (exchange_bytes(self.chunk * BOX // THREADS, 1, True) if halves else 0)
         return WideTiles(q_tile, v_tile, q, k, v, state, k_at, v_at, state_at, o_at, sum_at, end)
 
     def shared_bytes(self, D: int, Dv: int) -> int:

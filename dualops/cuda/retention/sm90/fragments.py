@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ...backend import Members, cuda, f32, i32, i64, noun, u32, verb
+from ...compiler.backend import Members, cuda, f32, i32, i64, noun, u32, verb
 from ...tile.epilogue import opaque_f32
 from ...tile.products import opaque_i32
 from ...tile.rows import FULL_WARP, shfl_idx_i32

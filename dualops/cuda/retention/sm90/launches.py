@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from ....spec import ArrayMeta, Problem
 from ....spec.meta import Strided, compute_dtype
-from ...arrays import cdiv
-from ...step import Step
+from ...launch.arrays import cdiv
+from ...launch.step import Step
+from ...launch.views import whole
 from ...tile.products import THREADS
-from ...views import whole
 from ..arguments import Call, workspace
 from ..passes import Pass, States
 from ..simt_states import build_walk

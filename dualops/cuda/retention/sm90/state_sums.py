@@ -2,7 +2,7 @@
 
 Where o alone reads the state, which is rounded for it, the product is added to the state as it is, K as one number of
 16 bits. Where the state is a result, K goes in three parts, and what a chunk adds is a sum of its own
-(`tile.exact_products`): tensor cores round toward zero, which after a few chunks is further off than the rule of
+(`retention.exact_products`): tensor cores round toward zero, which after a few chunks is further off than the rule of
 accuracy allows (measured, of 700 tokens that keep all 1.4 of it, of 3000 4.7).
 
 Of wide heads the state is transposed, so that V takes K's place (`state_of_values`). Beside it no registers are left
@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...backend import Namespace, cuda, f32, i32, verb
-from ...tile.carried import WeightedSums, weighted_sums
-from ...tile.exact_products import exact_pieces, exact_sums
+from ...compiler.backend import Namespace, cuda, f32, i32, verb
 from ...tile.swizzle import Operand
 from ...tile.unrolled import one_after_another
+from ..exact_products import exact_pieces, exact_sums
+from ..state_smem import WeightedSums, weighted_sums
 from .config import BOX
 
 

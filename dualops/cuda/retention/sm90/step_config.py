@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...tile.column_sums import column_sums_bytes, warp_sums_bytes
 from ...tile.swizzle import Operand
+from ..column_sums import column_sums_bytes, warp_sums_bytes
 from .config import BOX, CHUNK, CONSUMERS, DECAY_TABLES, KEY_WIDTH
 
 WARPS = 4 * CONSUMERS  # that multiply

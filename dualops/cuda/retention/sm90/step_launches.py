@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 
 from ....spec import ArrayMeta, Problem
 from ....spec.meta import Strided
-from ...arrays import cdiv
-from ...step import Step
-from ...views import by_token
+from ...launch.arrays import cdiv
+from ...launch.step import Step
+from ...launch.views import by_token
 from ..arguments import workspace
 from ..decays import logs_of
 from ..passes import Pass, States, backward_passes, transposed
 from .config import CHUNK, KEY_WIDTH, Config, Walk, padded
+from .decay_grad_chunks import build_decay_grad_chunks
+from .decay_grad_pairs import build_decay_grad_pairs
 from .launches import between_segments, call_of, is_shared, walk_step
-from .met_chunks import build_met_chunks
-from .met_pairs import build_met_pairs
 from .step_config import StepsConfig
 
 CONFIG = StepsConfig()
@@ -54,7 +54,7 @@ def step_gradient_steps(problem: Problem, results: Mapping[str, ArrayMeta], conf
         arrays = each.q, each.k, each.v, of_tokens, kept, both, states.initial, each.logs
         known = call, segment, config.segments, dq.call.first_chunk, *_apart(p, names[:-1])
         args = (*(f"{name}_map" for name in names), *arrays, *known)
-        kernel = build_met_chunks(CONFIG, padded(int(each.call.Dv)), walk)
+        kernel = build_decay_grad_chunks(CONFIG, padded(int(each.call.Dv)), walk)
         return Step(kernel, (p.B * p.H * config.segments,), args, CONFIG.met_tiles(padded(int(each.call.Dv))).nbytes)
 
     def segments(each: Pass, names: Sequence[str]) -> tuple[list[Step], States]:
@@ -76,7 +76,7 @@ def step_gradient_steps(problem: Problem, results: Mapping[str, ArrayMeta], conf
     known = dq.logs, call, p.B * p.H * chunks, *_apart(p, PAIRS)
     args = (*(f"{name}_map" for name in PAIRS), logs_of(results, "dlog_decay", False), taken, given, both, *known)
     blocks, shared_bytes = cdiv(p.B * p.H * chunks, CONFIG.run), CONFIG.pair_tiles(D, Dv).nbytes
-    return [*walks, Step(build_met_pairs(CONFIG, D, Dv), (blocks,), args, shared_bytes)]
+    return [*walks, Step(build_decay_grad_pairs(CONFIG, D, Dv), (blocks,), args, shared_bytes)]
 
 
 def _apart(problem: Problem, names: Sequence[str]) -> list[int]:

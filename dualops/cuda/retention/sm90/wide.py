@@ -37,31 +37,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
+from ...launch.views import number_type, strided
 from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.carried import carried
-from ...tile.companion import companion
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
-from ...tile.handover import handover
-from ...tile.meeting import meet_alone
-from ...tile.near_pairs import near_pairs
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.products import anew_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.second_barrier import second_barrier
 from ...tile.softmax_rows import softmax_rows
 from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import my_warpgroup, register_mma, warpgroup_mma
-from ...views import number_type, strided
+from ...tile.warpgroup_barrier import meet_alone
+from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import call_type
+from ..diagonal_residual import diagonal_residual
+from ..state_smem import state_smem
+from .chunk_range import chunk_range
 from .config import BOX, CONSUMERS, DTYPE, Walk, WideConfig
+from .constant_decay import constant_decay
 from .fragments import fragments_of
-from .head_decay import head_decay
-from .hidden import hidden_elements
+from .nan_repair import hidden_elements
 from .state_sums import state_of_values
-from .walked import walked
 
 
 @builds
@@ -75,7 +75,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     STEP = -CHUNK if walk.back else CHUNK
     num, decays, role, warps = (
         numbers(f32),
-        head_decay(CHUNK, BOX, walk.back),
+        constant_decay(CHUNK, BOX, walk.back),
         roles(CONSUMERS, most=True),
         4 * CONSUMERS,
     )
@@ -86,11 +86,11 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     q_tile, k_tile = box_tile(tiles.q_tile, 0, 2), box_tile(tiles.q_tile, tiles.k_at, 2)
     v_tile = box_tile(tiles.v_tile, tiles.v_at, 2)
     q_pipe, k_pipe = pipeline(1, tiles.q_tile.nbytes, warps), pipeline(stages, tiles.q_tile.nbytes, warps)
-    v_part = companion(stages, tiles.v_tile.nbytes)
+    v_part = second_barrier(stages, tiles.v_tile.nbytes)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.q), warpgroup_mma(DTYPE, tiles.q, tiles.state)
-    pv, rows, near = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, BOX // 2), near_pairs(tiles.v)
-    fragments, walk_of = fragments_of(KEYS, transposed=True), walked(CHUNK, walk.back)
-    carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, BOX, tiles.o_at, 1, 2)
+    pv, rows, near = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, BOX // 2), diagonal_residual(tiles.v)
+    fragments, walk_of = fragments_of(KEYS, transposed=True), chunk_range(CHUNK, walk.back)
+    carry, boxes = state_smem(tiles.state, tiles.state_at), box_output(DTYPE, BOX, tiles.o_at, 1, 2)
 
     @verb
     def weight(args, token):
@@ -98,7 +98,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         return decays.weight((log2_gamma, count, kept_scale), i32(row + token))
 
     kv = state_of_values(tiles.v, tiles.k, config.parts > 1, weight)
-    half = handover(tiles.sum_at, pv.size, 1, True)
+    half = warpgroup_exchange(tiles.sum_at, pv.size, 1, True)
 
     @verb
     def of_state(room, d, column):

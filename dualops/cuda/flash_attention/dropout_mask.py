@@ -1,0 +1,155 @@
+"""Which probabilities of a tile stay, in the registers of whoever multiplies. No score changes that: it may be asked
+before there are scores, and its bits kept, or when probabilities are packed, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..compiler.backend import Members, cuda, f32, i32, members, noun, u32, u64, verb
+from ..tile.numbers import numbers
+from ..tile.products import opaque_i32
+from ..tile.rows import FULL_WARP, shfl_idx_i32
+from ..tile.softmax_rows import LANES
+from ..tile.unrolled import one_after_another
+from .options import OptionChain
+from .score_coords import Places, my_row
+
+WORDS = 16  # whose two bits each fill 32
+CALLS = 4  # that give them, each of eight probabilities
+HALF = 16
+BIT = 1 << HALF | 1  # of both halves
+
+
+@noun
+def dropout_mask(
+    chain: OptionChain, places: Places, quads: int, *, transposed: bool = False, parts: int = 1
+) -> Members:
+    """The verbs, for quads of probabilities.
+
+    transposed: rows are keys and columns queries. parts: of a probability, in words of two that are packed.
+    """
+    word = u32 if quads <= 2 * CALLS else u64  # registers are few
+    num, ALL = numbers(f32), word((1 << 4 * quads) - 1)
+    LOOP = quads > 2 * CALLS and quads % (2 * CALLS) == 0
+
+    @verb
+    def _some(options, where, seed, first, calls):
+        """The bits of `calls` calls, of which number n is of quads 2 * n and 2 * n + 1."""
+        odd = i32(my_row() % 2) if transposed else i32(0)
+        corner = places.at_inside(where, i32(my_row() - odd), places.first(where) + odd, i32(0), f32(0))
+        kept = u32(0)
+        for n in range(calls):
+            further = i32(first + n)
+            below, right = (further, i32(0)) if transposed else (i32(0), further)
+            a, b, c, d = chain.keeps(options, corner, seed, below, right)
+            of_two = u32((a & u32(BIT << 4 * n)) | (b & u32(BIT << (4 * n + 1))))
+            kept |= u32(of_two | (c & u32(BIT << (4 * n + 2))) | (d & u32(BIT << (4 * n + 3))))
+        return _of_my_key(kept, odd) if transposed else kept
+
+    @verb
+    def _of_my_key(mine, odd):
+        """A call is of two keys and one query, and of those 8 further: the lane of the key beside has asked for the
+        query beside.
+        """
+        beside = u32(shfl_idx_i32(i32(mine), i32(u32(cuda.threadIdx.x) % u32(32) ^ u32(LANES)), FULL_WARP))
+        if odd:
+            return u32((beside >> u32(HALF)) | (mine & u32(0xFFFF0000)))
+        return u32((mine & u32(0xFFFF)) | (beside << u32(HALF)))
+
+    @verb
+    def keeps(options, where, seed):
+        """Return a bit for each probability: whether it stays."""
+        kept, j = ALL, i32(0)
+        if chain.weighs:
+            if LOOP:
+                while j < quads // 2:
+                    found = _some(options, where, seed, j, CALLS)
+                    kept = u64((kept >> u64(32)) | (u64(found) << u64(32)))
+                    j = opaque_i32(j + CALLS)
+            elif quads > 2 * CALLS:
+                kept = u64(_some(options, where, seed, i32(0), CALLS))
+                kept |= u64(_some(options, where, seed, i32(CALLS), quads // 2 - CALLS)) << u64(32)
+            else:
+                kept = word(_some(options, where, seed, i32(0), quads // 2))
+        return kept
+
+    @verb
+    def _stays(kept, n):
+        if transposed:  # a call's words are a key's two queries, 8 apart, and those of the key 8 further
+            n = n // 8 * 8 + n // 2 % 2 * 4 + n // 4 % 2 * 2 + n % 2
+        bit = n % 32 // 2 + n % 2 * HALF
+        return (u32(kept >> word(32 * (n // 32))) & u32(1 << bit)) != u32(0)
+
+    def keeps_from(first: int) -> Callable[..., None]:
+        """For every other probability, whose bits lie side by side: the assembler makes predicates of seven at once."""
+        count = min(WORDS, 2 * quads - first // 2)
+
+        @verb
+        def some(probs, kept, _, __):
+            for n in range(count):
+                if not _stays(kept, first + 2 * n):
+                    probs[first + 2 * n] = num.zero
+
+        return some
+
+    keep_all = one_after_another([keeps_from(first + e) for first in range(0, 4 * quads, 2 * WORDS) for e in range(2)])
+
+    @verb
+    def keep(probs, kept):
+        """Make the probabilities 0 that do not stay."""
+        if chain.weighs:
+            keep_all(probs, kept, 0, 0)
+
+    def drop_from(n: int) -> Callable[..., None]:
+        @verb
+        def some_packed(probs, options, where, seed):
+            corner = places.at_inside(where, my_row(), places.first(where), i32(0), f32(0))
+            a, b, c, d = chain.keeps(options, corner, seed, i32(0), i32(n))
+            for part in range(parts):
+                first = 4 * n + 2 * quads * part
+                probs[first] &= a
+                probs[first + 1] &= b
+                probs[first + 2] &= c
+                probs[first + 3] &= d
+
+        return some_packed
+
+    drop_all = one_after_another([drop_from(n) for n in range(quads // 2)])
+
+    @verb
+    def drop(probs, options, where, seed):
+        """Make packed probabilities 0 that do not stay; which ones is asked where they are needed."""
+        if chain.weighs:
+            drop_all(probs, options, where, seed)
+
+    @verb
+    def growth(options):
+        """Return the factor of the probabilities that stay."""
+        return chain.growth(options)
+
+    @verb
+    def _of_this_lane(bits):
+        """By way of a shuffle, which no compiler sees through."""
+        return u32(shfl_idx_i32(i32(bits), i32(u32(cuda.threadIdx.x) % u32(32)), FULL_WARP))
+
+    @verb
+    def again(kept):
+        """Return the same bits. The compiler then keeps no weights found before in registers."""
+        if not chain.weighs:
+            return kept
+        if quads <= 2 * CALLS:
+            return word(_of_this_lane(kept))
+        return word(u64(_of_this_lane(u32(kept))) | u64(u64(_of_this_lane(u32(kept >> u64(32)))) << u64(32)))
+
+    @verb
+    def weight(kept, growth, n):
+        """Return the factor of my probability number n: growth or 0; 1 where nothing is weighed."""
+        if chain.weighs:
+            return growth if _stays(kept, n) else num.zero
+        return f32(1)
+
+    return members(
+        locals(),
+        seed=chain.seed,  # (options) -> what `keeps` takes, once for all tiles
+    )

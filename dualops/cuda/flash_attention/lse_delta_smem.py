@@ -1,0 +1,108 @@
+"""lse and delta of a tile's queries, where the queries are columns of scores: from memory through shared memory.
+
+A warp brings those of a tile beside the copies of its boxes, so that nothing is asked of their addresses. A thread
+needs the columns that it has scores of, two of every eight, and finds them side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ..compiler.backend import Members, Noun, cuda, f32, i32, noun, u32, verb
+from ..launch.views import start
+from ..tile.numbers import numbers
+from ..tile.products import opaque_i32
+from ..tile.softmax_rows import LANES
+from ..tile.unrolled import one_after_another
+from .options import OptionChain
+from .saved_lse import base_of
+
+PAD = 4  # floats between the columns of a lane and the next lane's, so that lanes meet different banks
+
+
+def lane_columns(block_q: int) -> int:
+    """Floats from a lane's columns to the next one's, of a statistic of so many queries."""
+    return block_q // 4 + PAD
+
+
+class QueryTiles(Protocol):
+    """A Config of tiles of queries."""
+
+    @property
+    def block_q(self) -> int: ...
+
+    @property
+    def stages(self) -> int: ...
+
+
+Columns = Noun  # what `lse_delta_of` makes
+
+
+@verb
+def my_lane():
+    """Without a sign to look after."""
+    return u32(cuda.threadIdx.x) % u32(32)
+
+
+@noun
+def lse_delta_of(config: QueryTiles, chain: OptionChain) -> Members:
+    """The verbs of tiles of the Config's queries.
+
+    lse is there as the base of exponents (`saved_lse`), 0 for a query that sees nothing.
+    """
+    num, to_base = numbers(f32), base_of(chain)
+    BLOCK_Q, LANE = config.block_q, lane_columns(config.block_q)
+    STAGE, DELTA, PER_LANE = 2 * LANES * LANE, LANES * LANE, -(-BLOCK_Q // 32)
+    SIZE, OWN = config.stages * STAGE, 2 * PER_LANE
+
+    @verb
+    def slots():
+        """Return the shared array of the stages; once in a kernel, by all threads."""
+        return cuda.shared.array(SIZE, f32, alignment=16)
+
+    @verb
+    def own():
+        """Return a local array for the numbers that a lane of the loading warp has under way."""
+        return cuda.local.array(OWN, f32)
+
+    def fetch_one(n: int, which: int) -> Callable[..., None]:
+        @verb
+        def fetch(own, x, task, tile):
+            h, m0 = tile
+            m = i32(m0 + i32(my_lane()) + 32 * n)
+            own[2 * n + which] = num.zero
+            if m < task.Sq:  # its place is found anew each time: a thread that loads has no register to keep one in
+                own[2 * n + which] = x.data[start(x, opaque_i32(task.b), h, task.q_first + m)]
+
+        return fetch
+
+    fetch_lse, fetch_delta = (one_after_another([fetch_one(n, which) for n in range(PER_LANE)]) for which in range(2))
+
+    @verb
+    def fetch(own, lse, delta, task, h, m0):
+        """Start to load lse and delta of the queries from m0 on; by all lanes of a warp."""
+        fetch_lse(own, lse, task, (h, m0))
+        fetch_delta(own, delta, task, (h, m0))
+
+    @verb
+    def put(slots, stage, own):
+        """Write what was fetched into a stage that is free."""
+        lane = my_lane()
+        at = i32(stage * STAGE + i32(lane % u32(8) // u32(2) * u32(LANE) + lane // u32(8) * u32(2) + lane % u32(2)))
+        for n in range(PER_LANE):
+            if i32(lane) < i32(BLOCK_Q - 32 * n):
+                slots[at + 8 * n] = to_base(own[2 * n])
+                slots[at + (8 * n + DELTA)] = own[2 * n + 1]
+
+    @verb
+    def lse(stage):
+        """Return where lse of my columns begins in a stage: number 2 * j + e is of my column 8 * j + e."""
+        return i32(stage * STAGE + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
+
+    @verb
+    def delta(stage):
+        """Return where delta of my columns begins in a stage, in the same order."""
+        return i32(stage * STAGE + DELTA + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
+
+    return locals()

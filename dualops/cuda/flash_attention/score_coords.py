@@ -1,0 +1,149 @@
+"""Where the scores of a tile in registers stand: of which query and which key each is.
+
+Rows are queries and columns keys, or, transposed, rows are keys and columns queries. A thread has rows r and r + 8, and
+of each of them two neighbours of every eight columns (`tile.fragment`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...spec.attention import At
+from ..compiler.backend import Namespace, cuda, f32, i32, i64, u32, verb
+from ..tile.products import opaque_i32
+from ..tile.softmax_rows import LANES
+from .options import OptionChain
+
+
+@verb
+def my_row():
+    """The first row of this thread among those of its warpgroup."""
+    tid = u32(cuda.threadIdx.x)  # no sign to look after
+    return i32(tid % u32(128) // u32(32) * u32(16) + tid % u32(32) // u32(LANES))
+
+
+@verb
+def my_column():
+    """The first of the columns of this thread among those of each quad of lanes."""
+    return i32(u32(2) * (u32(cuda.threadIdx.x) % u32(LANES)))
+
+
+class Places(Namespace):
+    """The verbs. where: the tile's, whose first row is the first of those that the thread's warpgroup (or warp) has."""
+
+    # (where) -> the number of my first column, an even one; of 64 bits, so that a constant beside it is an address's
+    first: Callable[..., Any]
+    ahead: Callable[..., Any]  # (where, row, first) -> how far the query is ahead of the key, there
+    inside: Callable[..., Any]  # (where) -> whether nothing of the tile is beyond the last query or key
+    steady: bool  # whether 8 rows further are 8 places further: a row may not be a head of the same query
+    # (where, row, first, e, distance, down=0) -> At of column `first + e`. distance: what `ahead` said of `first`, and
+    # of the row so far before, if rows are `steady`: equal distances are the same sums then, and made once
+    at_inside: Callable[..., At]  # where nothing is beyond
+    # what is beyond the last query or key, and is masked, stands at that one, or next to it: options read arrays there
+    at: Callable[..., At]
+    seen: Callable[..., Any]  # (options, where, row) -> first and end of the columns that ranges show to a row
+    there: Callable[..., Any]  # (where, row) -> whether a row is one: what is beyond may be another sequence's
+    passes: Callable[..., Any]  # (where) -> whether some rows of the tile are none
+    origin: Callable[..., Any]  # (where) -> the tile's first column
+    within: Callable[..., Any]  # (options, where) -> whether ranges show all of the tile
+
+
+def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -> Places:
+    """Of tiles [queries, keys]. heads: each query has so many rows, of heads that follow one another."""
+
+    @verb
+    def first(where):
+        return i64(opaque_i32(i32(where.n0 + my_column())))
+
+    @verb
+    def ahead(where, row, key):
+        return f32(i32(where.m0 + row // heads + where.offset - key))
+
+    @verb
+    def inside(where):
+        return (where.m0 + (rows + heads - 1) // heads <= where.Sq) & (where.n0 + columns <= where.Sk)
+
+    @verb
+    def at_inside(where, row, key, e, distance, down=0):
+        i, distance = i32(where.m0 + row // heads), distance - f32(e - down)
+        return At(where.b, i32(where.h + row % heads), i, key + e, i32(i + where.offset), distance, e & 1)
+
+    @verb
+    def at(where, row, key, e, distance, down=0):
+        i, j = min(i32(where.m0 + row // heads), i32(where.Sq - 1)), min(i32(key + e), i32(where.Sk - 1))
+        return At(where.b, i32(where.h + row % heads), i, j, i32(i + where.offset), distance - f32(e - down), j & 1)
+
+    @verb
+    def seen(options, where, row):
+        i = i32(where.m0 + row // heads)
+        return chain.keys(options, i, i32(i + where.offset), where.Sk)
+
+    @verb
+    def there(where, row):
+        return where.m0 + row // heads < where.Sq
+
+    @verb
+    def passes(where):
+        return where.m0 + (rows + heads - 1) // heads > where.Sq
+
+    @verb
+    def origin(where):
+        return where.n0
+
+    @verb
+    def within(options, where):
+        m1, n1 = min(where.m0 + rows // heads, where.Sq), where.n0 + columns  # rows beyond the last query do not count
+        return chain.within(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
+
+    return Places.from_locals(locals(), steady=heads == 1)
+
+
+def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
+    """Of tiles [keys, queries]."""
+
+    @verb
+    def first(where):
+        return i64(opaque_i32(i32(where.m0 + my_column())))
+
+    @verb
+    def ahead(where, row, query):
+        return f32(i32(query + where.offset - where.n0 - row))
+
+    @verb
+    def inside(where):
+        return (where.m0 + columns <= where.Sq) & (where.n0 + rows <= where.Sk)
+
+    @verb
+    def at_inside(where, row, query, e, distance, down=0):
+        i, j = i32(query + e), i32(where.n0 + row)
+        return At(where.b, where.h, i, j, i32(i + where.offset), distance + f32(e - down), j & 1)
+
+    @verb
+    def at(where, row, query, e, distance, down=0):
+        i, j = min(i32(query + e), i32(where.Sq - 1)), min(i32(where.n0 + row), i32(where.Sk - 1))
+        return At(where.b, where.h, i, j, i32(i + where.offset), distance + f32(e - down), j & 1)
+
+    @verb
+    def seen(options, where, row):
+        j = i32(where.n0 + row)
+        return chain.queries(options, j, i32(j - where.offset), where.Sq)
+
+    @verb
+    def there(where, row):
+        return where.n0 + row < where.Sk
+
+    @verb
+    def passes(where):
+        return where.n0 + rows > where.Sk
+
+    @verb
+    def origin(where):
+        return where.m0
+
+    @verb
+    def within(options, where):
+        m1, n1 = where.m0 + columns, min(where.n0 + rows, where.Sk)  # rows beyond the last key do not count
+        return chain.within(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
+
+    return Places.from_locals(locals(), steady=True)

@@ -1,0 +1,252 @@
+"""dk and dv of wide heads on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 2, without its atomics.
+
+A block takes 64 keys of one key head, and all that looks at them, one tile of BLOCK_Q queries after another, so that
+every sum has one owner and one order. Rows are keys, columns queries. dk and dv of 256 columns are 128 numbers of a
+thread each, so that a warpgroup has one of them; and makes the product that the other one needs of it, but once:
+
+    producer                     warpgroup 0, whose dv is             warpgroup 1, whose dk is
+    1  one thread loads          3  wait for K and V                  3  the same
+       K and V                   for each tile:                       for each tile:
+    2  for each query head of    4  S.T [64, BLOCK_Q] = K @ Q.T       4  dP.T [64, BLOCK_Q] = V @ dO.T
+       the group, for each       5  beside it dv [64, Dv] +=          5  beside it dk [64, D] +=
+       tile of queries that         P.T @ dO of the tile before          dS.T @ Q of the tile before
+       see some of the keys:     6  when 4 is over, beside 5: S.T     6  when 4 is over, beside 5: it gets P.T * slope;
+       it loads Q and dO, and       through the options; P.T =           dS.T = P.T * slope * (weight * dP.T - delta)
+       a warp brings lse and        exp2(S.T - lse), 0 where a
+       delta                        mask is; P.T * slope is handed
+                                    over
+                                 7  weight * P.T is rounded           7  dS.T is rounded
+                                 8  dv is copied out of V's place     8  dk *= scale, and is copied out of K's place
+
+Both have D + Dv columns to multiply a tile, whatever D and Dv are. Shared memory has little to spare: at 256 columns a
+tile of 48 queries is 1,536 clocks of tensor cores, beside 1,280 of what they read, 384 of what copies write, and 96 of
+P, as 16 bits (`tile.warpgroup_exchange`). Not as bfloat16: with P rounded so before dS is, dk has 1.2 times the
+baseline's error, and a single number of it more than twice.
+
+A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut (`q_tiles`). A P.T of 0
+times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`nan_repair_keys`).
+
+Shared memory: `DkvApartConfig.tiles`, 2 * (D + Dv) * (64 + stages * BLOCK_Q) + places * 128 * BLOCK_Q bytes, twice
+the latter if P is exact.
+Registers: BLOCK_Q / 2 of S.T or dP.T, half of that packed, which `beside` keeps meanwhile, the larger of D / 2 and
+Dv / 2, and about 30; BLOCK_Q / 2 more where options have slopes.
+"""
+
+from __future__ import annotations
+
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
+from ...tile.boxes import box_tile, prefetch_maps
+from ...tile.numbers import numbers
+from ...tile.pipeline import pipeline
+from ...tile.products import opaque_i32
+from ...tile.roles import roles
+from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.second_barrier import second_barrier
+from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
+from ...tile.warpgroup_barrier import warpgroup_barrier
+from ...tile.warpgroup_exchange import warpgroup_exchange
+from ..arguments import Variant, array_type, size_types, statistic_type
+from ..fragment_scores import fragment_scores
+from ..key_rows import key_rows_of
+from ..load_once import load_once
+from ..lse_delta_smem import lse_delta_of
+from ..nan_repair_keys import nan_repair_keys
+from ..options import chain_of
+from ..split_gradient import split_gradient
+from ..tile_scheduler import Extent, walk_by_keys
+from ..tiles import Where
+from .bias_dkv import bias_dkv
+from .config import padded
+from .dkv_config import CONSUMERS_APART, DkvApartConfig
+from .dkv_loads import LoadedTiles, loads_of
+from .output import rows_output
+from .q_tiles import q_tiles_of
+from .split_probs import split_probs
+
+
+@builds
+def build_dkv_split(
+    config: DkvApartConfig, variant: Variant, dk_stored: str, dv_stored: str, packed: bool = False
+) -> Kernel:
+    """flash_attention_dkv_split_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, heads, section, dk, dv, q, k, v, do,
+    lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options), as `build_dkv` has them. Raises ValueError for
+    options with slopes in a Config that is not exact.
+    """
+    D, Dv, BLOCK_Q, num = padded(variant.D), padded(variant.Dv), config.block_q, numbers(f32)
+    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS_APART, most=True)
+    if chain.bends and not config.exact:
+        raise ValueError(f"{config} for options with slopes, expected an exact one: P * slope may be large")
+    warps, tiles = 4 * CONSUMERS_APART, config.tiles(D, Dv)
+    k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
+    q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
+    kv_once, q_pipe = load_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
+    do_part = second_barrier(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
+    kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
+    pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
+    score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
+    columns = lse_delta_of(config, chain)
+    box = warpgroup_exchange(tiles.p_at, kq.size, config.places, config.exact)
+    gradient = split_gradient(chain, score, variant.dtype, BLOCK_Q, box)
+    both, ZERO, ONE = warpgroup_barrier(CONSUMERS_APART), i32(0), i32(1)
+    hidden_dk, hidden_dv = nan_repair_keys(chain, variant, dsq.size, 0), nan_repair_keys(chain, variant, 0, pdo.size)
+    loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
+    visits = q_tiles_of(BLOCK_Q, variant, score)
+    load = loads_of(
+        loaded, bias_dkv(variant, None, 0, warps), kv_once, q_pipe, do_part, columns, visits, variant.varlen
+    )
+    task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=packed)
+    dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1's: a box further
+    dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
+    hand_probs, take_probs = split_probs(chain, score, visits, gradient, box)
+    BESIDE = config.beside
+
+    @kernel(
+        *[tensor_map] * 4,
+        *(tensor_map if stored == "boxes" else i64 for stored in (dk_stored, dv_stored)),
+        *[i32] * 2,
+        *[array_type(variant)] * 6,
+        *[statistic_type(variant)] * 2,
+        *size_types(variant),
+        threads=role.threads,
+    )
+    def flash_attention_dkv_split_sm90(
+        q_map,
+        do_map,
+        k_map,
+        v_map,
+        dk_map,
+        dv_map,
+        heads,
+        section,
+        dk,
+        dv,
+        q,
+        k,
+        v,
+        do,
+        lse,
+        delta,
+        H,
+        group,
+        Sq,
+        Sk,
+        aligned,
+        scale,
+        lengths,
+        options,
+    ):
+        smem = cuda.shared.array(0, u8, alignment=1024)
+        kv_full, q_bars, do_full, p_bars = kv_once.barrier(), q_pipe.barriers(), do_part.barriers(), box.barriers()
+        slots = columns.slots()
+        warpgroup = my_warpgroup()
+        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        task = task_of(cuda.blockIdx.x, extent, lengths, options)
+        if task.n0 >= task.Sk:
+            return
+        if cuda.threadIdx.x == 0:
+            kv_once.init(kv_full)
+            q_pipe.init(q_bars)
+            do_part.init(do_full)
+            box.init(p_bars)
+        prefetch_maps((q_map, do_map, k_map, v_map), 1)
+        q_pipe.start()
+        i, end = u32(0), visits.count(task, group, options)
+        h, m0, full = visits.first(task, group, options)
+        if warpgroup == CONSUMERS_APART:
+            role.produce()
+            maps, bars = (q_map, do_map, k_map, v_map), (kv_full, q_bars, do_full)
+            load(smem, maps, bars, (lse, delta, slots), ((), group, options), task, (h, m0), end)
+        elif warpgroup == 0:
+            role.consume()
+            end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
+            dv_acc, scores, packed = pdo.fragment(), kq.fragment(), pdo.left()
+            bent, factors = kq.fragment(), (scale, score.units(scale)[0])
+            for e in range(pdo.size):
+                dv_acc[e] = num.zero
+            if end != u32(0):
+                kv_once.wait(kv_full)
+                k_at, stage = k_tile.at(0), q_pipe.wait(q_bars, i)
+                kq.start(scores, smem, k_at, q_tile.at(stage), ZERO)
+                do_part.wait(do_full, i)
+                where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
+                picks = visits.picks(options, where, full)
+                kq.wait(scores)
+                hand_probs(smem, p_bars, i, scores, picks, bent, (slots, columns.lse(stage)), factors, options, where)
+                gradient.pack(packed, scores)
+                h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                i = q_pipe.next(i)
+                while i != end:
+                    stage, before = q_pipe.wait(q_bars, i), q_pipe.stage(i - 1)
+                    kq.start(scores, smem, k_at, q_tile.at(stage), ZERO)  # S.T = K @ Q.T
+                    pdo.add(dv_acc, packed, smem, do_tile.at(before), ONE)  # dv [64, Dv] += P.T @ dO, the tile before
+                    do_part.wait(do_full, i)
+                    where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
+                    picks = visits.picks(options, where, full)
+                    if BESIDE:
+                        kq.wait_but_one(scores)
+                    else:
+                        kq.wait(scores)
+                    hand_probs(
+                        smem, p_bars, i, scores, picks, bent, (slots, columns.lse(stage)), factors, options, where
+                    )
+                    kq.wait(scores)  # for dv: P.T is not rounded before
+                    do_part.leave()
+                    q_pipe.release(q_bars, i - 1)
+                    gradient.pack(packed, scores)
+                    h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                    i = q_pipe.next(i)
+                pdo.add(dv_acc, packed, smem, do_tile.at(q_pipe.stage(i - 1)), ONE)
+                pdo.wait(dv_acc)
+                both.gather()  # dv goes where V was
+            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
+            hidden_dv.repair(dv_acc, dv_acc, (q, k, v, do, lse, delta), task, ZERO, group, scale, options)
+            dv_output.store(smem, dv_map, dv, dv_acc, key_rows_of(task), ZERO, ZERO)
+            dv_output.finish()
+        else:
+            role.consume()
+            end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
+            dk_acc, d_probs, packed = dsq.fragment(), vdo.fragment(), dsq.left()
+            for e in range(dsq.size):
+                dk_acc[e] = num.zero
+            if end != u32(0):
+                kv_once.wait(kv_full)
+                v_at, stage = v_tile.at(0), q_pipe.wait(q_bars, i)
+                do_part.wait(do_full, i)
+                vdo.start(d_probs, smem, v_at, do_tile.at(stage), ZERO)
+                vdo.wait(d_probs)
+                where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
+                take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
+                do_part.leave()
+                box.free(p_bars, i)
+                gradient.pack(packed, d_probs)
+                h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                i = q_pipe.next(i)
+                while i != end:
+                    stage, before = q_pipe.wait(q_bars, i), q_pipe.stage(i - 1)
+                    do_part.wait(do_full, i)
+                    vdo.start(d_probs, smem, v_at, do_tile.at(stage), ZERO)  # dP.T = V @ dO.T
+                    dsq.add(dk_acc, packed, smem, q_tile.at(before), ONE)  # dk [64, D] += dS.T @ Q, the tile before
+                    if BESIDE:
+                        vdo.wait_but_one(d_probs)
+                    else:
+                        vdo.wait(d_probs)
+                    where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
+                    take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
+                    vdo.wait(d_probs)  # for dk: dS.T is not rounded before
+                    do_part.leave()
+                    box.free(p_bars, i)
+                    q_pipe.release(q_bars, i - 1)
+                    gradient.pack(packed, d_probs)
+                    h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                    i = q_pipe.next(i)
+                dsq.add(dk_acc, packed, smem, q_tile.at(q_pipe.stage(i - 1)), ONE)
+                dsq.wait(dk_acc)
+                both.gather()  # dk goes where K was
+            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
+            hidden_dk.repair(dk_acc, dk_acc, (q, k, v, do, lse, delta), task, ZERO, group, scale, options)
+            for e in range(dsq.size):
+                dk_acc[e] *= scale
+            dk_output.store(smem, dk_map, dk, dk_acc, key_rows_of(task), ZERO, ZERO)
+            dk_output.finish()
+
+    return flash_attention_dkv_split_sm90

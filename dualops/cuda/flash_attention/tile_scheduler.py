@@ -1,0 +1,243 @@
+"""Which queries of which head a block of attention's tensor-core rungs has, and which tiles of keys they see; or which
+keys, and which tiles of queries see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ...spec import Problem
+from ...spec.meta import itemsize
+from ..compiler.backend import Members, Namespace, i32, noun, u32, verb
+from .arguments import spans
+from .options import OptionChain
+from .varlen_tiles import packed_pieces
+
+KEYS_IN_L2 = 32 << 20  # bytes of K and V that blocks share at a time, of H200's 50 MiB
+# groups of heads, where pieces are all alike, so that none must come first: of S = 8192 and 16384, D = 128, the kernel
+# takes 0.97 to 0.98 of the time that it does with those 32 MiB (H200, 2026-11-25)
+ALIKE_GROUPS = 2
+MOST_GROUPS = 2**15  # of heads in a section, whose number of heads is of 32 bits
+
+
+def section_of(problem: Problem, alike: bool = False) -> Any:
+    """Heads whose keys and values blocks share at a time: of whole groups, as many as L2 has room for; of pieces that
+    are all alike few.
+    """
+    p = problem
+    if alike:
+        return p.group * ALIKE_GROUPS
+    each = itemsize(p.dtype) * max(1, p.Sk) * (p.D + p.Dv)
+    return p.group * min(max(1, KEYS_IN_L2 // each), MOST_GROUPS)
+
+
+def section_of_queries(problem: Problem, *, packed: bool = False) -> Any:
+    """Heads of keys whose queries blocks share at a time, as many as L2 has room for; of packed tiles the queries."""
+    p = problem
+    of_query = itemsize(p.dtype) * (p.D + p.Dv) * p.group
+    if packed:
+        return KEYS_IN_L2 // of_query
+    each = of_query * max(1, p.Sq)
+    return min(max(1, KEYS_IN_L2 // each), MOST_GROUPS)
+
+
+class Extent(NamedTuple):
+    """How much there is: of heads and their groups, of the longest sequence, and heads that blocks share at a time."""
+
+    heads: Any  # of all batches
+    H: Any
+    group: Any
+    Sq: Any
+    Sk: Any
+    aligned: Any
+    section: Any  # heads, or for tiles of keys heads of keys; of packed tiles queries, of as many heads as have these
+
+
+class Task(NamedTuple):
+    """`queries` of a head, or of `heads` of a group from h on: those from m0 on. And the tiles of keys that some of
+    them see: `count` from `first` on (`range_of`, or sm90's `visits`).
+    """
+
+    b: Any
+    h: Any
+    h_kv: Any
+    m0: Any
+    Sq: Any
+    Sk: Any
+    offset: Any  # position of query 0 among the keys
+    q_first: Any  # tokens of varlen before this sequence
+    k_first: Any
+    first: Any
+    count: Any
+    split: Any  # which of the parts that keys are split into
+
+
+class KeysTask(NamedTuple):
+    """Keys of a head, those from n0 on. And of the queries of each head of its group those in tiles from `first` to
+    `end`, which is excluded: the tiles with some that see some of the keys.
+    """
+
+    b: Any
+    h_kv: Any
+    n0: Any
+    Sq: Any
+    Sk: Any
+    offset: Any  # position of query 0 among the keys
+    q_first: Any  # tokens of varlen before this sequence
+    k_first: Any
+    first: Any
+    end: Any
+    k_out: Any  # row of dk and dv of the sequence's first key
+
+
+class Walk(Namespace):
+    """The verbs."""
+
+    total: Callable[..., Any]  # (extent) -> how many pieces of work there are
+    task: Callable[..., Task]  # (number, extent, lengths, options)
+
+
+class Rows(Namespace):
+    """What the rows of a tile of queries are."""
+
+    query: Callable[..., Any]  # (task, row) -> its number in the sequence
+    head: Callable[..., Any]  # (task, row)
+    there: Callable[..., Any]  # (task, row) -> whether there is such a query
+
+
+@verb
+def _query(task, row):
+    return i32(task.m0 + row)
+
+
+@verb
+def _head(task, row):
+    return task.h
+
+
+@verb
+def _there(task, row):
+    return task.m0 + row < task.Sq
+
+
+ROWS_OF_A_HEAD = Rows(query=_query, head=_head, there=_there)  # row r is query m0 + r
+
+
+@verb
+def place_in_list(numbers, row, count, tile):
+    """Of a block mask's row, which begins there: the place of the first tile from this one on, or the list's end."""
+    low, high = i32(0), count
+    while low < high:
+        middle = i32((low + high) // 2)
+        if numbers[row + 1 + middle] // 2 < tile:
+            low = i32(middle + 1)
+        else:
+            high = middle
+    return low
+
+
+@cache
+@noun
+def range_of(block_kv: int) -> Members:
+    """The verbs of tiles of so many keys, which follow one another."""
+
+    @verb
+    def between(b, h, m0, n_first, n_end, options):
+        """Return the first of the tiles with some of these keys, and how many there are."""
+        first = i32(n_first // block_kv)
+        return first, max(i32((n_end + (block_kv - 1)) // block_kv - first), i32(0))
+
+    @verb
+    def keys(task):
+        """Return the first and the end of the keys, among which those of all tiles are."""
+        return i32(task.first * block_kv), i32((task.first + i32(task.count)) * block_kv)
+
+    return locals()
+
+
+def pieces_of_longest(block: int, side: int) -> Callable[..., Any]:
+    """The verb (number, extent, each, lengths) -> heads of a batch, head, counted through all batches, its tile of that
+    number, and how many tiles a head has, as many as of the longest sequence. side, each: as `packed_pieces` has them.
+    extent.section: heads that follow one another, tile by tile.
+    """
+
+    @verb
+    def piece(number, extent, each, lengths):
+        blocks = u32(((extent.Sk if side else extent.Sq) + (block - 1)) // block)
+        heads = u32(extent.H) // u32(extent.group) if side else u32(extent.H)
+        all_heads = u32(extent.heads) // u32(extent.group) if side else u32(extent.heads)
+        section = min(u32(extent.section), all_heads)
+        before = u32(u32(number) // u32(section * blocks) * section)  # heads of earlier sections
+        place, here = u32(number) - u32(before * blocks), min(all_heads - before, section)
+        return heads, u32(before + place % here), u32(place // here), blocks
+
+    return piece
+
+
+def walk_by_queries(
+    block_q: int,
+    between: Callable[..., Any],
+    varlen: bool,
+    chain: OptionChain,
+    *,
+    first_first: bool = False,
+    packed: bool = False,
+) -> Walk:
+    """Pieces are numbered so that the longest come first, and heads, a section at a time, that find one another's keys
+    in L2: of each section the last queries of all heads, then those before them. between: as `range_of` has it.
+    first_first: the first queries come first. packed: sequences come one after another (`packed_pieces`), and there are
+    no more pieces than for all tokens.
+    """
+    span, pieces = spans(varlen), (packed_pieces if packed else pieces_of_longest)(block_q, 0)
+
+    @verb
+    def q_blocks(extent):
+        return u32((extent.Sq + (block_q - 1)) // block_q)
+
+    @verb
+    def total(extent):
+        return i32(u32(extent.heads) * q_blocks(extent))
+
+    @verb
+    def task(number, extent, lengths, options):
+        _, head, m_block, blocks = pieces(number, extent, extent.group, lengths)
+        if not first_first:
+            m_block = u32(blocks - 1 - m_block)
+        m0 = i32(m_block * u32(block_q))
+        b, h = i32(u32(head) // u32(extent.H)), i32(u32(head) % u32(extent.H))
+        q_first, k_first, Sq, Sk = span.of_batch(lengths, b, extent.Sq, extent.Sk)
+        offset = i32(extent.aligned * (Sk - Sq))
+        n_first, n_end = chain.key_range(options, m0, min(m0 + block_q, Sq), offset, Sk)
+        first, count = between(b, h, m0, n_first, n_end, options)
+        h_kv = i32(u32(h) // u32(extent.group))
+        return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, u32(count), i32(0))
+
+    return Walk.from_locals(locals())
+
+
+def walk_by_keys(
+    block_kv: int, block_q: int, varlen: bool, chain: OptionChain, *, last_first: bool = False, packed: bool = False
+) -> Callable[..., KeysTask]:
+    """The verb (number, extent, lengths, options) -> the task of that number. They are numbered so that those come
+    first that most queries of a causal mask see, or the last keys of all, and heads, a section at a time, that find
+    their queries in L2. packed: as `walk_by_queries` has it.
+    """
+    span, pieces = spans(varlen), (packed_pieces if packed else pieces_of_longest)(block_kv, 1)
+
+    @verb
+    def task(number, extent, lengths, options):
+        heads_kv, head, n_block, blocks = pieces(number, extent, i32(1), lengths)
+        if last_first:
+            n_block = u32(blocks - 1 - n_block)
+        n0 = i32(n_block * u32(block_kv))
+        b, h_kv = i32(head // heads_kv), i32(head % heads_kv)
+        q_first, k_first, Sq, Sk = span.of_batch(lengths, b, extent.Sq, extent.Sk)
+        offset = i32(extent.aligned * (Sk - Sq))
+        m_first, m_end = chain.query_range(options, n0, min(n0 + block_kv, Sk), offset, Sq)
+        first = i32(m_first // block_q * block_q)
+        end = i32(m_end) if m_end > m_first else first
+        return KeysTask(b, h_kv, n0, Sq, Sk, offset, q_first, k_first, first, end, span.key_out(lengths, b))
+
+    return task

@@ -1,0 +1,1 @@
+"""From a call to a launch: which kernel runs, with which arguments, on which device."""

@@ -1,0 +1,156 @@
+"""What a GPU is. Nothing else asks the driver for that; what its memory can do is measured in `roof`.
+
+`Device` holds what kernels are configured by: `current()` and `at(index)` ask a GPU, `known(arch)` knows one of each
+architecture, for the offline compiler, and `every(arch)` all that take other Configs. In the simulator there is a small
+H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from ..compiler.backend import SIMULATED, find_gpu
+
+KIB = 1024
+FAST_MEMORY = 33e9  # bytes a second and SM: more than the 25e9 of an H100 SXM, less than an H200's 36e9
+PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters takes; more must be asked for
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU, or an architecture to compile for."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    arch: str  # as ptxas names it: "sm_90a"
+    sms: int
+    l2_bytes: int
+    memory_bandwidth: float  # bytes a second, by its clock and the width of its bus
+    shared_memory_per_block: int  # bytes, with opting in
+    max_cluster: int  # blocks of the largest cluster; 1 where there are none
+    index: int = 0
+
+    @property
+    def has_bulk_copies(self) -> bool:
+        """cp.async.bulk and what goes with it: barriers that count bytes, clusters of blocks, st.async."""
+        return self.compute_capability >= (9, 0)
+
+    @property
+    def has_mma_bf16(self) -> bool:
+        """Products of a warp of 16-bit factors, bfloat16 too, and copies to shared memory beside its threads."""
+        return self.compute_capability >= (8, 0)
+
+    @property
+    def has_wgmma(self) -> bool:
+        """Products of a warpgroup from shared memory: Hopper's alone."""
+        return self.compute_capability[0] == 9
+
+    @property
+    def has_fast_memory(self) -> bool:
+        """Whether memory brings an SM's rows sooner than a few warps do what is to be done with them."""
+        return self.memory_bandwidth > FAST_MEMORY * self.sms
+
+    @property
+    def takes_more_registers(self) -> bool:
+        """Whether ptxas needs more registers for the same kernel than for other architectures."""
+        return self.compute_capability >= (12, 0)
+
+
+def _known(
+    name: str, cc: tuple[int, int], arch: str, sms: int, l2_mib: int, gigabytes: int, shared_kib: int, cluster: int
+) -> Device:
+    return Device(name, cc, arch, sms, l2_mib * KIB * KIB, 1e9 * gigabytes, shared_kib * KIB, cluster)
+
+
+# one card for each architecture; CUDA C++ Programming Guide 13.0, table 30; gigabytes a second of the data sheets
+_KNOWN = {
+    device.arch: device
+    for device in (
+        _known("NVIDIA A100", (8, 0), "sm_80", 108, 40, 2039, 163, 1),
+        _known("NVIDIA GeForce RTX 3090", (8, 6), "sm_86", 82, 6, 936, 99, 1),
+        _known("NVIDIA GeForce RTX 4090", (8, 9), "sm_89", 128, 72, 1008, 99, 1),
+        _known("NVIDIA H200", (9, 0), "sm_90a", 132, 60, 4800, 227, 16),
+        _known("NVIDIA B200", (10, 0), "sm_100a", 148, 126, 8000, 227, 16),
+        _known("NVIDIA GeForce RTX 5090", (12, 0), "sm_120", 170, 96, 1792, 99, 8),
+    )
+}
+ARCHITECTURES = tuple(_KNOWN)
+_OTHERS = {"sm_90a": (replace(_KNOWN["sm_90a"], name="NVIDIA H100", memory_bandwidth=3350e9),)}
+
+
+def known(arch: str) -> Device:
+    """A device of architecture `arch`, without asking for one. Raises ValueError for an unknown name."""
+    if arch not in _KNOWN:
+        raise ValueError(f"arch is {arch!r}, expected one of {', '.join(_KNOWN)}")
+    return _KNOWN[arch]
+
+
+def every(arch: str) -> tuple[Device, ...]:
+    """The devices of architecture `arch` that take other Configs than one another, `known`'s first. Raises as that."""
+    return known(arch), *_OTHERS.get(arch, ())
+
+
+def compute_capability(arch: str) -> tuple[int, ...] | tuple[int, int, str]:
+    """As Numba's compiler wants it: (8, 0), or (9, 0, "a") for "sm_90a"."""
+    digits = arch.removeprefix("sm_").rstrip("abcdef")
+    suffix = arch.removeprefix("sm_")[len(digits) :]
+    major, minor = int(digits[:-1]), int(digits[-1])
+    return (major, minor, suffix) if suffix else (major, minor)
+
+
+def current() -> Device:
+    """The GPU that is current for this thread; in the simulator a small H200."""
+    if SIMULATED:
+        return at(0)
+    require()
+    from cuda.core import Device as CoreDevice
+
+    return at(CoreDevice().device_id)
+
+
+def require() -> None:
+    """Raise RuntimeError where kernels can't run at all: what is missing, each with its remedy."""
+    if SIMULATED:
+        return
+    try:
+        find_gpu()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"dualops.cuda: kernels can't run on a GPU here. {error} Without a GPU, set NUMBA_ENABLE_CUDASIM=1 before "
+            "Python starts to run kernels in the simulator, or use dualops.reference."
+        ) from None
+
+
+@cache
+def at(index: int) -> Device:
+    """GPU number `index`."""
+    if SIMULATED:
+        small, h200 = 2, known("sm_90a")
+        bandwidth = h200.memory_bandwidth * small / h200.sms
+        return Device("simulator", (9, 0), "sm_90a", small, h200.l2_bytes, bandwidth, 227 * KIB, 16, index)
+    require()
+    from cuda.core import Device as CoreDevice
+
+    core = CoreDevice(index)
+    properties = core.properties
+    major, minor = core.compute_capability
+    arch = f"sm_{major}{minor}" + ("a" if major >= 9 and (major, minor) != (12, 0) else "")
+    return Device(
+        core.name,
+        (major, minor),
+        arch,
+        properties.multiprocessor_count,
+        properties.l2_cache_size,
+        2e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8,  # kHz, twice a cycle; bits
+        properties.max_shared_memory_per_block_optin,
+        _max_cluster(major, properties.multiprocessor_count),
+        index,
+    )
+
+
+def _max_cluster(major: int, sms: int) -> int:
+    """Sixteen blocks need as many SMs in a GPC, which a slice of a chip may lack, and consumer chips do."""
+    if major < 9:
+        return 1
+    return 16 if major in (9, 10) and sms >= 100 else PORTABLE_CLUSTER

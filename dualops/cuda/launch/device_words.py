@@ -1,0 +1,55 @@
+"""Words on the device, written by a launch whose arguments they are.
+
+Nothing on the host is read later, whether the launch is captured or not: tables of addresses get to the device so
+(`device_memory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from ..compiler.backend import SIMULATED, Kernel, builds, cuda, i64, kernel, pointer, types
+from ..tile.groups import store_words
+from .device import Device
+from .step import Step, prepare
+
+CLEARED = 256  # words, by a block
+WORDS = 256  # that a launch may write: 2 kilobytes of arguments, where every GPU takes 4
+
+
+@builds
+def build_writer(count: int) -> Kernel:
+    """write_words(to, first, words): `count` words to `to`, from number `first` on, by one thread."""
+
+    @kernel(pointer(i64), i64, types.UniTuple(i64, count), threads=1)
+    def write_words(to, first, words):
+        store_words(to, first, words)
+
+    return write_words
+
+
+@builds
+def build_clear() -> Kernel:
+    """clear_words(to, count): zeros, a word a thread."""
+
+    @kernel(pointer(i64), i64, threads=CLEARED)
+    def clear_words(to, count):
+        i = i64(cuda.blockIdx.x * CLEARED + cuda.threadIdx.x)
+        if i < count:
+            to[i] = i64(0)
+
+    return clear_words
+
+
+@cache
+def _writer(count: int, device: Device) -> Callable[..., None]:
+    names = tuple(f"word {i}" for i in range(count))
+    return prepare(Step(build_writer(count), (1,), ("to", "first", names)), ["to", "first", *names], device)
+
+
+def write_words(to: Any, first: int, words: Sequence[int], device: Device, handle: int) -> None:
+    """Launch it on a stream of the device, which must be current. to: an address (simulated, an array)."""
+    write = _writer(len(words), device)
+    write([to, first, *words]) if SIMULATED else write([to, first, *words], handle)

@@ -1,0 +1,184 @@
+"""What is asked of the CUDA driver beside properties of a GPU and launches: contexts, streams, events, copies.
+
+A context is current in one thread. A thread of a pool, a DataLoader's, or torch's own for backward begins without any,
+and almost everything that the driver does fails there. So whatever asks it for something does so where the primary
+context of the arrays' GPU is current:
+
+    other = away(index)             # None in nearly every call: a question of 0.3 microseconds
+    with other or nullcontext():
+        ...
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+from ..compiler.backend import SIMULATED
+
+cu: Any = None
+if not SIMULATED:
+    with suppress(ImportError):  # then there is nothing to launch either, which `device.require` says
+        from cuda.bindings import driver as cu
+
+
+class Current:
+    """A context manager that makes the primary context of a GPU current in this thread.
+
+    Afterwards that is current which was before. In a thread that had none it stays, as torch leaves it too.
+    """
+
+    def __init__(self, index: int):
+        self.index = index
+
+    def __enter__(self) -> None:
+        self.before = _done(cu.cuCtxGetCurrent())
+        _done(cu.cuCtxSetCurrent(_primary(self.index)))
+
+    def __exit__(self, *raised: object) -> None:
+        if int(self.before):
+            _done(cu.cuCtxSetCurrent(self.before))
+
+
+class _Thread(threading.local):
+    """What is known of a thread."""
+
+    has_context = False
+
+
+_thread = _Thread()
+
+
+def away(index: int, current: Callable[[], int] | None = None) -> Current | None:
+    """None if GPU `index` is the current one of this thread (or simulated), else what makes it so for a while.
+
+    current: says quickly which is, in a thread that has a context.
+    """
+    if SIMULATED:
+        return None
+    if not _thread.has_context:
+        error, found = cu.cuCtxGetDevice()
+        if error != 0:
+            return Current(index)
+        _thread.has_context = True  # nobody takes a thread's context away
+        return None if int(found) == index else Current(index)
+    return None if (current or current_device)() == index else Current(index)
+
+
+def current_device() -> int:
+    """The GPU that is current in this thread; -1 where none is."""
+    error, found = cu.cuCtxGetDevice()
+    return int(found) if error == 0 else -1
+
+
+@cache  # of success alone; a primary context that was retained once stays until the process ends
+def _primary(index: int) -> Any:
+    return _done(cu.cuDevicePrimaryCtxRetain(_done(cu.cuDeviceGet(index))))
+
+
+def _done(answer: tuple[Any, ...]) -> Any:
+    """What a function of the driver returned. Raises RuntimeError if that is an error."""
+    error, *result = answer
+    if error != 0:
+        raise RuntimeError(f"dualops.cuda: the CUDA driver answered {getattr(error, 'name', error)}")
+    return result[0] if result else None
+
+
+def device_of_address(address: int) -> int:
+    """Number of the GPU that an address belongs to; 0 for no address."""
+    if address == 0:
+        return 0
+    attribute = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    error, ordinal = cu.cuPointerGetAttribute(attribute, address)
+    if error == cu.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # any context will do
+        with Current(0):
+            error, ordinal = cu.cuPointerGetAttribute(attribute, address)
+    return int(ordinal) if error == 0 else 0  # of no memory that CUDA knows: a kernel's launch would fail
+
+
+def is_capturing(handle: int) -> bool:
+    """Whether what is launched on a stream goes into a CUDA graph. Its GPU must be current."""
+    _, status = cu.cuStreamIsCapturing(handle)  # an error says that another stream's capture forbids the question
+    return status == cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+
+
+def elapsed(work: Callable[[], None], handle: int) -> float:
+    """Seconds that what `work` launches on a stream of the current GPU takes there, which are waited for."""
+    if SIMULATED:
+        began = perf_counter()
+        work()
+        return perf_counter() - began
+    first, last = (_done(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DEFAULT)) for _ in range(2))
+    try:
+        _done(cu.cuEventRecord(first, handle))
+        work()
+        _done(cu.cuEventRecord(last, handle))
+        _done(cu.cuEventSynchronize(last))
+        return _done(cu.cuEventElapsedTime(first, last)) / 1e3
+    finally:
+        for event in (first, last):
+            _done(cu.cuEventDestroy(event))
+
+
+def copy(target: Any, source: Any, nbytes: int, handle: int) -> None:
+    """Copy memory of the current GPU, given by addresses, in the order of a stream (simulated, from array to array)."""
+    if SIMULATED:
+        target[...] = source
+    else:
+        _done(cu.cuMemcpyDtoDAsync(target, source, nbytes, handle))
+
+
+_SPARE: dict[int, list[Any]] = {}  # events of marks that are gone, by GPU
+
+
+class Mark:
+    """A place in a stream's work. It is made where its GPU, `index`, is current; everything else goes from anywhere."""
+
+    event: Any = None
+
+    def __init__(self, handle: int, index: int):
+        self.index, self.over = index, False
+        try:
+            self.event = _SPARE.setdefault(index, []).pop()
+        except IndexError:
+            self.event = _done(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        _done(cu.cuEventRecord(self.event, handle))
+
+    def is_over(self) -> bool:
+        """Whether what was launched before it is done. Does not wait, nor disturb a stream that is being captured."""
+        if not self.over:
+            with away(self.index) or nullcontext():
+                relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+                before = _done(cu.cuThreadExchangeStreamCaptureMode(relaxed))
+                (answer,) = cu.cuEventQuery(self.event)
+                _done(cu.cuThreadExchangeStreamCaptureMode(before))
+            self.over = answer == 0
+        return self.over
+
+    def hold_up(self, handle: int) -> None:
+        """Let what is launched on a stream of its GPU, the current one, from now on wait for it."""
+        _done(cu.cuStreamWaitEvent(handle, self.event, 0))
+
+    def __del__(self, spare: dict[int, list[Any]] = _SPARE) -> None:
+        if self.event is not None:
+            # the next mark records it anew, whether this one is over or not
+            spare.setdefault(self.index, []).append(self.event)
+
+
+def handle_of(stream: Any) -> int:
+    """The CUstream of an integer, or of a stream object of torch, CuPy, Numba or cuda.core."""
+    if isinstance(stream, int):
+        return stream
+    for name in ("cuda_stream", "ptr"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    if hasattr(stream, "handle"):
+        handle = stream.handle
+        return int(getattr(handle, "value", handle) or 0)
+    raise TypeError(f"stream is a {type(stream).__qualname__}, expected an integer or a stream object")

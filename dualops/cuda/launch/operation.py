@@ -1,0 +1,428 @@
+"""Operations: a direction of an operator, callable on arrays.
+
+An operator hands an `Operation` its spec and its rungs, which say how they would do a problem. A call looks for its
+plan by the layouts of its arrays and its parameters before anything else is done. Only one of a new layout is looked at
+closer, and only one that no earlier call's kernels serve is bound by the spec, configured and compiled (`plans`).
+Nothing here waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...spec import ArrayMeta, Problem, Spec
+from ...spec.attention import UserFunction
+from ...spec.domains import length, length_or_all, shown
+from ...spec.meta import FLOATS, number_meta
+from ..compiler.backend import SIMULATED, NumbaError
+from ..tuning.records import Record, fastest_of, recorded, way_of
+from . import device as devices
+from .arrays import ADAPTERS, NUMBERS, Adapter, adapter_of
+from .device import Device
+from .plans import Call, Choice as Choice, Choices, Family, Plan, Settled, sizes_of
+
+MOST_PLANS = 10_000  # an operation keeps so many, a few kilobytes each, and then begins anew
+MOST_FAMILIES = 32  # of calls that differ in sizes alone
+WRONG_ARRAYS = (TypeError, ValueError, AttributeError, RuntimeError)  # what adapters raise for no arrays
+
+
+class Offer(NamedTuple):
+    """A way to do a call, and what makes its plan."""
+
+    settled: Settled
+    plan: Callable[[], Plan]
+
+    @property
+    def choice(self) -> Choice:
+        return self.settled.choice
+
+    @property
+    def rung(self) -> str:
+        return self.choice.rung
+
+
+class Operation:
+    """A direction of an operator, callable on arrays. See the module's docstring.
+
+    rungs: functions of (problem, results, device), each of which yields the Choices of one rung, best first; together
+    they are best first too, so that a rung whose place depends on the problem has several. What a problem does not suit
+    yields nothing; empty results, and Choices that need more shared memory than the device has, are no concern of
+    theirs. results: the arrays to write, as the caller gave them or as they will be made. Where the spec says that
+    results update inputs, those are the arrays to write unless out= is given.
+    inplace: inputs that out= may be; or of each result the one input that it may be.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        rungs: Sequence[Choices],
+        *,
+        backward: bool = False,
+        inplace: tuple[str, ...] | Mapping[str, str] = (),
+    ):
+        self.spec, self.rungs, self.backward = spec, rungs, backward
+        self.op = f"{spec.name}_backward" if backward else spec.name
+        inputs = spec.gradient_inputs if backward else spec.inputs
+        self.inputs = [wanted.name for wanted in inputs]
+        self.host = {wanted.name: wanted.dtypes for wanted in inputs if wanted.host}
+        self.host_places = [place for place, wanted in enumerate(inputs) if wanted.host]
+        self.outputs = spec.gradients if backward else spec.outputs
+        updates = {} if backward else spec.updates
+        self.updated = [self.inputs.index(updates[output.name]) for output in self.outputs if output.name in updates]
+        self.inplace = tuple(inplace.values()) if isinstance(inplace, Mapping) else inplace
+        # (result, input) that may be one place
+        any_place = product([output.name for output in self.outputs], self.inplace)
+        places = inplace.items() if isinstance(inplace, Mapping) else any_place
+        self.same_place = frozenset({*places, *updates.items()})
+        accepted = (*spec.params, *(spec.gradient_params if backward else ()))
+        self.defaults = {param.name: param.default for param in accepted}
+        # parameters that are sizes, and their places
+        self.lengths = {
+            param.name: place for place, param in enumerate(accepted) if param.domain in (length, length_or_all)
+        }
+        self.plans: dict[Any, Plan] = {}
+        self.families: dict[Hashable, list[Family]] = {}  # by all but the sizes of a call, the latest first
+        OPERATIONS.setdefault(spec.name, []).append(self)
+
+    def __call__(
+        self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: Any, kernel: str | None, stream: Any
+    ) -> Any:
+        """Do it: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
+        for place in self.host_places:
+            if arrays[place] is not None:
+                arrays = self.with_numbers(arrays)
+        given = None
+        if out is not None:
+            given = results_of(out)
+        elif self.updated:
+            given = self.overwritten(arrays)
+            out = given[0] if len(given) == 1 else given
+        plan, pointers = self.find(arrays, params, given, kernel)
+        results = plan.run(arrays, pointers, given, stream)
+        if given is not None:
+            return out
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def find(
+        self,
+        arrays: tuple[Any, ...],
+        params: tuple[Any, ...],
+        given: tuple[Any, ...] | None = None,
+        kernel: str | None = None,
+        before: Callable[[Settled], None] | None = None,
+    ) -> tuple[Plan, list[Any]]:
+        """The plan of a call, from before or new, and the addresses of its arrays. Numbers on the host are Python's.
+
+        given: the arrays for the results, if the caller has them; before: is told of a call for which a family has to
+        be made, before its kernels are built.
+        """
+        everything = arrays if given is None else (*arrays, *given)
+        try:
+            adapter = ADAPTERS.get(type(arrays[0])) or adapter_of(arrays[0], self.op, self.inputs[0])
+            layouts, pointers = adapter.layouts(everything)
+            # 1, 1.0 and True are equal and not the same parameter, so their types count too
+            key = (type(arrays[0]), layouts, given is None, params, *map(type, params), kernel)
+            plan = self.plans.get(key)
+        except WRONG_ARRAYS:
+            layouts = key = plan = None
+            pointers: list[Any] = []
+        if plan is None:
+            plan = self._new_plan(arrays, params, given, kernel, layouts, before)
+            if layouts is None:
+                _, pointers = plan.adapter.layouts(everything)
+            else:
+                self._keep(key, plan)
+        elif SIMULATED:
+            self._check_values(plan, arrays)
+        return plan, pointers
+
+    def plan(
+        self,
+        arrays: tuple[Any, ...],
+        params: tuple[Any, ...],
+        out: tuple[Any, ...] | None = None,
+        kernel: str | None = None,
+    ) -> Plan:
+        """A new plan for such a call. Raises the spec's errors; launches nothing."""
+        arrays = self.with_numbers(arrays)
+        if self.updated and out is None:
+            out = self.overwritten(arrays)
+        return self._new_plan(arrays, params, out, kernel, None)
+
+    def ways(
+        self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None = None
+    ) -> Iterator[Offer]:
+        """Every way to do such a call, best first as the operator has it. Launches nothing."""
+        adapter, call = self._call(arrays, params, out, None)
+        settled = self._settle(call)
+        for choice in self.choices(settled.problem, settled.results, settled.device):
+            way = settled._replace(choice=choice)
+            yield Offer(way, partial(self._plan_of_way, adapter, call, way))
+
+    def _plan_of_way(self, adapter: Adapter, call: Call, way: Settled) -> Plan:
+        family = Family(self.op, call, [], self.inputs, self.same_place, adapter, lambda _: way)
+        plan = family.plan(call.sizes([]), lambda: call)
+        assert plan is not None  # a family knows the call that it was made of
+        return plan
+
+    def overwritten(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs that results are written to where there is no out=."""
+        return tuple(arrays[place] for place in self.updated if arrays[place] is not None)
+
+    def with_numbers(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arrays, with Python's numbers for numbers on the host, which are at `host_places`."""
+        return tuple(
+            on_host(array, self.op, name, self.host[name]) if name in self.host else array
+            for name, array in zip(self.inputs, arrays, strict=True)
+        )
+
+    def _check_values(self, plan: Plan, arrays: Sequence[Any]) -> None:
+        """What the spec says of values, where they can be seen without waiting for a GPU."""
+        if self.spec.values:
+            there = (array for array in arrays if array is not None)
+            self.spec.values(self.op, dict(zip(plan.problem.arrays, there)), plan.problem)
+
+    def _keep(self, key: Hashable, plan: Plan) -> None:
+        if len(self.plans) >= MOST_PLANS:
+            self.forget()
+        self.plans[key] = plan
+
+    def forget(self) -> None:
+        """Let go of all plans: the next calls make theirs anew."""
+        self.plans.clear()
+        self.families.clear()
+
+    # --- calls of a new layout
+
+    def _new_plan(
+        self,
+        arrays: tuple[Any, ...],
+        params: tuple[Any, ...],
+        out: tuple[Any, ...] | None,
+        kernel: str | None,
+        layouts: tuple[Any, ...] | None,
+        before: Callable[[Settled], None] | None = None,
+    ) -> Plan:
+        """Of a family that knows such calls, or of a new one. layouts: of the arrays, if they have any."""
+        families: list[Family] = []
+        lengths: list[str] = []
+        if self.lengths:
+            lengths = [name for name, at in self.lengths.items() if type(params[at]) is int and params[at] >= 0]
+        if layouts is not None:
+            adapter = adapter_of(arrays[0], self.op, self.inputs[0])
+            sizes, kinds = sizes_of(layouts)
+            others = params
+            if lengths:
+                sizes += [params[self.lengths[name]] for name in lengths]
+                others = tuple([None if name in lengths else value for name, value in zip(self.defaults, params)])
+            kind = (kinds, out is None, others, *map(type, params), kernel)
+            families = self.families.setdefault(kind, families)
+            known = partial(self._known_call, adapter, layouts, params, kernel)
+            for family in families:
+                if (plan := family.plan(sizes, known)) is not None:
+                    if SIMULATED:
+                        self._check_values(plan, arrays)
+                    return plan
+        if not SIMULATED:
+            devices.require()
+        adapter, call = self._call(arrays, params, out, kernel)
+        if before is not None:
+            before(self._settle(call))
+        family = self._family(call, lengths, adapter)
+        families.insert(0, family)
+        del families[MOST_FAMILIES:]
+        plan = family.plan(call.sizes(lengths), lambda: call)
+        assert plan is not None  # a family knows the call that it was made of
+        if SIMULATED:
+            self._check_values(plan, arrays)
+        return plan
+
+    def _known_call(
+        self, adapter: Adapter, layouts: Sequence[Any], params: tuple[Any, ...], kernel: str | None
+    ) -> Call:
+        """A call of a family, by the layouts of its arrays."""
+        metas = [layout if layout is None else _meta_of(layout, adapter) for layout in layouts]
+        inputs, out = metas[: len(self.inputs)], metas[len(self.inputs) :]
+        arrays = {name: meta for name, meta in zip(self.inputs, inputs) if meta is not None}
+        return Call(arrays, tuple(filter(None, out)) or None, dict(zip(self.defaults, params, strict=True)), kernel)
+
+    def _call(
+        self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None, kernel: str | None
+    ) -> tuple[Adapter, Call]:
+        """What is known of a call. Raises TypeError for arrays that are none, or of several libraries."""
+        present = {name: array for name, array in zip(self.inputs, arrays, strict=True) if array is not None}
+        adapter = self._one_library(present)
+        metas = {
+            name: number_meta(array, self.op, name, self.host[name])
+            if type(array) in NUMBERS and name in self.host
+            else self._meta(adapter, name, array)
+            for name, array in present.items()
+        }
+        call = Call(metas, None, dict(zip(self.defaults, params, strict=True)), kernel)
+        if out is None:
+            return adapter, call
+        return adapter, call._replace(out=self._metas_of_results(out, adapter, call))
+
+    def _metas_of_results(self, out: tuple[Any, ...], adapter: Adapter, call: Call) -> tuple[ArrayMeta, ...]:
+        """Of the arrays that the caller gave. Raises TypeError or ValueError for what is no array of that library."""
+        names = [output.name for output in self.outputs]
+        if len(out) != len(names) or any(type(ADAPTERS.get(type(array))) is not type(adapter) for array in out):
+            wanted = self._bind(call).outputs(self.outputs)
+            self._check_count(wanted, out)
+            names = list(wanted)
+        metas = []
+        for name, array in zip(names, out, strict=True):
+            if type(adapter_of(array, self.op, f"out {name}")) is not type(adapter):
+                raise TypeError(f"{self.op}: out {name} is a {type(array).__qualname__}, expected the inputs' library")
+            metas.append(self._meta(adapter, f"out {name}", array))
+        return tuple(metas)
+
+    def _meta(self, adapter: Adapter, name: str, array: Any) -> ArrayMeta:
+        """What is known of an array, or the adapter's error with the argument's name."""
+        try:
+            return adapter.meta(array)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.op}: {name}: {error}") from None
+
+    def _family(self, call: Call, lengths: Sequence[str], adapter: Adapter) -> Family:
+        try:
+            return Family(self.op, call, lengths, self.inputs, self.same_place, adapter, self._settle)
+        except NumbaError as error:
+            raise TypeError(f"{self.op}: {_not_compiled(call.params, error)}") from error
+
+    def _bind(self, call: Call) -> Problem:
+        return (self.spec.bind_backward if self.backward else self.spec.bind)(call.arrays, call.params)
+
+    def _settle(self, call: Call) -> Settled:
+        """What a call comes to. Raises the spec's errors."""
+        problem = self._bind(call)
+        device = device_of(self.op, *next(iter(problem.arrays.items())))
+        results = problem.outputs(self.outputs)
+        if call.out is not None:
+            results = self._bind_out(results, call.out, problem)
+        return Settled(problem, results, self.choose(problem, results, device, call.rung), device)
+
+    def _bind_out(
+        self, wanted: Mapping[str, ArrayMeta], out: Sequence[ArrayMeta], problem: Problem
+    ) -> dict[str, ArrayMeta]:
+        """The arrays that the caller gave for results, by name."""
+        self._check_count(wanted, out)
+        metas = dict(zip(wanted, out, strict=True))
+        updates = {} if self.backward else self.spec.updates
+        told = {name: x for name, x in updates.items() if name in metas and metas[name] == problem.arrays[x]}
+        self.spec.bind_out(self.op, wanted, metas, told)
+        return metas
+
+    def _check_count(self, wanted: Mapping[str, ArrayMeta], out: Sequence[Any]) -> None:
+        if len(out) != len(wanted):
+            raise ValueError(f"{self.op}: out has {len(out)} arrays, expected {len(wanted)}: {', '.join(wanted)}")
+
+    def _one_library(self, arrays: Mapping[str, Any]) -> Adapter:
+        found: Adapter | None = None
+        first = next(iter(arrays), self.inputs[0])
+        for name, array in arrays.items():
+            if type(array) in NUMBERS and name in self.host:
+                continue
+            adapter = adapter_of(array, self.op, name)
+            found = found or adapter
+            if type(adapter) is not type(found):
+                raise TypeError(
+                    f"{self.op}: {name} is a {type(array).__qualname__}, {first} a "
+                    f"{type(arrays[first]).__qualname__}, expected arrays of one library"
+                )
+        if found is None:
+            raise TypeError(f"{self.op}: {self.inputs[0]} is missing, expected an array")
+        return found
+
+    def choices(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+        """Every way to do a problem on a device, best first."""
+        if not any(meta.size for meta in results.values()):
+            yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(self.spec.rungs))
+            return
+        for choices in self.rungs:
+            for choice in choices(problem, results, device):
+                if choice.shared_bytes <= device.shared_memory_per_block:
+                    yield choice
+
+    def choose(
+        self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device, rung: str | None = None
+    ) -> Choice:
+        """What a call takes: the best that was measured there of problems like it, else the first; or of this rung.
+
+        Raises NotImplementedError where no kernel does it.
+        """
+        if rung is not None and not (isinstance(rung, str) and rung in self.spec.rungs):
+            raise ValueError(f"{self.op}: kernel is {shown(rung)}, expected one of {', '.join(self.spec.rungs)}")
+        if rung is None and (records := recorded(self.op, problem, device, self.lengths)):
+            choices = [*self.choices(problem, results, device)]
+            if found := fastest_of(choices, records):
+                choice, record = found
+                return choice._replace(reason=_measured(choice, choices[0], record))
+        for choice in self.choices(problem, results, device):
+            if rung is None or choice.rung == rung:
+                return choice
+        told = "no kernel does" if rung is None else f"rung {rung} does not do"
+        strides = ", ".join(f"{name} {meta.strides}" for name, meta in {**problem.arrays, **results}.items())
+        raise NotImplementedError(f"{self.op}: {told} {problem} with strides {strides} on {device.name}")
+
+
+OPERATIONS: dict[str, list[Operation]] = {}  # forward first
+
+
+def _measured(choice: Choice, own: Choice, record: Record) -> str:
+    """Why a way is taken that was measured. own: the operator's first."""
+    seconds, first = record.seconds[way_of(choice)], record.seconds[way_of(own)]
+    gain = "" if seconds == first else f", where the first way takes {1e6 * first:.1f}"
+    return f"{choice.reason}; measured: {1e6 * seconds:.1f} us{gain}"
+
+
+def _not_compiled(params: Mapping[str, Any], error: NumbaError) -> str:
+    """What Numba could not make of a function that the user gave, with the line where it says one."""
+    told = [line.strip(" :") for line in str(error).splitlines() if line.strip()]
+    reason = next((line for line in told if not line.startswith("Failed in")), "")
+    for name, value in params.items():
+        if isinstance(value, UserFunction):
+            code = value.function.__code__
+            file = code.co_filename.rpartition("/")[2]
+            lines = [line for line in told if line.startswith("File ") and file in line]
+            where = lines[-1] if lines else f'File "{code.co_filename}", line {code.co_firstlineno}'
+            return f"{name} is {value!r}, expected a function that Numba can compile: {reason} ({where})"
+    return reason
+
+
+def device_of(op: str, name: str, meta: ArrayMeta) -> Device:
+    """The GPU that an array is on. Raises TypeError for one that is on none."""
+    if SIMULATED:
+        return devices.current()
+    kind, _, index = meta.device.partition(":")
+    if kind != "cuda":
+        raise TypeError(f"{op}: {name} is on {meta.device}, expected an array on a GPU")
+    return devices.at(int(index or 0))
+
+
+def on_host(value: Any, op: str, name: str, dtypes: Sequence[str]) -> Any:
+    """A number on the host as Python's; None and an array on the device as they are."""
+    if value is None or (SIMULATED and isinstance(value, np.ndarray)):
+        return value
+    device = getattr(value, "device", None)
+    method = "__float__" if dtypes[0] in FLOATS else "__index__"
+    if hasattr(value, method) and (device is None or str(device) == "cpu"):
+        return number_meta(value, op, name, dtypes).pointer
+    return value
+
+
+def _meta_of(layout: Any, adapter: Adapter) -> ArrayMeta:
+    """Of an array, or of a number on the host, whose type is its layout."""
+    if layout in NUMBERS:
+        return ArrayMeta((), "int64" if layout is int else "float64", (), "host", 0)
+    return adapter.meta_of(layout)
+
+
+def results_of(out: Any) -> tuple[Any, ...]:
+    """What out= was given, one array or several."""
+    return out if isinstance(out, tuple) else tuple(out) if isinstance(out, list) else (out,)

@@ -1,0 +1,277 @@
+"""Plans: what a call needs, made ready to launch again with other pointers.
+
+A `Family` is made of one call, whose sizes are traced (`sizes`): bound by the spec, a kernel chosen, compiled and
+loaded. It serves every call of other sizes that comes to the same kernels, and makes for it a `Plan`: grids, arguments,
+and what results and workspaces are like. Nothing here waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+from ...spec import ArrayMeta, Problem
+from ...spec.meta import take_turns
+from ..compiler.backend import SIMULATED
+from ..compiler.binaries import ahead
+from .arrays import Adapter
+from .device import Device
+from .driver import away, handle_of
+from .maps import Mapped, Maps
+from .sizes import Trace, concrete
+from .step import Step, launcher
+
+
+class Choice(NamedTuple):
+    """One way to do a problem: the rung, its Config, why it stands where it does, and the launches."""
+
+    rung: str
+    config: Any
+    reason: str
+    steps: Callable[[], Sequence[Step]]
+    workspace: Mapping[str, ArrayMeta] = {}  # arrays that live from the first launch to the last
+    shared_bytes: int = 0  # what an SM must have for the blocks of its greediest kernel that should be there at once
+    maps: Mapping[str, Mapped] = {}  # tensor maps, which launches get by these names
+
+
+Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]
+
+
+class Call(NamedTuple):
+    """A call by what is known of its arrays; never their values, and of their addresses no more than the alignment."""
+
+    arrays: Mapping[str, ArrayMeta]  # those that are there
+    out: tuple[ArrayMeta, ...] | None  # what the caller gave for the results
+    params: Mapping[str, Any]
+    rung: str | None
+
+    def traced(self, trace: Trace, lengths: Sequence[str]) -> Call:
+        """The same with sizes that write down what is made of them; lengths: parameters that are sizes."""
+
+        def of(meta: ArrayMeta) -> ArrayMeta:
+            shape, strides = (tuple(map(trace.size, numbers)) for numbers in (meta.shape, meta.strides))
+            return meta._replace(shape=shape, strides=strides)
+
+        arrays = {name: of(meta) for name, meta in self.arrays.items()}
+        out = None if self.out is None else tuple(map(of, self.out))
+        traced_lengths = {name: trace.size(self.params[name]) for name in lengths}
+        return self._replace(arrays=arrays, out=out, params={**self.params, **traced_lengths})
+
+    def sizes(self, lengths: Sequence[str]) -> list[int]:
+        """The numbers in the places of `traced` sizes."""
+        metas = (*self.arrays.values(), *(self.out or ()))
+        return [*chain.from_iterable((*m.shape, *m.strides) for m in metas), *(self.params[name] for name in lengths)]
+
+
+def sizes_of(layouts: Iterable[Any]) -> tuple[list[int], tuple[Hashable, ...]]:
+    """Shapes and strides, in which plans of one family may differ, and the rest of `Adapter.layouts`."""
+    sizes: list[int] = []
+    kinds: list[Hashable] = []
+    for layout in layouts:
+        if type(layout) is tuple:
+            shape = layout[0]
+            sizes += shape
+            sizes += layout[1]
+            kinds.append(len(shape))
+            layout = layout[2:]
+        kinds.append(layout)
+    return sizes, tuple(kinds)
+
+
+class Settled(NamedTuple):
+    """What a call comes to: the problem, the arrays that are written, the choice taken and the GPU."""
+
+    problem: Problem
+    results: Mapping[str, ArrayMeta]
+    choice: Choice
+    device: Device
+
+
+def room(meta: ArrayMeta) -> str:
+    """What a workspace is allocated as. On a GPU kernels alone see what lies there, and not every library of arrays has
+    bfloat16; the simulator goes by arrays' own dtypes.
+    """
+    return "float16" if meta.dtype == "bfloat16" and not SIMULATED else meta.dtype
+
+
+class Family:
+    """Calls that differ in sizes alone and are done by the same kernels in the same way."""
+
+    def __init__(
+        self,
+        op: str,
+        call: Call,
+        lengths: Sequence[str],
+        names: Sequence[str],
+        same_place: frozenset[tuple[str, str]],
+        adapter: Adapter,
+        settle: Callable[[Call], Settled],
+    ):
+        """lengths: the call's parameters that are sizes; names: of all inputs that the operator may have; same_place:
+        (result, input) that may be one place in memory; settle: from a call to what it comes to.
+        """
+        self.op, self.same_place, self.adapter, self.settle = op, same_place, adapter, settle
+        trace = Trace()
+        problem, results, choice, device = settle(call.traced(trace, lengths))
+        self.device_index = device.index
+        arrays = [*(name if name in problem.arrays else None for name in names), *results, *choice.workspace]
+        places = [*arrays, *choice.maps]
+        with away(device.index) or nullcontext():
+            steps = choice.steps()
+            ahead((step.kernel, device.arch, concrete(step.shared_bytes)) for step in steps[1:])
+            self.launchers = [launcher(step, places, device) for step in steps]
+            launches = [each.numbers() for each in self.launchers]
+        allocated = () if call.out is not None else results.values()
+        self.make_results = [adapter.allocator(meta.dtype, meta.device) for meta in allocated]
+        self.make_workspace = [adapter.allocator(room(meta), meta.device) for meta in choice.workspace.values()]
+        layouts = [(meta.shape, meta.strides) for meta in (*allocated, *choice.workspace.values())]
+        self.names = arrays
+        self._numbers = trace.function((launches, layouts, [*choice.maps.values()]))
+
+    def plan(self, sizes: Sequence[int], call: Callable[[], Call]) -> Plan | None:
+        """The plan of a call with these sizes; None if it needs another family. call: what makes the call itself."""
+        numbers = self._numbers(sizes)
+        return None if numbers is None else Plan(self, call, *numbers)
+
+
+class Plan:
+    """A call ready to run. `problem`, `choice` and `steps` say how it is done."""
+
+    def __init__(
+        self, family: Family, call: Callable[[], Call], launches: list[Any], layouts: list[Any], mapped: list[Mapped]
+    ):
+        """launches: grid and arguments of each; layouts: shape and strides of what is allocated; mapped: what tensor
+        maps say.
+        """
+        self.family, self.call, self.adapter, self.device_index = family, call, family.adapter, family.device_index
+        self.notes: Any = None  # what a caller wants to remember of such calls
+        self.launches: list[Callable[..., None]] = [
+            launcher(*numbers) for launcher, numbers in zip(family.launchers, launches)
+        ]
+        count = len(family.make_results)
+        self.results = list(zip(family.make_results, layouts))
+        self.workspace = list(zip(family.make_workspace, layouts[count:]))
+        self.maps = Maps(mapped, family.names) if mapped else None
+
+    def run(
+        self, arrays: Sequence[Any], pointers: list[Any], given: Sequence[Any] | None = None, stream: Any = None
+    ) -> list[Any]:
+        """Launch on arrays, None for one that is not there, whose addresses are `pointers`, those of `given` last.
+
+        Returns the results; where the caller has `given` arrays for them, none.
+        """
+        if (elsewhere := away(self.device_index, self.adapter.current_device)) is not None:
+            with elsewhere:
+                return self.run(arrays, pointers, given, stream)
+        if given is not None:
+            arrays = (*arrays, *given)
+            self.apart.check([pointer for array, pointer in zip(arrays, pointers) if array is not None])
+        handle = None if stream is None else stream_of(self.family.op, stream)
+        results = [make(*layout) for make, layout in self.results]
+        workspace = [make(*layout) for make, layout in self.workspace]
+        if SIMULATED:
+            everything = [*arrays, *results, *workspace]
+            records = self.maps.simulated(everything) if self.maps else []
+            for launch in self.launches:
+                launch([*everything, *(record.address for record in records)])
+            return results
+        adapter = self.adapter
+        pointers += map(adapter.pointer, results)
+        if handle is None:
+            handle = adapter.stream(arrays, self.family.op)
+        if workspace:
+            pointers += map(adapter.pointer, workspace)
+            if stream is not None:
+                for array in workspace:
+                    adapter.used_on(array, handle)
+        maps = ()  # nobody frees them before everything is launched
+        if self.maps is not None:
+            maps = self.maps.encoded(pointers)
+            pointers += [each.address for each in maps]
+        for launch in self.launches:
+            launch(pointers, handle)
+        return results
+
+    # --- what is not needed to run
+
+    @cached_property
+    def _settled(self) -> Settled:
+        return self.family.settle(self.call())
+
+    @property
+    def problem(self) -> Problem:
+        return self._settled.problem
+
+    @property
+    def choice(self) -> Choice:
+        return self._settled.choice
+
+    @cached_property
+    def steps(self) -> Sequence[Step]:
+        return self.choice.steps()
+
+    @cached_property
+    def apart(self) -> Apart:
+        return Apart(self)
+
+    def __repr__(self) -> str:
+        lines = [f"{self.problem}", f"rung {self.choice.rung}, {self.choice.config}: {self.choice.reason}"]
+        lines += [f"{s.kernel.name}: {s.grid} blocks of {s.kernel.threads} threads" for s in self.steps]
+        lines += [f"{name} {meta.shape}: {meta.nbytes} bytes beside" for name, meta in self.choice.workspace.items()]
+        return "\n".join(lines if self.steps else [*lines, "nothing to launch: the result is empty"])
+
+
+class Apart:
+    """The results of a call that the caller gave, and the arrays that they may not meet in memory."""
+
+    def __init__(self, plan: Plan):
+        problem, results = plan.problem, plan._settled.results
+        self.op, self.updates, self.inputs = plan.family.op, problem.spec.updates, list(problem.arrays)
+        self.metas = [*problem.arrays.values(), *results.values()]
+        self.names = [*self.inputs, *results]
+        self.pairs = list(self._pairs(plan.family.same_place))
+
+    def _pairs(self, same_place: frozenset[tuple[str, str]]) -> Iterator[tuple[int, int, int, int, bool]]:
+        """i, j, their bytes, whether one place is allowed."""
+        nbytes = [meta.nbytes for meta in self.metas]
+        for i in range(len(self.inputs), len(self.metas)):
+            for j in range(i):
+                if self.metas[j].device != "host":
+                    alike = self.metas[i].strides == self.metas[j].strides
+                    yield i, j, nbytes[i], nbytes[j], alike and (self.names[i], self.names[j]) in same_place
+
+    def check(self, pointers: Sequence[int]) -> None:
+        """Raise ValueError where a result shares memory with another array and may not."""
+        for i, j, my_bytes, their_bytes, same_place_allowed in self.pairs:
+            mine, theirs = pointers[i], pointers[j]
+            if same_place_allowed and mine == theirs:
+                continue
+            if mine < theirs + their_bytes and theirs < mine + my_bytes:
+                if take_turns(self.metas[i]._replace(pointer=mine), self.metas[j]._replace(pointer=theirs)):
+                    continue
+                mine, theirs = (self._told(k, pointers) for k in (i, j))
+                raise ValueError(f"{self.op}: {mine} overlaps {theirs} in memory, expected memory of its own")
+
+    def _told(self, i: int, pointers: Sequence[int]) -> str:
+        """What a message calls an array: a result that overwrites its input by the input's name."""
+        name = self.names[i]
+        source = self.updates.get(name)
+        if i < len(self.inputs):
+            return name
+        return source if source and pointers[i] == pointers[self.names.index(source)] else f"out {name}"
+
+
+def stream_of(op: str, stream: Any) -> int:
+    """The handle of a stream that the caller gave; 0 in the simulator, where there is one. Raises TypeError, naming the
+    operator, for what is no stream.
+    """
+    if SIMULATED and type(stream).__module__.startswith("numba.cuda.simulator"):  # Numba's own stand-in has no handle
+        return 0
+    try:
+        handle = handle_of(stream)
+    except TypeError as error:
+        raise TypeError(f"{op}: {error}") from None
+    return 0 if SIMULATED else handle

@@ -1,0 +1,119 @@
+"""Strided arguments of kernels, once for all operators: their types, how arrays become them, and where things begin.
+
+A launch is told of an array by a `Strided` (`spec.meta`), its memory and as many strides as the kernel asks for: those
+of all axes (`whole`), or those along batch, head and token of an array that has a row for each token (`by_token`). One
+that a call does not have is a null pointer, at which a kernel that is built for such calls never looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...spec import ArrayMeta
+from ...spec.meta import Strided, compute_dtype, itemsize
+from ..compiler.backend import i32, i64, pointer, types, u8, verb
+from ..tile.storage import storage
+
+MOST = 2**31 - 2**10  # of tokens, as coordinates have 32 bits, of a tile that begins in them
+MULTIPLE = 16  # bytes
+SIZES = (16, 8, 4)  # bytes of a copy beside the threads
+_ELEMENTS = {"bool": u8, "int32": i32, "int64": i64}  # of what is no number of a problem
+
+
+def strided(dtype: str, rank: int) -> Any:
+    """The type of an array of this dtype with so many strides."""
+    element = _ELEMENTS[dtype] if dtype in _ELEMENTS else storage(dtype).element
+    return types.NamedTuple((pointer(element), types.UniTuple(i64, rank)), Strided)
+
+
+def number_type(dtype: str, rank: int) -> Any:
+    """The type of an array of what problems of this dtype are computed in: a statistic, a state, a row's weight."""
+    return strided(compute_dtype(dtype), rank)
+
+
+def absent(rank: int) -> Strided:
+    """An array that a call does not have."""
+    return Strided("", (0,) * rank)
+
+
+def whole(metas: Mapping[str, ArrayMeta], name: str, rank: int) -> Strided:
+    """An array of so many axes with all its strides."""
+    return Strided(name, metas[name].strides) if name in metas else absent(rank)
+
+
+def by_token(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided:
+    """[B, H, S, width] or [B, H, S], of varlen [total, H, width] or [H, total], along batch, head and token."""
+    if name not in metas:
+        return absent(3)
+    strides = metas[name].strides
+    if not varlen:
+        return Strided(name, strides[:3])
+    head, token = strides if len(strides) == 2 else (strides[1], strides[0])
+    return Strided(name, (0, head, token))
+
+
+class Boxed(NamedTuple):
+    """[B, H, S, width] of an array, or of varlen [1, H, total, width], as boxes of so many rows."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def boxed(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Boxed | None:
+    """None for what can't be loaded as boxes: rows that don't lie at multiples of 16 bytes, or lie one upon another."""
+    meta = metas[name]
+    shape, strides = meta.shape, meta.strides
+    if varlen:
+        shape, strides = (1, shape[1], shape[0], shape[2]), (0, strides[1], strides[0], strides[2])
+    nbytes = itemsize(meta.dtype)
+    steps = [stride * nbytes for size, stride in zip(shape[:3], strides) if size > 1]
+    apart = all(step > 0 and step % MULTIPLE == 0 and step < 2**40 for step in steps)
+    if not apart or meta.pointer % MULTIPLE or any(size < 1 or size > MOST for size in shape):
+        return None
+    return Boxed(name, shape, strides)
+
+
+def how_stored(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> str:
+    """How a result is stored ("boxes", "vectors" or "elements"). Boxes of varlen would pass the ends of sequences."""
+    found = boxed(metas, name, varlen)
+    if found is None or found.shape[-1] * itemsize(metas[name].dtype) % MULTIPLE:
+        return "elements"
+    return "vectors" if varlen else "boxes"
+
+
+def is_stored_whole(meta: ArrayMeta) -> bool:
+    """Whether rows of a result lie at multiples of 16 bytes, and fill such."""
+    vector = vector_of(meta)
+    return vector * itemsize(meta.dtype) == SIZES[0] and meta.shape[-1] % vector == 0
+
+
+def vector_of(meta: ArrayMeta) -> int:
+    """For one of them, [B, H, S, D] or [total, H, D], whose last axis is contiguous.
+
+    An axis of one element has any stride, but that of tokens: a tile's rows beyond the last are asked for too, none of
+    their bytes, at addresses of whole vectors.
+    """
+    each, tokens = itemsize(meta.dtype), 2 if len(meta.shape) == 4 else 0
+    axes = enumerate(zip(meta.shape[:-1], meta.strides[:-1]))
+    steps = [stride * each for axis, (size, stride) in axes if size > 1 or axis == tokens]
+    for nbytes in SIZES:
+        if meta.pointer % nbytes == 0 and all(step % nbytes == 0 for step in steps):
+            return nbytes // each
+    return 1
+
+
+# --- verbs -----------------------------------------------------------------------------------------
+
+
+@verb
+def start(x, b, h, token):
+    """Where a token's row of an array begins."""
+    return i64(b) * x.strides[0] + i64(h) * x.strides[1] + i64(token) * x.strides[2]
+
+
+@verb
+def boundary(ends, b):
+    """The first token of sequence b of varlen, where the one before it ends, in 32 bits; ends [B + 1]: cu_seqlens."""
+    return ends.data[b * ends.strides[0]]

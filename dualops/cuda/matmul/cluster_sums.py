@@ -1,0 +1,73 @@
+"""Sums that the blocks of a cluster have made a part of each: every block adds up a share of them, in one order.
+
+sums.put(floats, acc)                        [64, columns] of every warpgroup, to shared memory
+barrier of the cluster
+sums.finish(floats, corner, M, results)      for a share of the rows: all blocks' parts, added in their order
+barrier of the cluster                       nobody's memory is read any more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from ..compiler.backend import Members, Noun, cuda, f32, i32, i64, noun, verb
+from ..ptx.arithmetic import opaque_i32
+from ..ptx.memory import ld_shared_cluster_v4_f32, st_shared_v2_f32
+from ..ptx.warp import barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank
+from ..tile.epilogue import NEAR, place_of
+from ..tile.warpgroup import ROWS, my_warpgroup
+
+ClusterSums = Noun  # what `cluster_sums` makes
+
+
+@cache
+@noun
+def cluster_sums(columns: int, at: int, blocks: int, finish: Callable[..., None]) -> Members:
+    """The verbs for tiles of `columns` columns in `blocks` blocks; shared memory begins at byte `at`, 256 * columns a
+    warpgroup.
+
+    finish(values, results, m, n): NEAR sums of row m, from column n on. Rows from M on are left out; columns beyond the
+    result's are the verb's concern.
+
+    Called by all threads of the warpgroups that have parts; `meet` by every thread of the cluster.
+    """
+    place, pairs, groups = place_of(columns), columns // 8, columns // NEAR
+    first, size, items = at // 4, ROWS * columns, ROWS * columns // NEAR
+
+    @verb
+    def put(floats, acc):
+        """Write acc to shared memory. floats: all of it, as an array of f32."""
+        tid = cuda.threadIdx.x % 128
+        mine = i32(first + my_warpgroup() * size)
+        row, column = i32(tid // 32 * 16 + tid % 32 // 4), i32(2 * (tid % 4))
+        for j in range(pairs):
+            for half in range(2):
+                to, e = place(row + 8 * half, column + 8 * j), 4 * j + 2 * half
+                st_shared_v2_f32(floats, i32(mine + to), acc[e], acc[e + 1])
+
+    @verb
+    def meet():
+        """Wait for the cluster: what was written is visible afterwards, what was read may be overwritten."""
+        barrier_cluster_arrive()
+        barrier_cluster_wait()
+
+    @verb
+    def finish_(floats, corner, M, results):
+        values = cuda.local.array(NEAR, f32)
+        mine = i32(first + my_warpgroup() * size)
+        item = i32(cluster_ctarank() * 128 + cuda.threadIdx.x % 128)
+        while item < items:
+            m, n = i32(item // groups), i32(item % groups * NEAR)
+            for c in range(NEAR):
+                values[c] = f32(0)
+            for rank in range(blocks):
+                for c in range(0, NEAR, 4):
+                    four = ld_shared_cluster_v4_f32(floats, i32(mine + place(m, n + c)), rank)
+                    for e in range(4):
+                        values[c + e] += four[e]
+            if corner.row + m < M:
+                finish(values, results, i64(corner.row + m), i64(corner.depth + n))
+            item = opaque_i32(item + 128 * blocks)
+
+    return locals()

@@ -1,0 +1,252 @@
+"""Products of a strip, the 16 rows of a warp, of a left factor that is float32 in registers and one of 16 bits.
+
+    pv = strip_of_floats("float16", v_box, boxes)                   acc [16, n] += P @ V, P as sums lie in registers
+    kv = strip_of_weighted("bfloat16", k_box, v_box, boxes, True)   acc [16, n] += (weights * K).T @ V
+
+Beside bfloat16, which has float32's range, a float32 is rounded to it, or as three parts all of it (`split_bf16x3`).
+Beside float16 it is rounded to tf32's 11 bits, or as two parts nearly all of it: tf32 has that range too, and float16
+is in it what it was. Of each eight a lane has columns 2 * t and 2 * t + 1 where tf32's left factor wants t and t + 4,
+and a word of a right factor in 16 bits holds lines 2 * t and 2 * t + 1: the steps of a sum have any order, so that both
+fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
+from ..ptx.arithmetic import bits_of_f32
+from ..ptx.convert import pack_bf16x2, unpack_bf16x2, unpack_f16x2
+from ..ptx.memory import ld_shared_v2_f32
+from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
+from ..tile.split_bf16x3 import PARTS, packed_parts, parts_of
+from ..tile.strips import A_WORDS, ROWS, StripAb, strip_ab
+from ..tile.tf32 import rounded, rounded_word, words_of_parts
+from ..tile.unrolled import one_after_another
+from ..tile.warp_mma import MMA_TYPES, FactorSlice, fragments
+
+UNPACKED = {"bfloat16": unpack_bf16x2, "float16": unpack_f16x2}
+STEP = 16  # of a sum, whose words a lane reads at once: two products
+NUMBERS = 8  # of a lane, of a left factor, for so many
+
+
+def _cleared(size: int) -> Callable[..., Any]:
+    ZERO = f32(0)
+
+    @verb
+    def fragment():
+        sums = cuda.local.array(size, f32)
+        for e in range(size):
+            sums[e] = ZERO
+        return sums
+
+    return fragment
+
+
+@verb
+def place_of(word):
+    """Which of a lane's numbers that lie as sums do is this word: rows r and r + 8 of column t, then of t + 4."""
+    return word // A_WORDS * A_WORDS + word % 2 * 2 + word % A_WORDS // 2
+
+
+class Step(NamedTuple):
+    """Products of 16 steps of the sum, of a left factor in float32."""
+
+    words: int  # of a lane
+    put: Callable[..., None]  # (left, at, values, first): NUMBERS of values as words of the left factor, left[at:]
+    multiply: Callable[..., None]  # (sums, first, left, at, smem, b_place, step): those of a box
+
+
+def _step_of(dtype: str, b: FactorSlice, exact: bool) -> Step:
+    return _in_thirds(dtype, b, exact) if dtype == "bfloat16" else _in_tf32(dtype, b, exact)
+
+
+def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Step:
+    """By bfloat16. Parts: the smallest first."""
+    mma, b_side, TILES = mma_m16n8k16(MMA_TYPES[dtype]), fragments(b, b.rows, left=False), b.rows // 8
+    COUNT = PARTS if exact else 1
+
+    @verb
+    def put_rounded(left, at, values, first):
+        for word in range(A_WORDS):
+            left[at + word] = pack_bf16x2(values[first + 2 * word], values[first + 2 * word + 1])
+
+    @verb
+    def put_parts(left, at, values, first):
+        for word in range(A_WORDS):
+            upper, middle, lower = parts_of(values[first + 2 * word])
+            next_upper, next_middle, next_lower = parts_of(values[first + 2 * word + 1])
+            left[at + word] = packed_parts(lower, next_lower)
+            left[at + A_WORDS + word] = packed_parts(middle, next_middle)
+            left[at + 2 * A_WORDS + word] = packed_parts(upper, next_upper)
+
+    def part_of(part: int) -> Callable[..., None]:
+        @verb
+        def add_part(sums, places, left, right):
+            first, at = places
+            for j in range(TILES):
+                mma(sums, first + 4 * j, left, at + A_WORDS * part, right, 2 * j)
+
+        return add_part
+
+    add_parts = one_after_another([part_of(part) for part in range(COUNT)])
+
+    @verb
+    def multiply(sums, first, left, at, smem, b_place, step):
+        right = b_side.make()
+        b_side.read(right, 0, smem, b_place, step)
+        add_parts(sums, (first, at), left, right)
+
+    return Step(A_WORDS * COUNT, put_parts if exact else put_rounded, multiply)
+
+
+def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Step:
+    """By tf32, two products of 8 steps each. Upper parts, then lower ones, which are multiplied first."""
+    mma, unpack, b_side = mma_m16n8k8_tf32, UNPACKED[dtype], fragments(b, b.rows, left=False)
+    WORDS, EXACT = b_side.words, exact
+
+    @verb
+    def put_rounded(left, at, values, first):
+        for word in range(NUMBERS):
+            left[at + word] = rounded_word(bits_of_f32(values[first + place_of(word)]))
+
+    @verb
+    def put_parts(left, at, values, first):
+        for word in range(NUMBERS):
+            left[at + word], left[at + NUMBERS + word] = words_of_parts(values[first + place_of(word)])
+
+    @verb
+    def multiply(sums, first, left, at, smem, b_place, step):
+        packed, right = b_side.make(), cuda.local.array(2, u32)
+        b_side.read(packed, 0, smem, b_place, step)
+        for word in range(WORDS):
+            j, half = word // 2, word % 2
+            even, odd = unpack(packed[word])
+            right[0], right[1] = bits_of_f32(even), bits_of_f32(odd)
+            if EXACT:
+                mma(sums, first + 4 * j, left, at + (NUMBERS + A_WORDS * half), right, 0)
+            mma(sums, first + 4 * j, left, at + A_WORDS * half, right, 0)
+
+    return Step(2 * NUMBERS if exact else NUMBERS, put_parts if exact else put_rounded, multiply)
+
+
+@cache
+def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
+    """As `strips.strip_ab`, but A is not rounded to fewer bits' range than float32 has. b: its boxes."""
+    if dtype == "bfloat16":
+        return strip_ab(dtype, b, boxes)
+    STEPS, SIZE, BOX = b.depth // STEP, b.rows // 2 * boxes, b.size
+    b_side, one = fragments(b, b.rows, left=False), _step_of(dtype, b, False)
+    WORDS, put_step, multiply = one.words, one.put, one.multiply
+
+    @verb
+    def left():
+        return cuda.local.array(WORDS * STEPS, u32)
+
+    @verb
+    def put(a, values):
+        for step in range(STEPS):
+            put_step(a, WORDS * step, values, NUMBERS * step)
+
+    def step_of(n: int) -> Callable[..., None]:
+        NUMBER, BOX_NUMBER = n // boxes, n % boxes
+        FIRST = BOX_NUMBER * (b.rows // 2)
+
+        @verb
+        def add_step(sums, a, smem, b_place):
+            multiply(sums, FIRST, a, WORDS * NUMBER, smem, i32(b_place + BOX_NUMBER * BOX), NUMBER)
+
+        return add_step
+
+    add_all = one_after_another([step_of(n) for n in range(STEPS * boxes)])
+
+    @verb
+    def add(sums, a, smem, b_at):
+        add_all(sums, a, smem, i32(b_at + b_side.start(0)))
+
+    return StripAb.from_locals(locals(), size=SIZE, fragment=_cleared(SIZE))
+
+
+@cache
+def rounding_left(dtype: str) -> Callable[..., Any]:
+    """The verb (a, b) -> what `strip_of_floats` has taken from two neighbours of A by rounding; nothing of what is not
+    finite.
+    """
+    ZERO = f32(0)
+
+    @verb
+    def rest(less):
+        return less if less == less else ZERO
+
+    @verb
+    def of_words(a, b):
+        low, high = unpack_bf16x2(pack_bf16x2(a, b))
+        return rest(a - low), rest(b - high)
+
+    @verb
+    def of_tf32(a, b):
+        return rest(a - rounded(a)), rest(b - rounded(b))
+
+    return of_words if dtype == "bfloat16" else of_tf32
+
+
+@cache
+@noun
+def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, exact: bool) -> Members:
+    """sums [16, columns] += (weights * X).T @ Y. Lines of X and Y are steps of the sum.
+
+    x: its box; y: its boxes, of which there are so many. exact: a number of X times its weight is multiplied as parts,
+    whose sum has all digits of float32, or nearly so; else it is rounded.
+    """
+    x_side, y_side = fragments(x, ROWS, left=True), fragments(y, y.rows, left=False)
+    unpack, one = UNPACKED[dtype], _step_of(dtype, y, exact)
+    put, multiply, WORDS = one.put, one.multiply, one.words
+    STEPS, SIZE, BOX, OF_BOX = y.depth // STEP, y.rows // 2 * boxes, y.size, y.rows // 2
+
+    @verb
+    def place(column):
+        """Return where this lane reads the 16 columns of X from `column` on."""
+        return x_side.start(column)
+
+    def step_of(n: int) -> Callable[..., None]:
+        of_box = one_after_another([box_of(n, box) for box in range(boxes)])
+
+        @verb
+        def add_step(sums, smem, places, weights):
+            (x_place, y_place), (floats, weights_at) = places, weights
+            words, values, left = x_side.make(), cuda.local.array(NUMBERS, f32), cuda.local.array(WORDS, u32)
+            x_side.read(words, 0, smem, x_place, n)
+            mine = i32(weights_at + 2 * (cuda.threadIdx.x % 4))
+            for half in range(2):  # eight steps each
+                here, next_one = ld_shared_v2_f32(floats, i32(mine + (STEP * n + 8 * half)))
+                for row in range(2):
+                    word = 2 * half + row
+                    even, odd = unpack(words[word])
+                    values[2 * word], values[2 * word + 1] = even * here, odd * next_one
+            put(left, 0, values, 0)
+            of_box(sums, left, smem, y_place)
+
+        return add_step
+
+    def box_of(n: int, box: int) -> Callable[..., None]:
+        @verb
+        def add_box(sums, left, smem, y_place):
+            multiply(sums, OF_BOX * box, left, 0, smem, i32(y_place + box * BOX), n)
+
+        return add_box
+
+    add_all = one_after_another([step_of(n) for n in range(STEPS)])
+
+    @verb
+    def add(sums, smem, places, weights):
+        """Add the product to sums. weights: float32 in shared memory, one for each line."""
+        x_place, y_at = places
+        add_all(sums, smem, (x_place, i32(y_at + y_side.start(0))), weights)
+
+    return members(
+        locals(),
+        size=SIZE,  # sums of a thread
+        fragment=_cleared(SIZE),  # () -> zeros
+    )

@@ -1,0 +1,128 @@
+"""Elements of a result that a NaN or an infinity of V may have reached though its column is not seen.
+
+Products of tensor cores leave nothing out: 0 * NaN is NaN. So an element that is not finite is made anew by its thread
+from what it sees, one number after another:
+
+    out_re = state_scale * what is left of the state * (q_r @ state[:, e] + term * norm_e)
+             + sum over c that are seen of scale * (q_r . k_c + terms) * what is left of c * weight_c * v_ce
+
+until it is NaN for good. Under a mask all pairs meet, and nothing is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...compiler.backend import Members, cuda, f32, i32, i64, members, noun, verb
+from ...launch.views import start
+from ...tile.non_finite import non_finite_of
+from ...tile.numbers import numbers
+from ...tile.products import opaque_f32, opaque_i32
+from ...tile.storage import storage
+from ...tile.unrolled import one_after_another
+from ..arguments import OF_COLUMNS, Variant
+from ..decays import decays_of
+
+
+@noun
+def hidden_elements(variant: Variant, size: int) -> Members:
+    """The verb for a result with so many numbers a thread.
+
+    Called by a warp.
+    """
+    mem, num, doubts = storage(variant.dtype), numbers(f32), non_finite_of(size)
+    decays = decays_of(variant.dtype, variant.stepwise)
+
+    @verb
+    def _is_finite(x):
+        return x - x == num.zero
+
+    @verb
+    def _product(q, q_row, k, k_row, D):
+        total, d = num.zero, i32(0)
+        while d < D:
+            total += mem.load(q.data, q_row + d) * mem.load(k.data, k_row + d)
+            d = opaque_i32(d + 1)
+        return total
+
+    @verb
+    def _of_state(arrays, place, q_row, row_term, n_first, slot, e, m, mine, call):
+        _, _, _, states, norms, _, _ = arrays
+        total, d = num.zero, i32(0)
+        first = slot * states.strides[0] + place.h * states.strides[1] + e
+        while d < call.D:
+            total += mem.load(arrays[0].data, q_row + d) * states.data[first + i64(d) * call.Dv]
+            d = opaque_i32(d + 1)
+        if variant.normalized and call.normed == OF_COLUMNS:
+            one = row_term if call.row_term != 0 else num.one
+            total += one * norms.data[slot * norms.strides[0] + place.h * norms.strides[1] + e]
+        return total * (decays.between(mine, n_first, m + call.later) * call.state_scale)
+
+    @verb
+    def _anew(arrays, place, where, m, e, mine, call):
+        """The element of row m and column e."""
+        q, k, v, _, _, weights, terms = arrays
+        _, n_first, slot, _ = where
+        b, h, total, row_term = place.b, place.h, num.zero, num.zero
+        q_row = start(q, b, h, place.row0 + call.direction * m)
+        if variant.normalized and call.row_term != 0:
+            row_term = terms.data[start(terms, b, h, place.row0 + call.direction * m)]
+        if slot >= 0:
+            total = _of_state(arrays, place, q_row, row_term, n_first, slot, e, m, mine, call)
+        c, end = i32(n_first), i32(min(i64(m + call.offset + 1), i64(place.columns)))
+        while c < end and total == total:
+            token = place.column0 + call.direction * c
+            score = _product(q, q_row, k, start(k, b, h, token), call.D) + row_term
+            if variant.normalized and call.column_term != 0:
+                score += terms.data[start(terms, b, h, token)]
+            here, there = c + call.later, m + call.offset + call.later
+            score *= decays.between(mine, here, there) * call.scale
+            if variant.normalized and call.column_weighted != 0:
+                score *= weights.data[start(weights, b, h, token)]
+            total += score * mem.load(v.data, start(v, b, h, token) + e)
+            c = opaque_i32(c + 1)
+        return total
+
+    def four(first: int) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Of registers, each is known by its number; what is opaque is not indexed instead."""
+
+        @verb
+        def take_one(value, acc, element, _):
+            for e in range(first, first + 4):
+                if e == element:
+                    value[0] = opaque_f32(acc[e])
+
+        @verb
+        def put_one(acc, element, value, _):
+            for e in range(first, first + 4):
+                acc[e] = opaque_f32(value if e == element else acc[e])
+
+        return take_one, put_one
+
+    takes, puts = zip(*(four(first) for first in range(0, size, 4)))
+    take, put = one_after_another(takes), one_after_another(puts)
+
+    @verb
+    def _repair(acc, arrays, where, mine, call):
+        upper, lower = doubts(acc)
+        if not _is_finite(upper + lower):
+            place, one, element = where[0], cuda.local.array(1, f32), i32(0)
+            while element < size:
+                take(one, acc, element, 0)
+                value = one[0]
+                m, e = place.m + element // 2 % 2 * 8, where[3] + element // 4 * 8 + element % 2
+                if not _is_finite(value) and m < place.rows and e < call.Dv:
+                    value = _anew(arrays, place, where, m, e, mine, call)
+                put(acc, element, value, 0)
+                element = opaque_i32(element + 1)
+
+    @verb
+    def _leave(acc, arrays, where, mine, call):
+        pass
+
+    return members(
+        locals(),
+        # (acc, arrays, (place, n_first, slot, e), mine, call); arrays: q, k, v, states, norms, weights, terms; slot: of
+        # the state, below 0 for none; e: the thread's first column
+        repair=_leave if variant.masked else _repair,
+    )

@@ -1,0 +1,108 @@
+"""What is left of a token of a chunk where another one looks at it, by the gamma of a head.
+
+    of a pair      gamma^(r - c), c <= r                 of passes that go back gamma^(c - r), c >= r
+    of the state   gamma^(r + 1) for query r             gamma^(n - 1 - r), n being the tokens of the chunk
+    to the state   gamma^(n - 1 - c) of token c          gamma^(c + 1)
+
+Each pass of `chunks` and `wide` asks by these verbs; with a decay of each step `per_token_decay` answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ...compiler.backend import Namespace, f32, i32, verb
+from ...launch.views import number_type
+from ...tile.epilogue import opaque_f32
+from ...tile.numbers import numbers
+from ..arguments import decay
+from .config import DTYPE
+from .fragments import my_column, my_row
+
+# log2 of a gamma below which o wants `retention.diagonal_residual`: emulated, without them one draw of fifty is beyond
+# the accuracy rule at 0.96, one of a hundred and by 1.1 at most at 31 / 32, where RetNet's heads begin, which go
+# without: where all heads made these products they took 12 % of the time (H200, 2026-11-26)
+LEAST_KEPT = f32(math.log2(0.968))
+
+
+class ChunkDecay(Namespace):
+    """The verbs. mine: what `of` gave, or `again`; row: the first one of the warpgroup; r, c: tokens of the chunk, of
+    which there are `count`.
+    """
+
+    argument: Any  # the type of what a kernel is told
+    of: Callable[..., Any]  # (told, call, h) -> mine
+    again: Callable[..., Any]  # (mine) -> mine, but what follows from it is not kept from chunk to chunk
+    pairs: Callable[..., None]  # (scores, row, mine, scale): a chunk's; 0 where a pair is not seen
+    rows: Callable[..., None]  # (o, row, count, mine, scale): what the state gives
+    fade: Callable[..., Any]  # (mine, count): of the state, from before the chunk to behind it
+    weight: Callable[..., Any]  # ((mine, count, scale), token): to the state; 0 from token number count on
+    of_pair: Callable[..., Any]  # (mine, r, c): of one that is seen
+    of_row: Callable[..., Any]  # (mine, r, count): what of the state
+    forgets: Callable[..., Any]  # (mine): so soon that what rounding takes from pairs of near tokens counts
+
+
+@cache
+def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
+    """For chunks of so many tokens, and o of so many columns; back: tokens see those after them."""
+    num, own = numbers(f32), decay(DTYPE)
+    power, QUADS, SCORE_QUADS = own.power, width // 8, chunk // 8
+
+    @verb
+    def of(gamma, call, h):
+        return own.log2(gamma, call, h)
+
+    @verb
+    def again(log2_gamma):
+        return opaque_f32(log2_gamma)  # or all of its powers would be kept
+
+    @verb
+    def pairs(scores, row, log2_gamma, scale):
+        """From the nearest pair of a row on, as the factor falls by gamma^8 from quad to quad."""
+        fade = power(log2_gamma, 8)
+        for h in range(2):
+            for e in range(2):
+                first = i32(row + my_row() + 8 * h - my_column() - e)  # the distance to a column of quad 0
+                factor = power(log2_gamma, i32((-first if back else first) & 7)) * scale
+                for n in range(SCORE_QUADS):
+                    j = n if back else SCORE_QUADS - 1 - n
+                    seen = first <= 8 * j if back else first >= 8 * j
+                    score = scores[4 * j + 2 * h + e] * factor
+                    scores[4 * j + 2 * h + e] = score if seen else num.zero
+                    factor = factor * fade if seen else factor
+
+    @verb
+    def rows(o, row, count, log2_gamma, scale):
+        for h in range(2):
+            r = i32(row + my_row() + 8 * h)
+            factor = power(log2_gamma, max(i32(count - 1 - r), i32(0)) if back else i32(r + 1)) * scale
+            for j in range(QUADS):
+                for e in range(2):
+                    o[4 * j + 2 * h + e] *= factor
+
+    @verb
+    def fade(log2_gamma, count):
+        return power(log2_gamma, count)
+
+    @verb
+    def weight(args, token):
+        log2_gamma, count, scale = args
+        value = power(log2_gamma, i32(token + 1)) * scale if back else power(log2_gamma, i32(count - 1 - token))
+        return value if token < count else num.zero
+
+    @verb
+    def of_pair(log2_gamma, r, c):
+        return power(log2_gamma, i32(c - r) if back else i32(r - c))
+
+    @verb
+    def of_row(log2_gamma, r, count):
+        return power(log2_gamma, i32(count - 1 - r) if back else i32(r + 1))
+
+    @verb
+    def forgets(log2_gamma):
+        return log2_gamma < LEAST_KEPT
+
+    return ChunkDecay.from_locals(locals(), argument=number_type(DTYPE, 1))

@@ -1,0 +1,159 @@
+"""What is left of a token of a chunk where another one looks at it, by the decay of each step: tables of a chunk.
+
+L_n is the sum of the first n of a chunk's logarithms, to base 2. Of a pair r >= c, 2^(L_(r + 1) - L_(c + 1)) is left,
+and nobody wants to exponentiate for every pair. So a pair of different eights of tokens goes by their edges:
+
+    from c to the end of its eight . each eight between them . from the beginning of r's eight to r
+
+None of these is above 1, and all are made once a chunk: a warp of those that load has four tokens a lane, sums them up
+with its neighbour's and with those of the lanes before and behind, and leaves for the warps that multiply
+
+    within    the logarithm of what is left from the beginning of its eight to a token: of a pair of one eight their
+              difference is wanted, by a thread two for each of its two rows
+    near      from a token to the edge of its eight that faces who looks at it
+    kept      from a token to where the state goes next; 0 for what is no token
+    known     from where the state comes from to a token
+    eights    of each eight, and of the chunk: this one to a rounding where it is near 1, as a state is multiplied by it
+              in each chunk
+
+Sums are of numbers of one sign, so that each is as exact as a number of float32: nothing is subtracted but within an
+eight, where a step that forgets nearly all would cost those behind it their digits. That is less than o's rounding; who
+wants pairs alone finds, where `kept` would be, each step's logarithm, and adds up those between two tokens. In passes
+that go back a token sees those behind it: the same sums, the ends exchanged.
+
+Shared memory: 16 bytes a token, and 4 an eight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+from ...compiler.backend import Members, cuda, f32, i32, noun, u32, verb
+from ...launch.views import start
+from ...tile.epilogue import opaque_f32
+from ...tile.numbers import LOG2_E, numbers
+from ...tile.products import anew_i32
+from ...tile.rows import FULL_WARP, shfl_idx_f32
+from ..decays import exp_of_step
+from ..floats import store_four_floats
+from .config import CHUNK, DECAY_TABLES, DTYPE
+
+EIGHT = 8  # tokens
+EIGHTS = CHUNK // EIGHT
+EACH = CHUNK // 32  # tokens of a lane
+LEAST = -128.0  # of a step: nothing is left of it in float32
+
+
+class TablesAt(NamedTuple):
+    """Where in shared memory those of tokens begin, in bytes."""
+
+    within: int
+    near: int
+    kept: int
+    known: int
+
+
+def tables_at(at: int) -> TablesAt:
+    """The first one at byte `at`."""
+    return TablesAt(*(at + n * DECAY_TABLES // 4 for n in range(4)))
+
+
+@cache
+@noun
+def decay_tables(at: int, back: bool, *, states: bool = True) -> Members:
+    """The verbs for tables from byte `at` on; back: tokens see those after them; states: else those alone that pairs
+    ask for, `within`, `near`, `eights`, and in the place of `kept` the logarithms themselves.
+
+    Called by a warp but for the first. tables: shared memory, and the array of the eights in it.
+    """
+    num, LOG2, SMALLEST, place_of = numbers(f32), f32(LOG2_E), f32(LEAST), tables_at(at)
+    exp_of, LOG_2 = exp_of_step(DTYPE), f32(1 / LOG2_E)
+
+    @verb
+    def eights():
+        """Return the array of the eights; once in a kernel, by all threads."""
+        return cuda.shared.array(EIGHTS + 1, f32)
+
+    @verb
+    def own():
+        """Return a local array for the logarithms that a lane has under way."""
+        return cuda.local.array(EACH, f32)
+
+    @verb
+    def _lane_anew():
+        """What follows from it is not kept from chunk to chunk: a thread that loads has few registers."""
+        return i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
+
+    @verb
+    def fetch(own, logs, b, h, m0, rows):
+        """Start to load the logarithms of the chunk that begins with token m0."""
+        t = i32(m0 + EACH * _lane_anew())
+        for n in range(EACH):
+            own[n] = num.zero
+            if t + n < rows:
+                x = logs.data[start(logs, b, h, t + n)] * LOG2
+                own[n] = x if x > SMALLEST else SMALLEST
+
+    @verb
+    def _sums(x, lane, way):
+        """Of the eights before a lane's, way being -1, or behind it, 1; and of them and its own."""
+        total = x
+        for step in range(4):
+            there = i32(lane + way * (2 << step))
+            other = shfl_idx_f32(total, i32(there & 31), FULL_WARP)
+            total += other if there & 31 == there else num.zero
+        there = i32(lane + way * 2)
+        other = shfl_idx_f32(total, i32(there & 31), FULL_WARP)
+        return other if there & 31 == there else num.zero, total
+
+    def table(byte: int, onward: bool, *, raised: bool = True) -> Callable[..., None]:
+        """The verb (smem, own, first, tokens, lane): sums from where `first` is one to each token, onward from each,
+        as powers of 2 if raised; 0 for what is no token.
+        """
+
+        @verb
+        def put_table(smem, own, first, tokens, lane):
+            four, left = cuda.local.array(EACH, f32), opaque_f32(first)  # or one table's sums were kept for another
+            for n in range(EACH):
+                token = EACH - 1 - n if onward else n
+                if onward:
+                    four[token] = left
+                left += own[token]
+                if not onward:
+                    four[token] = left
+            for n in range(EACH):
+                number = num.exp2(four[n]) if raised else four[n]
+                four[n] = number if n < tokens else num.zero
+            store_four_floats(smem, i32(byte + 4 * EACH * lane), four)
+
+        return put_table
+
+    within, near = table(place_of.within, False, raised=False), table(place_of.near, not back)
+    kept, known = table(place_of.kept, not back), table(place_of.known, back)
+
+    @verb
+    def put(tables, own, count):
+        """Write all tables of a chunk of so many tokens."""
+        smem, eights = tables
+        lane = _lane_anew()
+        total = ((own[0] + own[1]) + own[2]) + own[3]
+        beside = num.shuffle(total, 1, FULL_WARP)  # an eight has two lanes
+        total += beside
+        begin, end = (num.zero, beside) if lane & 1 == 0 else (beside, num.zero)
+        within(smem, own, begin, EACH, lane)
+        near(smem, own, begin if back else end, EACH, lane)
+        if lane & 1 == 0:
+            eights[lane >> 1] = num.exp2(total)
+        if states:
+            before, to_here = _sums(total, lane, -1)
+            behind, _ = _sums(total, lane, 1)
+            if lane == 31:
+                eights[EIGHTS] = exp_of(to_here * LOG_2)
+            kept(smem, own, begin + before if back else end + behind, i32(count - EACH * lane), lane)
+            known(smem, own, end + behind if back else begin + before, EACH, lane)
+        else:
+            store_four_floats(smem, i32(place_of.kept + 4 * EACH * lane), own)
+
+    return locals()

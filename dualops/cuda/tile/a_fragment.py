@@ -1,0 +1,75 @@
+"""A warpgroup's 64 rows of a tile of 16 bits, from shared memory to registers, 16 columns at a time.
+
+    own = words_of_rows(tile)                      lines of the tile are rows
+    own = words_of_columns(tile)                   columns of the tile are rows, and its lines columns
+    first = own.first(x_at, cuda.threadIdx.x)
+    own.load(words, at, smem, first, step)         four words of a thread: words[at:]
+
+Words lie as a left factor of a product has them (`fragment.left_16bit`), two neighbours of a row in each: rows r and
+r + 8 of the first 8 columns, then of the other 8. So a product's accumulators have them, too: word 2 * j + h of all
+steps is of row r + 8 * h and those of the columns from 8 * j on whose scores the thread has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ..compiler.backend import Namespace, i32, u32, verb
+from ..ptx.ldmatrix import ldmatrix
+from .swizzle import Operand
+from .warpgroup import ROWS, my_warpgroup
+
+WORDS = 4  # of a thread, for a step: a matrix of 8 x 8 each
+COLUMNS = 16  # of a step
+CHUNK = 16  # bytes of a matrix's row
+
+
+class AFragment(Namespace):
+    """The verbs."""
+
+    steps: int  # of 16 columns
+    first: Callable[..., Any]  # (x_at, tid) -> where a thread begins in the tile at byte x_at
+    load: Callable[..., None]  # (words, at, smem, first, step): four of them to words[at:]
+
+
+@cache
+def words_of_rows(x: Operand) -> AFragment:
+    """For 64 lines, those from byte x_at on, of a tile as boxes bring it; each step reads a line's 32 bytes."""
+    load_four, SPAN, BOX, IN_BOX = ldmatrix(WORDS), x.span, x.box, x.span // (2 * CHUNK)
+
+    @verb
+    def first(x_at, tid):
+        lane, warp = u32(tid) % u32(32), u32(tid) % u32(128) // u32(32)
+        plain = (warp * u32(16) + lane % u32(16)) * u32(SPAN) + lane // u32(16) * u32(CHUNK)
+        return i32(u32(x_at) + (plain ^ (plain >> u32(3) & u32(SPAN - CHUNK))))  # as `swizzle` has it
+
+    @verb
+    def load(words, at, smem, first, step):
+        load_four(words, at, smem, i32((first ^ 2 * CHUNK * (step % IN_BOX)) + step // IN_BOX * BOX))
+
+    return AFragment(steps=x.width // COLUMNS, first=first, load=load)
+
+
+@cache
+def words_of_columns(x: Operand, *, alike: bool = False) -> AFragment:
+    """For 64 columns of each warpgroup, one box of 128 bytes, of a tile whose lines are columns then. alike: no
+    warpgroup looks further than the first 64 from x_at on.
+    """
+    load_four, SPAN, box = ldmatrix(WORDS, True), x.span, 0 if alike else x.box
+    if SPAN != 2 * ROWS:
+        raise ValueError(f"boxes of {SPAN} bytes, expected {2 * ROWS}")
+
+    @verb
+    def first(x_at, tid):
+        tid = i32(u32(tid) % u32(128))
+        warp, lane = i32(tid // 32), i32(tid % 32)
+        line, byte = i32(lane // 16 * 8 + lane % 8), i32(32 * warp + lane // 8 % 2 * 16)
+        return i32(x_at + my_warpgroup() * box + line * SPAN + (byte ^ (lane % 8) << 4))
+
+    @verb
+    def load(words, at, smem, first, step):
+        load_four(words, at, smem, i32(first + step * 16 * SPAN))
+
+    return AFragment(steps=x.lines // COLUMNS, first=first, load=load)

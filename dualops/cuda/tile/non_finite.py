@@ -1,0 +1,32 @@
+"""Whether a thread's accumulators are finite, for a multiply-add each: 0 times what is not is NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ..compiler.backend import f32, verb
+from .numbers import numbers
+
+
+@cache
+def non_finite_of(size: int) -> Callable[..., Any]:
+    """The verb (acc) -> of my upper row and of my lower one, 0 where its numbers are finite, else NaN. For acc of so
+    many numbers a thread, in quads (`fragment.accumulator`).
+    """
+    num, quads = numbers(f32), size // 4
+
+    @verb
+    def row(acc, h):
+        total = num.zero
+        for j in range(quads):
+            total += acc[4 * j + 2 * h] * num.zero
+            total += acc[4 * j + 2 * h + 1] * num.zero
+        return total
+
+    @verb
+    def doubts(acc):
+        return row(acc, 0), row(acc, 1)
+
+    return doubts

@@ -1,0 +1,75 @@
+"""A second part of a pipeline's stages, which readers wait for later, and give back with the first.
+
+    producer                                    readers
+    stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)
+    tile.load(smem, stage, ..., barriers.full)  ...
+    part.expect(full, i)                        part.wait(full, i)
+    other_tile.load(smem, stage, ..., full)     ...
+                                                part.leave()
+                                                pipe.release(barriers, i)
+
+It may have more stages than the pipeline, whose stage then tells the producer that this one's is free, too.
+
+Its mbarriers count the producer, the bytes of the copies, and warps that write to the part beside them: each waits
+until the stage is free (`pipe.claim`), writes, and hands it on. They are told to all by the pipeline's `start`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..compiler.backend import Members, Noun, cuda, i32, noun, u32, u64, verb
+from ..ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
+from ..ptx.warp import bar_warp_sync
+from .rows import FULL_WARP
+
+Companion = Noun  # what `second_barrier` makes
+
+
+@cache
+@noun
+def second_barrier(stages: int, nbytes: int, writers: int = 0) -> Members:
+    """The verbs for `nbytes` of copies in each of so many stages, beside which so many warps write.
+
+    `i` numbers the pipeline's fillings.
+    """
+    STAGES = u32(stages)  # no sign to look after in what follows
+
+    @verb
+    def barriers():
+        """Return full, in shared memory; once in a kernel, by all threads."""
+        return cuda.shared.array(stages, u64)
+
+    @verb
+    def init(full):
+        """Initialize the barriers; by one thread, before the pipeline's `start`."""
+        for stage in range(stages):
+            mbarrier_init(full, stage, 1 + writers)
+
+    @verb
+    def expect(full, i):
+        """Expect the bytes; by the producer, once the pipeline's stage is free. Return the stage."""
+        stage = i32(u32(i) % STAGES)
+        mbarrier_arrive_expect_tx(full, stage, nbytes)
+        return stage
+
+    @verb
+    def hand(full, i):
+        """Signal that the lanes of my warp have written their share."""
+        bar_warp_sync(FULL_WARP)
+        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
+            mbarrier_arrive(full, i32(u32(i) % STAGES))
+
+    @verb
+    def wait(full, i):
+        """Wait until all of it is there. Return the stage."""
+        stage = i32(u32(i) % STAGES)
+        mbarrier_wait_cta(full, stage, u32(i) // STAGES & 1)
+        return stage
+
+    @verb
+    def leave():
+        """Order my warp's reads of what warps wrote before the pipeline's release."""
+        bar_warp_sync(FULL_WARP)
+
+    return locals()

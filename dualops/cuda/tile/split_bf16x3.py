@@ -1,0 +1,59 @@
+"""float32 numbers as three parts of bfloat16, whose sum they are: 8 bits of the mantissa each.
+
+    upper, middle, lower = parts_of(x)        each what is cut off from what is left: nothing is rounded
+    put_parts(words, at, apart, a, b)         those of two numbers, packed in pairs, `apart` words from part to part
+
+Of the nine products of two numbers' parts those of MEETINGS count. The others, lower by middle and by lower, are below
+2**-22 of the number's product, on average 2**-24 of it. Tensor cores multiply bfloat16 twice as fast as tf32, of which
+two parts would make three products, and read it along either axis.
+"""
+
+from __future__ import annotations
+
+from ..compiler.backend import f32, u32, verb
+from ..ptx.arithmetic import bits_of_f32, f32_of_bits
+
+PARTS = 3
+# which part of the left factor meets which of the right one: the smallest first, as added to a large sum it would cost
+# it as many roundings again
+MEETINGS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
+EXPONENT, SIGN, ONE, UPPER, HALF = u32(0x7F800000), u32(0x80000000), u32(0x3F800000), u32(0xFFFF0000), u32(16)
+ZERO = f32(0)
+
+
+@verb
+def upper_part(x):
+    """The 8 bits of x's mantissa that come first."""
+    return f32_of_bits(bits_of_f32(x) & UPPER)
+
+
+@verb
+def packed_parts(a, b):
+    """Two parts in a word."""
+    return u32(bits_of_f32(a) >> HALF) | (bits_of_f32(b) & UPPER)
+
+
+@verb
+def parts_of(x):
+    """The parts of any number.
+
+    An infinity is its sign's 1, 0 and itself: lower parts meet upper ones alone, so that neither a part that is 0 nor
+    one of the other sign makes a NaN of it. A NaN likewise.
+    """
+    word = bits_of_f32(x)
+    upper = upper_part(x)
+    rest = f32(x - upper)
+    middle = upper_part(rest)
+    lower = f32(rest - middle)
+    if word & EXPONENT == EXPONENT:
+        upper, middle, lower = f32_of_bits(word & SIGN | ONE), ZERO, f32(x + x)
+    return upper, middle, lower
+
+
+@verb
+def put_parts(words, at, apart, a, b):
+    """Those of two numbers, which are finite or NaN, to words[at], words[at + apart] and words[at + 2 * apart]."""
+    words[at] = packed_parts(a, b)
+    a_rest, b_rest = f32(a - upper_part(a)), f32(b - upper_part(b))
+    words[at + apart] = packed_parts(a_rest, b_rest)
+    words[at + 2 * apart] = packed_parts(f32(a_rest - upper_part(a_rest)), f32(b_rest - upper_part(b_rest)))

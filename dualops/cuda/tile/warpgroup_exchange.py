@@ -1,0 +1,161 @@
+"""Numbers that a warpgroup hands to another through shared memory, thread to thread: as float32, or, if all are below
+16, as float16 of 2**12 times as much, which have 11 bits down to 2**-26. What is larger becomes an infinity.
+
+    one warpgroup                               the other
+    place = box.claim(barriers, i)              place = box.take(barriers, i)
+    box.put(smem, place, values)                box.get(values, smem, place, n)
+    box.hand(barriers, i)                       box.free(barriers, i)
+
+Fillings are numbered, `i`; filling i is in place i % places, in the phase i // places of its two mbarriers, which count
+the warps of one warpgroup. A thread finds what the thread of its number left, 16 bytes of it beside those of its
+neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from ..compiler.backend import Members, Noun, cuda, f32, i32, noun, u32, u64, verb
+from ..ptx.arithmetic import bits_of_f32, f32_of_bits
+from ..ptx.convert import pack_f16x2
+from ..ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
+from ..ptx.memory import ld_shared_v4_b32, st_shared_v4_b32
+from ..ptx.warp import bar_warp_sync
+from .pipeline import Barriers
+from .rows import FULL_WARP
+from .storage import storage
+from .unrolled import one_after_another
+
+THREADS = 128
+EIGHT = 8  # numbers
+WIDE = 16  # bytes
+
+
+Handover = Noun  # what `warpgroup_exchange` makes
+
+
+def exchange_bytes(size: int, places: int, exact: bool) -> int:
+    """Shared memory for so many numbers of each thread, in so many places."""
+    return (4 if exact else 2) * THREADS * size * places
+
+
+@cache
+@noun
+def warpgroup_exchange(at: int, size: int, places: int, exact: bool) -> Members:
+    """The verbs for `size` numbers of a thread, eights; shared memory begins at byte `at`. exact: as float32."""
+    PLACES, WARPS, BYTES = u32(places), THREADS // 32, exchange_bytes(size, 1, exact)
+    NUMBER = exchange_bytes(1, 1, exact)
+    put_eight, get_eight = _as_floats() if exact else _as_halves()
+
+    @verb
+    def barriers():
+        """Return the barriers in shared arrays; once in a kernel, by all threads."""
+        return Barriers(cuda.shared.array(places, u64), cuda.shared.array(places, u64))
+
+    @verb
+    def init(barriers):
+        """Initialize the barriers; by one thread, before a pipeline's `start`."""
+        for place in range(places):
+            mbarrier_init(barriers.full, place, WARPS)
+            mbarrier_init(barriers.empty, place, WARPS)
+
+    @verb
+    def claim(barriers, i):
+        """Wait until the place has been read. Return the place."""
+        place = i32(u32(i) % PLACES)
+        mbarrier_wait_cta(barriers.empty, place, u32(i) // PLACES & 1 ^ 1)
+        return place
+
+    @verb
+    def _mine(place, n):
+        return i32(at + place * BYTES + n * NUMBER + WIDE * i32(u32(cuda.threadIdx.x) % u32(THREADS)))
+
+    def put_from(n: int) -> Callable[..., None]:
+        @verb
+        def put_some(smem, place, values, _):
+            put_eight(smem, _mine(place, n), values, n)
+
+        return put_some
+
+    put_all = one_after_another([put_from(n) for n in range(0, size, EIGHT)])
+
+    @verb
+    def put(smem, place, values):
+        put_all(smem, place, values, 0)
+
+    @verb
+    def hand(barriers, i):
+        """Signal that the lanes of my warp have put theirs."""
+        bar_warp_sync(FULL_WARP)
+        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
+            mbarrier_arrive(barriers.full, i32(u32(i) % PLACES))
+
+    @verb
+    def take(barriers, i):
+        """Wait until the place has been filled. Return the place."""
+        place = i32(u32(i) % PLACES)
+        mbarrier_wait_cta(barriers.full, place, u32(i) // PLACES & 1)
+        return place
+
+    @verb
+    def get(values, smem, place, n):
+        """Read eight numbers, from number n on, a constant."""
+        get_eight(values, smem, _mine(place, n))
+
+    @verb
+    def free(barriers, i):
+        """Free the place once all lanes of my warp have got theirs, as after the wait for a product."""
+        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
+            mbarrier_arrive(barriers.empty, i32(u32(i) % PLACES))
+
+    @verb
+    def leave(barriers, i):
+        """Free the place where lanes have not met since they got theirs."""
+        bar_warp_sync(FULL_WARP)
+        free(barriers, i)
+
+    return locals()
+
+
+def _as_floats() -> tuple[Callable[..., None], Callable[..., None]]:
+    """(smem, place, values, n) and (values, smem, place), of eight numbers: four lie behind the first four of all
+    threads.
+    """
+
+    @verb
+    def put(smem, place, values, n):
+        for m in range(0, EIGHT, 4):
+            a, b = bits_of_f32(values[n + m]), bits_of_f32(values[n + m + 1])
+            c, d = bits_of_f32(values[n + m + 2]), bits_of_f32(values[n + m + 3])
+            st_shared_v4_b32(smem, i32(place + m // 4 * WIDE * THREADS), a, b, c, d)
+
+    @verb
+    def get(values, smem, place):
+        for m in range(0, EIGHT, 4):
+            a, b, c, d = ld_shared_v4_b32(smem, i32(place + m // 4 * WIDE * THREADS))
+            values[m], values[m + 1] = f32_of_bits(a), f32_of_bits(b)
+            values[m + 2], values[m + 3] = f32_of_bits(c), f32_of_bits(d)
+
+    return put, get
+
+
+def _as_halves() -> tuple[Callable[..., None], Callable[..., None]]:
+    """The same of eight that lie side by side."""
+    LARGER, SMALLER, mem = f32(2**12), f32(2**-12), storage("float16")
+
+    @verb
+    def two(values, n):
+        return pack_f16x2(values[n] * LARGER, values[n + 1] * LARGER)
+
+    @verb
+    def put(smem, place, values, n):
+        st_shared_v4_b32(smem, place, two(values, n), two(values, n + 2), two(values, n + 4), two(values, n + 6))
+
+    @verb
+    def get(values, smem, place):
+        mem.load_shared(values, 0, smem, place)
+        for e in range(EIGHT):
+            values[e] *= SMALLER
+
+    return put, get

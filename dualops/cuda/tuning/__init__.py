@@ -1,0 +1,1 @@
+"""Measuring on a GPU: which Config is fastest, what was measured before, and how fast memory is."""

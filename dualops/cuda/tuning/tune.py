@@ -1,0 +1,150 @@
+"""`tune`: the ways to do a call are timed on this GPU, and the fastest is what later calls like it take.
+
+An operator has many ways to do a problem, rungs with their Configs, and puts them in order by rules that were measured
+on one GPU. Where another one has other clocks, fewer SMs or less bandwidth, or the problem lies between the rules, it
+is quicker to ask than to guess. What is found lies on the disk, see `records`, and is all that a call looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from numbers import Integral
+from statistics import median
+from typing import Any, TypeVar
+from warnings import warn
+
+from ..compiler.backend import SIMULATED
+from ..compiler.binaries import Wanted, build_all
+from ..launch.arrays import adapter_of
+from ..launch.driver import away, elapsed
+from ..launch.operation import Offer, Operation
+from ..launch.plans import Choice, Plan
+from .planning import named_call
+from .records import Record, Timed, Way, keep, measured, way_of
+
+SLOW = "naive"  # the rung that nobody takes for its speed
+CALLS, BURSTS = 20, 5  # calls back to back, and the median of so many bursts of them
+BURST_SECONDS = 0.1  # fewer calls where so many would take longer
+
+Ranked = TypeVar("Ranked", Choice, Offer)
+
+
+def tune(
+    operator: str,
+    *arrays: Any,
+    out: Any = None,
+    backward: bool = False,
+    top: int = 8,
+    anew: bool = False,
+    begin: Callable[[str], None] = lambda name: None,
+    **params: Any,
+) -> Record:
+    """Time the ways to do a call on this GPU, and keep the fastest for calls like it, in this process and later ones.
+
+        dualops.cuda.tune("matmul", a, b)
+        dualops.cuda.tune("flash_attention", q, k, v, o, lse, do, causal=True, backward=True)
+
+    operator, arrays, out, backward, params: as `plan` takes them. The arrays are read and never written: results go to
+    memory of their own, or to `out`. top: so many ways, of those that the operator puts first; the rung "naive" is not
+    among them. anew: also those that were timed before. begin: is told of each way as its turn comes.
+
+    Calls like it have shapes whose axes are as long up to the next power of two, the same dtypes and parameters, the
+    same first way by the operator's own rules, and a GPU of the same name; `plan` says of a call what was measured. Of
+    two problems that are like each other the one that was timed last counts. Ways differ in the last bits of their
+    results, so after a tune a row may depend on the size of its batch where two sizes have different winners.
+
+    Returns the record: seconds of a call by each way, in bursts back to back, and the best. All calls have the same
+    arrays: what fits into L2 is found there. A way must be 1 % faster than the operator's own first to be taken for it.
+    Kernels are compiled on all cores beforehand, and what was measured is kept at once: an interrupted call loses
+    nothing. A way that fails as it runs is left out, with a RuntimeWarning. Records lie under DUALOPS_CACHE_DIR, for
+    these sources and this compiler alone; `python -m dualops tune --clear` forgets them.
+    Raises what the call itself would raise, TypeError and ValueError for a count that is none, RuntimeError where the
+    stream of the arrays is being captured, OSError where the cache can't be written.
+    """
+    if isinstance(top, bool) or not isinstance(top, Integral):
+        raise TypeError(f"tune: top is {top!r}, expected an integer of at least 1")
+    if top < 1:
+        raise ValueError(f"tune: top is {top}, expected at least 1")
+    call = named_call("tune", operator, arrays, out, backward, params)
+    operation = call.operation
+    given = operation.with_numbers(call.arrays)
+    results = call.out if call.out is not None else _results(operation, given)
+    operation.plan(given, call.params, results)  # raises what is wrong
+    ways = worth_timing(operation.ways(given, call.params, results))[: int(top)]
+    first = ways[0].settled
+    of = Timed(operation.op, first.problem, first.results, first.device, operation.lengths)
+    before = measured(of)
+    seconds = dict(before.seconds) if before else {}
+    _refuse_capture(operation, given)
+    todo = [way for way in ways if anew or way_of(way.choice) not in seconds]
+    _build(todo)
+    own, failed = way_of(ways[0].choice), set[Way]()
+    try:
+        for way in todo:
+            name = way_of(way.choice)
+            begin(f"{name.rung}  {name.config}")
+            try:
+                seconds[name] = _seconds(way.plan(), given, results)
+            except (RuntimeError, MemoryError) as error:
+                if name == own:
+                    raise
+                seconds.pop(name, None)
+                failed.add(name)
+                warn(f"tune: {name.rung}  {name.config} is left out: {error}", RuntimeWarning, stacklevel=2)
+            keep(of, {own: seconds[own], **seconds}, failed)
+        return keep(of, {own: seconds[own], **seconds}, failed)
+    finally:
+        operation.forget()
+
+
+def worth_timing(ways: Iterable[Ranked]) -> list[Ranked]:
+    """But for those of the rung that is there to be read, unless there is no other."""
+    found = [*ways]
+    return [way for way in found if way.rung != SLOW] or found
+
+
+def _results(operation: Operation, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Memory of their own for results that are written over inputs; None where a call makes its results."""
+    found = []
+    for array in operation.overwritten(arrays):
+        adapter = adapter_of(array, operation.op, operation.inputs[0])
+        meta = adapter.meta(array)
+        found.append(adapter.allocator(meta.dtype, meta.device)(meta.shape, meta.strides))
+    return tuple(found) or None
+
+
+def _refuse_capture(operation: Operation, arrays: tuple[Any, ...]) -> None:
+    """Raise RuntimeError where what is launched would go into a graph, and take no time."""
+    adapter = adapter_of(arrays[0], operation.op, operation.inputs[0])
+    if not SIMULATED and adapter.is_capturing(adapter.stream(arrays, operation.op)):
+        raise RuntimeError(f"tune: {operation.op}'s arrays are on a stream that is being captured")
+
+
+def _build(ways: Iterable[Offer]) -> None:
+    """Compile what they need, side by side."""
+    if SIMULATED:
+        return
+    steps = [(way.settled.device.arch, step) for way in ways for step in way.choice.steps()]
+    for _ in build_all({Wanted(step.kernel, arch, step.shared_bytes): None for arch, step in steps}):
+        pass
+
+
+def _seconds(plan: Plan, arrays: tuple[Any, ...], out: tuple[Any, ...] | None) -> float:
+    """Of one call under a plan, in bursts, the first of which is not counted."""
+    everything = arrays if out is None else (*arrays, *out)
+    adapter = plan.adapter
+    handle = adapter.stream(everything)
+
+    def burst(calls: int) -> float:
+        def run() -> None:
+            for _ in range(calls):
+                plan.run(arrays, adapter.layouts(everything)[1], out)
+
+        return elapsed(run, handle)
+
+    with away(plan.device_index) or nullcontext():
+        burst(1)
+        calls = max(1, min(CALLS, int(BURST_SECONDS / max(burst(1), 1e-9))))
+        burst(calls)
+        return median(burst(calls) for _ in range(BURSTS)) / calls

@@ -1,0 +1,22 @@
+"""What a Config would take on a GPU that need not be here: the cost model, and problems' Configs ranked by it.
+
+architectures.py       what GPUs can do, as data
+model.py               from a kernel's work to its time: units, waits, waves, memory
+steps.py               what a step of a kernel on tensor cores keeps busy, and the constants that were fitted
+attention.py, attention_gradient.py, matmul.py, retention.py, retention_passes.py
+                       their Configs, and what their kernels do in a step
+rows.py                which of these a problem's rows take:
+cluster_rows.py, block_rows.py, row_gradients.py
+                       rows in the registers of clusters and of blocks: softmax and the norms; the norms' gradients
+candidates.py          what is ranked, and compiled where it is asked for
+problems.py            problems by their sizes
+ranking.py             `estimate`
+
+README.md says how to read an estimate, what it rests on, and how far from what was measured it is.
+"""
+
+from .. import cuda as cuda  # first, since it imports `estimate` from ranking.py
+from .architectures import ARCHITECTURES as ARCHITECTURES, Architecture as Architecture, architecture as architecture
+from .candidates import Ranking as Ranking, build as build
+from .problems import SIZES as SIZES, problem_of as problem_of
+from .ranking import estimate as estimate, rankings as rankings

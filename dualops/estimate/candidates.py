@@ -1,0 +1,134 @@
+"""What is ranked: Configs of kernels, each with its work, its time and the launches that would build it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+from ..cuda.compiler.binaries import Wanted, build_all
+from ..cuda.compiler.compile import Report
+from ..cuda.launch.step import Step
+from .architectures import Architecture
+from .model import Estimate
+
+
+class Part(NamedTuple):
+    """One kernel of a candidate: what it makes ("dq"), and its Config."""
+
+    makes: str
+    config: Any
+
+    def __str__(self) -> str:
+        return f"{self.makes}: {config_text(self.config)}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A part, what it takes, and the shared memory of a block in bytes."""
+
+    part: Part
+    estimate: Estimate
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to do a problem. steps: its launches, of which `build` compiles the kernels."""
+
+    rung: str
+    parts: tuple[Part, ...]
+    estimate: Estimate
+    shared_bytes: int  # of a block of the greediest kernel
+    steps: Callable[[], Sequence[Step]]
+
+    @property
+    def configs(self) -> tuple[Any, ...]:
+        return tuple(part.config for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the assembler said of a candidate's kernels."""
+
+    registers: int  # of a thread, where most are needed
+    spill_bytes: int
+    allowed: bool
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate in its place. taken: whether it is what a call takes today; built: None where it was not compiled."""
+
+    candidate: Candidate
+    taken: bool
+    built: Built | None = None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates for one direction of a problem, or for one of its products, best first."""
+
+    title: str
+    flops: int  # of the problem, not of tiles
+    nbytes: int  # that it must read and write at the least
+    rows: tuple[Ranked, ...]
+
+
+def rank(title: str, flops: int, nbytes: int, candidates: Iterable[Candidate], taken: tuple[Any, ...]) -> Ranking:
+    """By time; of two that take as long the one that is taken, or else needs less shared memory, comes first.
+
+    taken: the Configs of a call, those of kernels that are not ranked behind the others.
+    """
+    rows = [Ranked(each, each.configs == taken[: len(each.configs)]) for each in candidates]
+    rows.sort(key=lambda row: (row.candidate.estimate.seconds, not row.taken, row.candidate.shared_bytes))
+    return Ranking(title, flops, nbytes, tuple(rows))
+
+
+def without_idle_stages(kernels: Iterable[Kernel], own: Sequence[Any]) -> list[Kernel]:
+    """Those of whose kind none with another number of stages is faster, or as fast with less shared memory; and the
+    operator's own.
+    """
+    best: dict[Any, Kernel] = {}
+    for each in kernels:
+        kind = each.part.config if each.part.config in own else replace(each.part.config, stages=0)
+        other = best.get(kind)
+        if other is None or _cost(each) < _cost(other):
+            best[kind] = each
+    return [*best.values()]
+
+
+def _cost(kernel: Kernel) -> tuple[float, int]:
+    return kernel.estimate.seconds, kernel.shared_bytes
+
+
+def build(ranking: Ranking, gpu: Architecture, count: int, begin: Callable[[str], None] = lambda name: None) -> Ranking:
+    """With the first `count` candidates compiled for the GPU's architecture: those that spill, or that it refuses, are
+    put last of all. begin: told of each candidate as it begins.
+    """
+    fine, refused = [], []
+    for row in ranking.rows[:count]:
+        begin(str(row.candidate.parts[0]))
+        wanted = [Wanted(step.kernel, gpu.arch, step.shared_bytes) for step in row.candidate.steps()]
+        built = _built([*build_all(dict.fromkeys(wanted), 1)])
+        made = Ranked(row.candidate, row.taken, built)
+        (fine if built.allowed else refused).append(made)
+    return replace(ranking, rows=(*fine, *ranking.rows[count:], *refused))
+
+
+def _built(reports: Sequence[Report]) -> Built:
+    return Built(
+        max(report.registers for report in reports),
+        sum(report.spill_bytes for report in reports),
+        all(report.allowed for report in reports),
+    )
+
+
+def config_text(config: Any) -> str:
+    """What of a Config is not as it would be if it were not said; numbers that have no default always."""
+    told = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if value != field.default:
+            told.append(field.name if value is True else f"{field.name}={value}")
+    return " ".join(told) or "defaults"
