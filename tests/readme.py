@@ -12,7 +12,7 @@ from tests.processes import ROOT, python_path
 
 README = (ROOT / "README.md").read_text("utf-8")
 # **words** and the rest of their paragraph, then the block
-BLOCK = re.compile(r"^\*\*(.+?)\*\*(?:[^\n]+\n)+```(?:python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^\*\*([^*\n]+)\*\*(?:[^\n]+\n)+```(?:python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 BLOCKS: dict[str, str] = dict(BLOCK.findall(README))
 

@@ -17,7 +17,7 @@ from tests.cuda.compile.test_frontend import ARCH, assigned_again, with_a_closur
 
 # of each operator, forward and gradient: kernels with many kinds of statements that are soon compiled
 KINDS = (
-    ("flash_attention", "sm90.merge"),
+    ("flash_attention", "sm90.split_kv_merge"),
     ("flash_attention", "simt_forward"),
     ("flash_attention", "simt_dq"),
     ("lion", "dense.build_table"),

@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_forward_and_backward():
     forward, backward = "flash_attention.sm90.forward.build_forward", "flash_attention.simt"
-    counted = ["words.build_writer", forward]
+    counted = ["launch.device_words.build_writer", forward]
     assert names(ATTENTION, backward=False) == counted
     # forward once more, since it then returns lse
     assert names(ATTENTION) == [
@@ -59,7 +59,7 @@ def test_each_kernel_once_and_for_all_that_is_asked():
 
 
 def test_lists_of_tensors():
-    assert names(LION) == ["lion.dense.build_one", "words.build_writer", "lion.dense.build_table"]
+    assert names(LION) == ["lion.dense.build_one", "launch.device_words.build_writer", "lion.dense.build_table"]
 
 
 def test_the_order_of_axes_counts():
