@@ -19,7 +19,7 @@ from .options import WITHOUT_OPTIONS, Having, arguments, having
 
 @dataclass(frozen=True)
 class Variant:
-    """What kernels are built for, beside their Config."""
+    """What kernels are built for, in addition to their Config."""
 
     dtype: str
     D: int
@@ -45,7 +45,7 @@ def is_varlen(problem: Problem) -> bool:
 class Served(NamedTuple):
     """Which sequences of varlen a launch takes for its own; to it others are empty."""
 
-    few: int  # 1: those of at most so many queries, and at least so many keys; 0: all others
+    few: int  # 1: those of at most most_queries queries and at least least_keys keys; 0: all others
     most_queries: int
     least_keys: int = 0
 
@@ -75,8 +75,21 @@ def fewest_queries(problem: Problem) -> Any:
     return min(p.Sq, p.total_q - (p.B - 1) * p.Sq)
 
 
-def sizes(problem: Problem) -> tuple[Any, ...]:
-    """H, group, Sq, Sk, whether the last query stands at the last key, scale, lengths, options."""
+class Work(NamedTuple):
+    """How large a problem is, and how its scores are made."""
+
+    H: Any  # heads of queries
+    group: Any  # heads of queries that share a head of keys
+    Sq: Any  # queries of the longest sequence
+    Sk: Any  # keys of the longest sequence
+    aligned: Any  # 1: the last query has the position of the last key; 0: the first query that of the first key
+    scale: Any
+    lengths: Any  # of varlen cu_seqlens_q, cu_seqlens_k, k_starts and `Served`; otherwise ()
+    options: Any  # the arguments of each option, in order
+
+
+def sizes(problem: Problem) -> Work:
+    """Return the work of a problem."""
     lengths = ()
     if is_varlen(problem):
         starts = "k_starts" if "k_starts" in problem.arrays else "cu_seqlens_k"
@@ -84,14 +97,14 @@ def sizes(problem: Problem) -> tuple[Any, ...]:
         lengths = (*ends, problem.params.get("served", ALL))
     p = problem
     aligned = 0 if p.causal == "top_left" else 1
-    return p.H, p.group, p.Sq, p.Sk, aligned, p.scale, lengths, arguments(p)
+    return Work(p.H, p.group, p.Sq, p.Sk, aligned, p.scale, lengths, arguments(p))
 
 
-def size_types(found: Variant) -> tuple[Any, ...]:
-    """The types of `sizes`."""
+def size_types(found: Variant) -> Any:
+    """Return the type of `Work`, which is also the sequence of its fields' types."""
     ends = strided("int32", 1)
     lengths = types.Tuple([ends, ends, ends, types.NamedUniTuple(i32, 3, Served)] if found.varlen else [])
-    return (*[i32] * 5, storage(found.dtype).number, lengths, found.having.argtypes)
+    return types.NamedTuple((*[i32] * 5, storage(found.dtype).number, lengths, found.having.argtypes), Work)
 
 
 def unowned(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
