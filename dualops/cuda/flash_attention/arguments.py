@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ..compiler.backend import Members, i32, i64, members, noun, types, verb
 from ..launch.step import Step
-from ..launch.views import boundary, number_type, strided, whole
+from ..launch.views import boundary, by_token, number_type, strided, whole
 from ..tile.storage import storage
 from ..unowned import filled, unowned_steps
 from .options import WITHOUT_OPTIONS, Having, arguments, having
@@ -116,6 +116,45 @@ def unowned(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step
     if "cu_seqlens_k" in problem.arrays:  # of ranges `key_ranges` writes all keys
         found += unowned_steps(problem, results, "cu_seqlens_k", [filled(results, name) for name in ("dk", "dv")])
     return found
+
+
+class Inputs(NamedTuple):
+    """What o is made of."""
+
+    q: Any  # [B, H, Sq, D]
+    k: Any  # [B, Hkv, Sk, D]
+    v: Any  # [B, Hkv, Sk, Dv]
+
+
+class GradientInputs(NamedTuple):
+    """What dq, dk, dv and dbias are made of."""
+
+    q: Any  # [B, H, Sq, D]
+    k: Any  # [B, Hkv, Sk, D]
+    v: Any  # [B, Hkv, Sk, Dv]
+    do: Any  # [B, H, Sq, Dv]
+    lse: Any  # [B, H, Sq]
+    delta: Any  # [B, H, Sq]: rowsum(do * o) - dlse
+
+
+def inputs_of(metas: Mapping[str, ArrayMeta], varlen: bool) -> Inputs:
+    """Return the inputs of forward."""
+    return Inputs(*(by_token(metas, name, varlen) for name in Inputs._fields))
+
+
+def gradient_inputs_of(metas: Mapping[str, ArrayMeta], varlen: bool) -> GradientInputs:
+    """Return the inputs of the gradient; delta is among `metas`."""
+    return GradientInputs(*(by_token(metas, name, varlen) for name in GradientInputs._fields))
+
+
+def inputs_type(found: Variant) -> Any:
+    """Return the type of `Inputs`."""
+    return types.NamedUniTuple(array_type(found), 3, Inputs)
+
+
+def gradient_inputs_type(found: Variant) -> Any:
+    """Return the type of `GradientInputs`."""
+    return types.NamedTuple((*[array_type(found)] * 4, *[statistic_type(found)] * 2), GradientInputs)
 
 
 def array_type(found: Variant) -> Any:
