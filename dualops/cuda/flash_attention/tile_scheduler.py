@@ -55,6 +55,12 @@ class Extent(NamedTuple):
     section: Any  # heads, or for tiles of keys heads of keys; of packed tiles queries, of as many heads as have these
 
 
+@verb
+def extent_of(heads, section, work):
+    """Return the extent of `Work`."""
+    return Extent(heads, work.H, work.group, work.Sq, work.Sk, work.aligned, section)
+
+
 class Task(NamedTuple):
     """`queries` of a head, or of `heads` of a group from h on: those from m0 on. And the tiles of keys that some of
     them see: `count` from `first` on (`range_of`, or sm90's `visits`).
