@@ -147,7 +147,7 @@ def place_in_list(numbers, row, count, tile):
 @cache
 @noun
 def range_of(block_kv: int) -> Members:
-    """The verbs of tiles of so many keys, which follow one another."""
+    """The verbs of tiles of block_kv keys, which follow one another."""
 
     @verb
     def between(b, h, m0, n_first, n_end, options):
