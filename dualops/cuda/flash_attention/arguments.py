@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ..compiler.backend import Members, i32, i64, members, noun, types, verb
 from ..launch.step import Step
-from ..launch.views import boundary, number_type, strided, whole
+from ..launch.views import boundary, by_token, number_type, strided, whole
 from ..tile.storage import storage
 from ..unowned import filled, unowned_steps
 from .options import WITHOUT_OPTIONS, Having, arguments, having
@@ -19,7 +19,7 @@ from .options import WITHOUT_OPTIONS, Having, arguments, having
 
 @dataclass(frozen=True)
 class Variant:
-    """What kernels are built for, beside their Config."""
+    """What kernels are built for, in addition to their Config."""
 
     dtype: str
     D: int
@@ -45,7 +45,7 @@ def is_varlen(problem: Problem) -> bool:
 class Served(NamedTuple):
     """Which sequences of varlen a launch takes for its own; to it others are empty."""
 
-    few: int  # 1: those of at most so many queries, and at least so many keys; 0: all others
+    few: int  # 1: those of at most most_queries queries and at least least_keys keys; 0: all others
     most_queries: int
     least_keys: int = 0
 
@@ -75,8 +75,21 @@ def fewest_queries(problem: Problem) -> Any:
     return min(p.Sq, p.total_q - (p.B - 1) * p.Sq)
 
 
-def sizes(problem: Problem) -> tuple[Any, ...]:
-    """H, group, Sq, Sk, whether the last query stands at the last key, scale, lengths, options."""
+class Work(NamedTuple):
+    """How large a problem is, and how its scores are made."""
+
+    H: Any  # heads of queries
+    group: Any  # heads of queries that share a head of keys
+    Sq: Any  # queries of the longest sequence
+    Sk: Any  # keys of the longest sequence
+    aligned: Any  # 1: the last query has the position of the last key; 0: the first query that of the first key
+    scale: Any
+    lengths: Any  # of varlen cu_seqlens_q, cu_seqlens_k, k_starts and `Served`; otherwise ()
+    options: Any  # the arguments of each option, in order
+
+
+def sizes(problem: Problem) -> Work:
+    """Return the work of a problem."""
     lengths = ()
     if is_varlen(problem):
         starts = "k_starts" if "k_starts" in problem.arrays else "cu_seqlens_k"
@@ -84,14 +97,14 @@ def sizes(problem: Problem) -> tuple[Any, ...]:
         lengths = (*ends, problem.params.get("served", ALL))
     p = problem
     aligned = 0 if p.causal == "top_left" else 1
-    return p.H, p.group, p.Sq, p.Sk, aligned, p.scale, lengths, arguments(p)
+    return Work(p.H, p.group, p.Sq, p.Sk, aligned, p.scale, lengths, arguments(p))
 
 
-def size_types(found: Variant) -> tuple[Any, ...]:
-    """The types of `sizes`."""
+def size_types(found: Variant) -> Any:
+    """Return the type of `Work`, which is also the sequence of its fields' types."""
     ends = strided("int32", 1)
     lengths = types.Tuple([ends, ends, ends, types.NamedUniTuple(i32, 3, Served)] if found.varlen else [])
-    return (*[i32] * 5, storage(found.dtype).number, lengths, found.having.argtypes)
+    return types.NamedTuple((*[i32] * 5, storage(found.dtype).number, lengths, found.having.argtypes), Work)
 
 
 def unowned(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
@@ -103,6 +116,45 @@ def unowned(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step
     if "cu_seqlens_k" in problem.arrays:  # of ranges `key_ranges` writes all keys
         found += unowned_steps(problem, results, "cu_seqlens_k", [filled(results, name) for name in ("dk", "dv")])
     return found
+
+
+class Inputs(NamedTuple):
+    """What o is made of."""
+
+    q: Any  # [B, H, Sq, D]
+    k: Any  # [B, Hkv, Sk, D]
+    v: Any  # [B, Hkv, Sk, Dv]
+
+
+class GradientInputs(NamedTuple):
+    """What dq, dk, dv and dbias are made of."""
+
+    q: Any  # [B, H, Sq, D]
+    k: Any  # [B, Hkv, Sk, D]
+    v: Any  # [B, Hkv, Sk, Dv]
+    do: Any  # [B, H, Sq, Dv]
+    lse: Any  # [B, H, Sq]
+    delta: Any  # [B, H, Sq]: rowsum(do * o) - dlse
+
+
+def inputs_of(metas: Mapping[str, ArrayMeta], varlen: bool) -> Inputs:
+    """Return the inputs of forward."""
+    return Inputs(*(by_token(metas, name, varlen) for name in Inputs._fields))
+
+
+def gradient_inputs_of(metas: Mapping[str, ArrayMeta], varlen: bool) -> GradientInputs:
+    """Return the inputs of the gradient; delta is among `metas`."""
+    return GradientInputs(*(by_token(metas, name, varlen) for name in GradientInputs._fields))
+
+
+def inputs_type(found: Variant) -> Any:
+    """Return the type of `Inputs`."""
+    return types.NamedUniTuple(array_type(found), 3, Inputs)
+
+
+def gradient_inputs_type(found: Variant) -> Any:
+    """Return the type of `GradientInputs`."""
+    return types.NamedTuple((*[array_type(found)] * 4, *[statistic_type(found)] * 2), GradientInputs)
 
 
 def array_type(found: Variant) -> Any:

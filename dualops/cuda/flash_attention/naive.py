@@ -17,6 +17,7 @@ from ..launch.step import Argument, Step
 from ..launch.views import by_token, whole
 from .arguments import general, is_varlen, sizes, variant
 from .naive_backward import (
+    Operands,
     build_bend,
     build_bias_gradient,
     build_delta,
@@ -24,19 +25,19 @@ from .naive_backward import (
     build_sinks_gradient,
     build_transposed_product,
 )
-from .naive_forward import THREADS, build_product, build_scores, build_softmax, naive_variant
+from .naive_forward import THREADS, Product, build_product, build_scores, build_softmax, naive_variant
 from .options import chain_of
 
-REASON = "all scores in memory: what is left where shared memory is too small for simt"
+REASON = "all scores in memory: for what needs more shared memory on simt than there is"
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The way to do attention."""
+    """Yield the one way to do attention."""
     yield Choice("naive", None, REASON, partial(forward_steps, problem, results), forward_workspace(problem))
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The way to do its gradient."""
+    """Yield the one way to do its gradient."""
     yield Choice("naive", None, REASON, partial(backward_steps, problem, results), backward_workspace(problem))
 
 
@@ -49,12 +50,13 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequenc
     """Scores, softmax, product."""
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     o, lse, q, k, v = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
-    called, plain = (p.B, *sizes(p)), (p.B, *sizes(p)[:-1], ())
+    work = sizes(p)
+    plain, product = work._replace(options=()), Product(o, "scores", v, 1.0, p.Dv)
     scores, rows = _scores(p).size, _rows(p).size
     return [
-        *_step(build_scores(naive_variant(p)), scores, "scores", q, k, p.D, *called),
-        *_step(build_softmax(naive_variant(p), "lse" in results), rows, "scores", "row_sums", lse, *called),
-        *_step(build_product(general(variant(p))), rows * p.Dv, o, "scores", v, "row_sums", 1, 1.0, p.Dv, *plain),
+        *_step(build_scores(naive_variant(p)), scores, "scores", q, k, p.D, p.B, work),
+        *_step(build_softmax(naive_variant(p), "lse" in results), rows, "scores", "row_sums", lse, p.B, work),
+        *_step(build_product(general(variant(p))), rows * p.Dv, product, "row_sums", 1, p.B, plain),
     ]
 
 
@@ -69,26 +71,28 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequen
     q, k, v, o, lse = (by_token(metas, name, varlen) for name in ("q", "k", "v", "o", "lse"))
     do, dlse, dq, dk, dv = (by_token(metas, name, varlen) for name in ("do", "dlse", "dq", "dk", "dv"))
     own, plain_own = naive_variant(p), general(variant(p))
-    called, plain = (p.B, *sizes(p)), (p.B, *sizes(p)[:-1], ())
+    work = sizes(p)
+    plain = work._replace(options=())
     scores, rows, keys = _scores(p).size, _rows(p).size, p.B * p.Hkv * p.Sk
-    has_dlse = int("dlse" in metas)
-    transposed, by_key = build_transposed_product(plain_own), (p.B, p.Hkv, *plain[1:])
+    has_dlse, transposed = int("dlse" in metas), build_transposed_product(plain_own)
+    of_dv, of_dk = Product(dv, "probs", do, 1.0, p.Dv), Product(dk, "d_scores", q, p.scale, p.D)
+    of_dq, of_d_scores = Product(dq, "d_scores", k, p.scale, p.D), Operands(v, do, lse, "delta", p.Dv)
 
     steps = [
-        *_step(build_scores(own), scores, "probs", q, k, p.D, *called),
-        *_step(build_delta(plain_own), rows, "delta", o, do, dlse, has_dlse, p.Dv, *plain),
-        *_step(build_score_gradients(own), scores, "probs", "d_scores", v, do, lse, "delta", p.Dv, *called),
-        *_step(transposed, keys * p.Dv, dv, "probs", do, 1.0, p.Dv, *by_key),
+        *_step(build_scores(own), scores, "probs", q, k, p.D, p.B, work),
+        *_step(build_delta(plain_own), rows, "delta", o, do, dlse, has_dlse, p.Dv, p.B, plain),
+        *_step(build_score_gradients(own), scores, "probs", "d_scores", of_d_scores, p.B, work),
+        *_step(transposed, keys * p.Dv, of_dv, p.B, p.Hkv, plain),
     ]
     if "dbias" in results:
         steps += _bias_gradient(p, results["dbias"])
     if chain_of(own.having, p.dtype, gradient=True).bends:
-        steps += _step(build_bend(own), scores, "d_scores", q, k, p.D, *called)
-    steps += _step(build_product(plain_own), rows * p.D, dq, "d_scores", k, "", 0, p.scale, p.D, *plain)
-    steps += _step(transposed, keys * p.D, dk, "d_scores", q, p.scale, p.D, *by_key)
+        steps += _step(build_bend(own), scores, "d_scores", q, k, p.D, p.B, work)
+    steps += _step(build_product(plain_own), rows * p.D, of_dq, "", 0, p.B, plain)
+    steps += _step(transposed, keys * p.D, of_dk, p.B, p.Hkv, plain)
     if "dsinks" in results:
         meta, dsinks = results["dsinks"], whole(results, "dsinks", 1)
-        steps += _step(build_sinks_gradient(own, meta.dtype), meta.size, dsinks, lse, "delta", *called)
+        steps += _step(build_sinks_gradient(own, meta.dtype), meta.size, dsinks, lse, "delta", p.B, work)
     return steps
 
 
@@ -114,5 +118,5 @@ def _rows(p: Problem) -> ArrayMeta:
 
 
 def _number_meta(p: Problem, shape: tuple[int, ...]) -> ArrayMeta:
-    """An array of the type that arithmetic is carried in, on q's device."""
+    """An array of the dtype in which arithmetic is done, on q's device."""
     return ArrayMeta(shape, compute_dtype(p.dtype), contiguous_strides(shape), p.arrays["q"].device, 0)

@@ -1,23 +1,24 @@
-"""Attention, the first idea: all scores lie in memory, and an element has a thread. Where a reader starts.
+"""Attention, the first idea: all scores lie in memory, and each element has a thread. A reader starts here.
 
     1  scores [B, H, Sq, Sk] = options(scale * q @ k.T)     -inf where a mask is
-    2  probs = exp(scores - row_max), in their place;  row_sum,  lse = row_max + log(row_sum)
+    2  probs = exp(scores - row_max), which replace them;  row_sum,  lse = row_max + log(row_sum)
     3  o = probs @ v / row_sum
 
-Memory beside the results: itemsize * B * H * Sq * (Sk + 1), with an itemsize of 4 (8 for float64). Every score is
+Memory besides the results: itemsize * B * H * Sq * (Sk + 1), with an itemsize of 4 (8 for float64). Every score is
 written, read twice and written again before it meets v, and neighbouring threads read keys a row apart.
 
-A probability that does not count is kept as -0 and left out of the product, so that a NaN in a key or value that is
-not seen stays where it is. Sums over tokens are compensated: one thread adds up as many terms as there are tokens.
+A probability that does not count is stored as -0 and left out of the product, so that a NaN in a key or value that is
+not seen does not spread. Sums over tokens are compensated: one thread adds up as many terms as there are tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any, NamedTuple
 
 from ...spec import Problem
-from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, noun, pointer, verb
+from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, noun, pointer, types, verb
 from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.storage import storage
@@ -29,30 +30,28 @@ PIECE = 32  # terms of an inner product
 
 
 def naive_variant(problem: Problem) -> Variant:
-    """What kernels that know the options are built for; widths they are told at the launch."""
+    """What kernels that know the options are built for; widths are arguments."""
     return replace(variant(problem), D=0, Dv=0)
 
 
 @verb
 def my_index():
-    """Which element is mine: neighbouring threads have neighbours."""
+    """Return the number of my element: neighbouring threads have neighbours."""
     return i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
 
 
 @verb
 def place(row, heads, tokens):
-    """Batch, head and token of row number `row`."""
+    """Return batch, head and token of row number `row`."""
     return row // tokens // heads, row // tokens % heads, row % tokens
 
 
 @cache
 @noun
 def inner_products(dtype: str) -> Members:
-    """Inner products of rows, which one thread reads.
+    """The verb for arrays of a dtype: inner products of rows, which one thread reads.
 
-    The verb for arrays of a dtype.
-
-    It adds in pieces, which are then added: hundreds of terms one after another would lose too much in float32.
+    It sums pieces and then adds these sums: hundreds of terms one after another would lose too much in float32.
     """
     mem = storage(dtype)
     num = numbers(mem.number)
@@ -73,27 +72,24 @@ def inner_products(dtype: str) -> Members:
 
 @builds
 def build_scores(variant: Variant) -> Kernel:
-    """flash_attention_naive_scores(scores, q, k, D, B, H, group, Sq, Sk, aligned, scale, lengths, options).
-
-    A score a thread. aligned: 1 where the last query stands at the last key, 0 where the first one stands at the first.
-    """
+    """flash_attention_naive_scores(scores, q, k, D, B, work). A score a thread."""
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
     chain, pair_at = chain_of(variant.having, variant.dtype), pair_places(mem.number)
 
-    @kernel(pointer(mem.number), *[array_type(variant)] * 2, i32, i32, *size_types(variant), threads=THREADS)
-    def flash_attention_naive_scores(scores, q, k, D, B, H, group, Sq, Sk, aligned, scale, lengths, options):
+    @kernel(pointer(mem.number), *[array_type(variant)] * 2, i32, i32, size_types(variant), threads=THREADS)
+    def flash_attention_naive_scores(scores, q, k, D, B, work):
         index = my_index()
-        n = index % Sk
-        b, h, m = place(index // Sk, H, Sq)
+        n = index % work.Sk
+        b, h, m = place(index // work.Sk, work.H, work.Sq)
         if b < B:
-            q_first, k_first, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
+            q_first, k_first, own_Sq, own_Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
             if (m < own_Sq) & (n < own_Sk):
-                at = pair_at(b, h, m, n, aligned * (own_Sk - own_Sq))
+                at = pair_at(b, h, m, n, work.aligned * (own_Sk - own_Sq))
                 score = num.minus_inf
-                if chain.visible(options, at):
-                    q_row, k_row = start(q, b, h, q_first + m), start(k, b, h // group, k_first + n)
-                    score = chain.score(scale * inner.product(q.data, q_row, k.data, k_row, D), options, at)
+                if chain.visible(work.options, at):
+                    q_row, k_row = start(q, b, h, q_first + m), start(k, b, h // work.group, k_first + n)
+                    score = chain.score(work.scale * inner.product(q.data, q_row, k.data, k_row, D), work.options, at)
                 scores[index] = score
 
     return flash_attention_naive_scores
@@ -101,7 +97,7 @@ def build_scores(variant: Variant) -> Kernel:
 
 @builds
 def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
-    """flash_attention_naive_softmax(scores, row_sums, lse, B, H, group, Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_naive_softmax(scores, row_sums, lse, B, work).
 
     A row a thread. Scores become probabilities, times row_sum and through dropout, or -0 where they do not count.
     """
@@ -109,26 +105,26 @@ def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
     num, span = numbers(mem.number), spans(variant.varlen)
     chain, pair_at = chain_of(variant.having, variant.dtype), pair_places(mem.number)
 
-    @kernel(*[pointer(mem.number)] * 2, statistic_type(variant), i32, *size_types(variant), threads=THREADS)
-    def flash_attention_naive_softmax(scores, row_sums, lse, B, H, group, Sq, Sk, aligned, scale, lengths, options):
+    @kernel(*[pointer(mem.number)] * 2, statistic_type(variant), i32, size_types(variant), threads=THREADS)
+    def flash_attention_naive_softmax(scores, row_sums, lse, B, work):
         row = my_index()
-        b, h, m = place(row, H, Sq)
+        b, h, m = place(row, work.H, work.Sq)
         if b < B:
-            q_first, _, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
+            q_first, _, own_Sq, own_Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
             if m < own_Sq:
-                sink = chain.sink(options, h)  # -inf where there is none
+                sink = chain.sink(work.options, h)  # -inf where there is none
                 row_max = sink
                 for n in range(own_Sk):
-                    row_max = num.maximum(row_max, scores[row * Sk + n])
+                    row_max = num.maximum(row_max, scores[row * work.Sk + n])
                 base = num.base(row_max)
                 row_sum, lost = num.exp(sink - base), num.zero
                 for n in range(own_Sk):
-                    score = scores[row * Sk + n]
+                    score = scores[row * work.Sk + n]
                     prob = num.exp(score - base)
                     row_sum, lost = num.add_compensated(row_sum, lost, prob)
-                    at = pair_at(b, h, m, n, aligned * (own_Sk - own_Sq))
-                    weighted = prob * chain.weight(options, at)
-                    scores[row * Sk + n] = num.minus_zero if score == num.minus_inf else weighted
+                    at = pair_at(b, h, m, n, work.aligned * (own_Sk - own_Sq))
+                    weighted = prob * chain.weight(work.options, at)
+                    scores[row * work.Sk + n] = num.minus_zero if score == num.minus_inf else weighted
                 row_sums[row] = row_sum
                 if with_lse:
                     lse.data[start(lse, b, h, q_first + m)] = base + num.log(row_sum)
@@ -136,45 +132,48 @@ def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
     return flash_attention_naive_softmax
 
 
+class Product(NamedTuple):
+    """What a product over tokens reads and writes."""
+
+    out: Any  # [B, heads, tokens, width]
+    left: Any  # [B, H, Sq, Sk]; an element of -0 is left out
+    right: Any  # [B, heads, tokens, width]
+    factor: Any  # of every element of out
+    width: Any
+
+
+def product_type(variant: Variant) -> Any:
+    """Return the type of `Product`."""
+    array, number = array_type(variant), storage(variant.dtype).number
+    return types.NamedTuple((array, pointer(number), array, number, i32), Product)
+
+
 @builds
 def build_product(variant: Variant) -> Kernel:
-    """flash_attention_naive_product(out, left, right, row_sums, divided, factor, width, B, H, group, Sq, Sk, ...).
+    """flash_attention_naive_product(x, row_sums, divided, B, work).
 
-    out [B, H, Sq, width] = factor * left [B, H, Sq, Sk] @ right [B, Hkv, Sk, width], an element a thread; where
-    `divided` is not 0, rows are divided by their sums. o = probs @ v is that, and dq = scale * ds0 @ k.
+    out [B, H, Sq, width] = factor * left @ right [B, Hkv, Sk, width], an element a thread. Where `divided` is not 0,
+    rows are divided by their sums. o = probs @ v and dq = scale * ds0 @ k are such products.
     """
     mem, span = storage(variant.dtype), spans(variant.varlen)
     num = numbers(mem.number)
 
-    @kernel(
-        array_type(variant),
-        pointer(mem.number),
-        array_type(variant),
-        pointer(mem.number),
-        i32,
-        mem.number,
-        i32,
-        i32,
-        *size_types(variant),
-        threads=THREADS,
-    )
-    def flash_attention_naive_product(
-        out, left, right, row_sums, divided, factor, width, B, H, group, Sq, Sk, aligned, scale, lengths, options
-    ):
+    @kernel(product_type(variant), pointer(mem.number), i32, i32, size_types(variant), threads=THREADS)
+    def flash_attention_naive_product(x, row_sums, divided, B, work):
         index = my_index()
-        row, column = index // width, index % width
-        b, h, m = place(row, H, Sq)
+        row, column = index // x.width, index % x.width
+        b, h, m = place(row, work.H, work.Sq)
         if b < B:
-            q_first, k_first, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
+            q_first, k_first, own_Sq, own_Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
             if m < own_Sq:
                 total, lost = num.zero, num.zero
                 for n in range(own_Sk):
-                    weight = left[row * Sk + n]
+                    weight = x.left[row * work.Sk + n]
                     if not num.is_minus_zero(weight):
-                        value = mem.load(right.data, start(right, b, h // group, k_first + n) + column)
-                        total, lost = num.add_compensated(total, lost, factor * weight * value)
+                        value = mem.load(x.right.data, start(x.right, b, h // work.group, k_first + n) + column)
+                        total, lost = num.add_compensated(total, lost, x.factor * weight * value)
                 if divided != 0 and row_sums[row] != num.zero:
                     total /= row_sums[row]
-                mem.store(out.data, start(out, b, h, q_first + m) + column, total)
+                mem.store(x.out.data, start(x.out, b, h, q_first + m) + column, total)
 
     return flash_attention_naive_product

@@ -14,9 +14,9 @@ from ..launch.device import Device
 from ..launch.plans import Choice
 from ..launch.step import Step
 from ..launch.views import by_token, how_stored, whole
-from .arguments import general, is_varlen, sizes, variant
+from .arguments import GradientInputs, general, gradient_inputs_of, inputs_of, is_varlen, sizes, variant
 from .options import having
-from .simt_dbias import build_dbias
+from .simt_dbias import BiasSizes, build_dbias
 from .simt_delta import ROWS, build_delta
 from .simt_dkv import BackwardConfig, build_dkv
 from .simt_dq import build_dq
@@ -60,19 +60,20 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Fo
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     build = build_forward(config, variant(p), p.return_lse)
     blocks = p.B * p.H * cdiv(p.Sq, config.block_q)
-    arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
-    return [Step(build, (blocks,), (*arrays, *sizes(p)), config.shared_bytes(p.D, p.Dv, p.dtype))]
+    o, lse = (by_token(metas, name, varlen) for name in ("o", "lse"))
+    args = (o, lse, inputs_of(metas, varlen), sizes(p))
+    return [Step(build, (blocks,), args, config.shared_bytes(p.D, p.Dv, p.dtype))]
 
 
 class BackwardConfigs(NamedTuple):
-    """A Config for each of the kernels that go by tiles."""
+    """A Config for each of the kernels that work on tiles."""
 
     dkv: BackwardConfig
     dq: BackwardConfig
     dbias: BackwardConfig
 
     def shared_bytes(self, D: int, Dv: int, dtype: str) -> int:
-        """What the greediest of them needs for all the blocks that an SM should hold."""
+        """Return the most bytes that one of them needs for all blocks that an SM should hold."""
         parts = ((self.dkv, 2), (self.dq, 1), (self.dbias, 1))
         return max(each.min_blocks * each.shared_bytes(D, Dv, dtype, count) for each, count in parts)
 
@@ -106,12 +107,12 @@ def backward_configs(problem: Problem) -> Iterator[tuple[BackwardConfigs, str]]:
 
 
 def rich(problem: Problem) -> bool:
-    """Whether more than masks and sinks comes upon the scores, which costs registers."""
+    """Whether the scores meet more than masks and sinks, which costs registers."""
     return any(option.name not in LIGHT_OPTIONS for option, _ in having(problem).variants)
 
 
 def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """delta, as lse lies."""
+    """delta, of the shape of lse."""
     lse = problem.arrays["lse"]
     return {"delta": ArrayMeta(lse.shape, compute_dtype(problem.dtype), contiguous_strides(lse.shape), lse.device, 0)}
 
@@ -119,7 +120,7 @@ def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
 def backward_steps(
     problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs, elsewhere: Container[str] = ()
 ) -> Sequence[Step]:
-    """delta first. elsewhere: "dk", which stands for dv too, "dq" and "dbias", where other kernels make them."""
+    """Return the launches, delta first. elsewhere: results of other kernels, of "dk" (with dv), "dq" and "dbias"."""
     p, varlen, found = problem, is_varlen(problem), variant(problem)
     metas = {**p.arrays, **results, **backward_workspace(p)}
     batches, tokens = (1, p.total_q) if varlen else (p.B, p.Sq)
@@ -128,7 +129,7 @@ def backward_steps(
         return [by_token(metas, name, varlen) for name in names]
 
     steps = []
-    inputs = arrays("q", "k", "v", "do", "lse", "delta")
+    inputs, work = gradient_inputs_of(metas, varlen), sizes(p)
     if metas["delta"].size:
         aligned = all(how_stored(metas, name, varlen) != "elements" for name in ("o", "do"))
         delta = build_delta(general(found), "dlse" in p.arrays, aligned)
@@ -136,11 +137,11 @@ def backward_steps(
         steps.append(Step(delta, (batches * p.H * cdiv(tokens, ROWS),), args))
     if "dk" not in elsewhere and results["dk"].size:
         dkv, blocks = build_dkv(configs.dkv, found), p.B * (p.H // p.group) * cdiv(p.Sk, configs.dkv.rows)
-        args = (*arrays("dk", "dv"), *inputs, *sizes(p))
+        args = (*arrays("dk", "dv"), inputs, work)
         steps.append(Step(dkv, (blocks,), args, configs.dkv.shared_bytes(p.D, p.Dv, p.dtype, 2)))
     if "dq" not in elsewhere and results["dq"].size:
         dq, blocks = build_dq(configs.dq, found), p.B * p.H * cdiv(p.Sq, configs.dq.rows)
-        args = (*arrays("dq"), *inputs, *sizes(p))
+        args = (*arrays("dq"), inputs, work)
         steps.append(Step(dq, (blocks,), args, configs.dq.shared_bytes(p.D, p.Dv, p.dtype, 1)))
     if "dbias" not in elsewhere and "dbias" in results and results["dbias"].size:
         steps.append(_dbias_step(problem, results["dbias"], configs.dbias, inputs))
@@ -148,13 +149,13 @@ def backward_steps(
         dsinks = build_dsinks(general(found), results["dsinks"].dtype)
         vectors = (whole(metas, name, 1) for name in ("dsinks", "sinks"))
         ends = whole(metas, "cu_seqlens_q", 1)
-        steps.append(Step(dsinks, (p.H,), (*vectors, *inputs[-2:], ends, p.B, tokens)))
+        steps.append(Step(dsinks, (p.H,), (*vectors, inputs.lse, inputs.delta, ends, p.B, tokens)))
     return steps
 
 
-def _dbias_step(problem: Problem, dbias: ArrayMeta, config: BackwardConfig, inputs: list[Strided]) -> Step:
+def _dbias_step(problem: Problem, dbias: ArrayMeta, config: BackwardConfig, inputs: GradientInputs) -> Step:
     p = problem
-    own = (*(1 for _ in range(4 - len(dbias.shape))), *dbias.shape)
-    blocks = own[0] * own[1] * cdiv(own[2], config.rows) * cdiv(own[3], config.columns)
-    args = (Strided("dbias", broadcast_strides(dbias)), *own, p.B, *inputs, *sizes(p))
+    bias = BiasSizes(*(1 for _ in range(4 - len(dbias.shape))), *dbias.shape)
+    blocks = bias.B * bias.H * cdiv(bias.Sq, config.rows) * cdiv(bias.Sk, config.columns)
+    args = (Strided("dbias", broadcast_strides(dbias)), bias, p.B, inputs, sizes(p))
     return Step(build_dbias(config, variant(p)), (blocks,), args, config.shared_bytes(p.D, p.Dv, p.dtype, 1))

@@ -1,8 +1,8 @@
 """dbias of attention without tensor cores: dS, summed over the axes that the bias is broadcast on.
 
-A block of 16 x 16 threads takes a tile of the bias and makes dS of every tile of scores that was given it, one after
-another, as `simt_dq` does: other batches and heads, and other queries or keys where the bias has only one. What is left
-to sum when all have passed lies within the tile.
+A block of 16 x 16 threads has a tile of the bias. It makes dS of every tile of scores that the bias tile was added to,
+one after another, as `simt_dq` does: other batches and heads, and other queries or keys where the bias has only one.
+The sums that remain then are within the tile.
 
     1  for each batch, head, tile of queries and tile of keys that the tile of the bias was added to:
     2      dS [BLOCK_Q, BLOCK_KV] = P * (weight * dO @ V.T - delta)
@@ -14,24 +14,32 @@ Q and dO take turns in one place of shared memory, K and V in another.
 
 from __future__ import annotations
 
-from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel
+from typing import Any, NamedTuple
+
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, types
 from ..launch.views import start, strided
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_abt
 from ..tile.storage import storage
-from .arguments import Variant, array_type, size_types, statistic_type
+from .arguments import Variant, gradient_inputs_type, size_types
 from .options import chain_of
 from .saved_lse import exponential_of
 from .simt_dkv import BackwardConfig
 from .tiles import Where, lines, score_tile
 
 
+class BiasSizes(NamedTuple):
+    """Sizes of a bias, 1 along an axis that it is broadcast on."""
+
+    B: Any
+    H: Any
+    Sq: Any
+    Sk: Any
+
+
 @builds
 def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
-    """flash_attention_dbias(dbias, B_bias, H_bias, Sq_bias, Sk_bias, B, q, k, v, do, lse, delta, H, group, ...).
-
-    dbias has strides along B, H, Sq, Sk; B_bias to Sk_bias are its sizes, 1 where it is broadcast.
-    """
+    """flash_attention_dbias(dbias, bias, B, x, work). dbias: with strides along B, H, Sq, Sk. x: `GradientInputs`."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     exponential = exponential_of(mem.number)
     chain = chain_of(variant.having, variant.dtype)
@@ -43,29 +51,27 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
 
     @kernel(
         strided(variant.dtype, 4),
-        *[i32] * 5,
-        *[array_type(variant)] * 4,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
+        types.NamedUniTuple(i32, 4, BiasSizes),
+        i32,
+        gradient_inputs_type(variant),
+        size_types(variant),
         threads=THREADS,
         min_blocks=config.min_blocks,
     )
-    def flash_attention_dbias(
-        dbias, B_bias, H_bias, Sq_bias, Sk_bias, B, q, k, v, do, lse, delta,
-        H, group, Sq, Sk, aligned, scale, lengths, options,
-    ):  # fmt: skip
+    def flash_attention_dbias(dbias, bias, B, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         line = tid // LANES
-        kv_blocks, q_blocks = (Sk_bias + BLOCK_KV - 1) // BLOCK_KV, (Sq_bias + BLOCK_Q - 1) // BLOCK_Q
+        Sq, Sk = work.Sq, work.Sk
+        kv_blocks, q_blocks = (bias.Sk + BLOCK_KV - 1) // BLOCK_KV, (bias.Sq + BLOCK_Q - 1) // BLOCK_Q
         n_own = cuda.blockIdx.x % kv_blocks * BLOCK_KV
         m_own = cuda.blockIdx.x // kv_blocks % q_blocks * BLOCK_Q
         head = cuda.blockIdx.x // kv_blocks // q_blocks
-        b_own, h_own = head // H_bias, head % H_bias
-        offset = aligned * (Sk - Sq)
+        b_own, h_own = head // bias.H, head % bias.H
+        offset = work.aligned * (Sk - Sq)
         # what the tile was added to
-        b_end, h_end = b_own + 1 if B_bias > 1 else B, h_own + 1 if H_bias > 1 else H
-        m_end, n_end = m_own + 1 if Sq_bias > 1 else Sq, n_own + 1 if Sk_bias > 1 else Sk
+        b_end, h_end = b_own + 1 if bias.B > 1 else B, h_own + 1 if bias.H > 1 else work.H
+        m_end, n_end = m_own + 1 if bias.Sq > 1 else Sq, n_own + 1 if bias.Sk > 1 else Sk
 
         totals, rests = qk.fragment(), qk.fragment()
         qk.clear(totals)
@@ -74,14 +80,14 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
 
         for b in range(b_own, b_end):
             for h in range(h_own, h_end):
-                h_kv = h // group
+                h_kv = h // work.group
                 for m0 in range(m_own, m_end, BLOCK_Q):
-                    seen_first, seen_end = chain.key_range(options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
-                    q_lines, do_lines = lines(q, b, h, m0, Sq - m0), lines(do, b, h, m0, Sq - m0)
+                    seen_first, seen_end = chain.key_range(work.options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
+                    q_lines, do_lines = lines(x.q, b, h, m0, Sq - m0), lines(x.do, b, h, m0, Sq - m0)
                     for n0 in range(n_own, n_end, BLOCK_KV):
                         if (n0 + BLOCK_KV <= seen_first) | (n0 >= seen_end):
                             continue
-                        k_lines, v_lines = lines(k, b, h_kv, n0, Sk - n0), lines(v, b, h_kv, n0, Sk - n0)
+                        k_lines, v_lines = lines(x.k, b, h_kv, n0, Sk - n0), lines(x.v, b, h_kv, n0, Sk - n0)
                         cuda.syncthreads()
                         tile.own.load(smem, q_lines)
                         tile.passing.load(smem, k_lines)
@@ -89,7 +95,7 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
                         qk.clear(scores)
                         qk.add(scores, smem)  # scores [BLOCK_Q, BLOCK_KV] = Q @ K.T
                         where = Where(i64(b), i64(h), m0, n0, Sq, Sk, offset)
-                        score.finish(scores, smem, options, scale, where)
+                        score.finish(scores, smem, work.options, work.scale, where)
                         cuda.syncthreads()
                         tile.own_v.load(smem, do_lines)
                         tile.passing_v.load(smem, v_lines)
@@ -97,13 +103,13 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
                         dov.clear(d_probs)
                         dov.add(d_probs, smem)  # d_probs [BLOCK_Q, BLOCK_KV] = dO @ V.T
                         if chain.weighs:
-                            score.weights(smem, options, where)
+                            score.weights(smem, work.options, where)
                         for i in range(qk.rows):
                             m = m0 + line * qk.rows + i
                             lse_row, delta_row = num.zero, num.zero
                             if m < Sq:
-                                lse_row = num.base(lse.data[start(lse, b, h, m)])
-                                delta_row = delta.data[start(delta, b, h, m)]
+                                lse_row = num.base(x.lse.data[start(x.lse, b, h, m)])
+                                delta_row = x.delta.data[start(x.delta, b, h, m)]
                             for j in range(qk.columns):
                                 e = i * qk.columns + j
                                 d_prob = d_probs[e]
@@ -117,11 +123,11 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
         for e in range(qk.size):
             smem[score.at(e)] = totals[e]
         cuda.syncthreads()
-        one_row, one_column = Sq_bias == 1, Sk_bias == 1
+        one_row, one_column = bias.Sq == 1, bias.Sk == 1
         rows, columns = 1 if one_row else BLOCK_Q, 1 if one_column else BLOCK_KV
         for place in range(tid, rows * columns, THREADS):
             r, c = place // columns, place % columns
-            if (m_own + r < Sq_bias) & (n_own + c < Sk_bias):
+            if (m_own + r < bias.Sq) & (n_own + c < bias.Sk):
                 total, rest = num.zero, num.zero
                 for row in range(r, BLOCK_Q if one_row else r + 1):
                     for column in range(c, BLOCK_KV if one_column else c + 1):

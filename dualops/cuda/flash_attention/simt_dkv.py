@@ -1,7 +1,7 @@
 """dk and dv of attention without tensor cores. Dao 2023, arXiv:2307.08691, Alg. 2, without its atomics.
 
-A block of 16 x 16 threads takes BLOCK_KV keys of one key head, and all that looks at them, one tile after another, so
-that every sum has one owner and one order. Rows are keys here, columns queries.
+A block of 16 x 16 threads has BLOCK_KV keys of one key head, and takes all queries that see them, one tile after
+another, so that every sum has one owner and one order. Rows are keys here, columns queries.
 
     1  for each query head of the group, for each tile of BLOCK_Q queries that see some of the keys:
     2      S.T [BLOCK_KV, BLOCK_Q] = scale * K @ Q.T, through the options; P.T = exp(S.T - lse)
@@ -12,8 +12,8 @@ that every sum has one owner and one order. Rows are keys here, columns queries.
 
 What does not count is -0 in P.T and dS.T, see `simt_forward`.
 
-Shared memory: K and V, Q and dO, P.T and dS.T; with `share` one place for K and V and one for Q and dO, which are then
-read again in every round. `BackwardConfig.layout` says what lies where.
+Shared memory: K and V, Q and dO, P.T and dS.T (`BackwardConfig.layout`). With `share`, K and V have one place and Q and
+dO another, and are read again in every round.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_ab, mma_abt
 from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
-from .arguments import Variant, array_type, size_types, spans, statistic_type
+from .arguments import Variant, array_type, gradient_inputs_type, size_types, spans
 from .options import chain_of
 from .saved_lse import exponential_of
 from .tiles import Where, lines, score_tile
 
 
 class BackwardLayout(NamedTuple):
-    """What lies in shared memory: of K and V, or Q and dO, which the block owns and which pass by, and scores."""
+    """Tiles in shared memory: the pair (K and V, or Q and dO) that the block owns, the other pair, and scores."""
 
     own: Tile  # [rows, D]
     own_v: Tile  # [rows, Dv]
@@ -77,7 +77,7 @@ class BackwardConfig:
 
 @builds
 def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
-    """flash_attention_dkv(dk, dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options)."""
+    """flash_attention_dkv(dk, dv, x, work). x: `GradientInputs`."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     exponential = exponential_of(mem.number)
     chain, span = chain_of(variant.having, variant.dtype, gradient=True), spans(variant.varlen)
@@ -91,26 +91,26 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
     BLOCK_KV, BLOCK_Q = config.rows, config.columns
 
     @kernel(
-        *[array_type(variant)] * 6,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
+        *[array_type(variant)] * 2,
+        gradient_inputs_type(variant),
+        size_types(variant),
         threads=THREADS,
         min_blocks=config.min_blocks,
     )
-    def flash_attention_dkv(dk, dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options):
+    def flash_attention_dkv(dk, dv, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % LANES, tid // LANES
-        kv_blocks = (Sk + BLOCK_KV - 1) // BLOCK_KV
+        kv_blocks = (work.Sk + BLOCK_KV - 1) // BLOCK_KV
         head = cuda.blockIdx.x // kv_blocks
         n0 = cuda.blockIdx.x % kv_blocks * BLOCK_KV
-        heads_kv = H // group
+        heads_kv = work.H // work.group
         b, h_kv = i64(head // heads_kv), i64(head % heads_kv)
-        q_first, k_first, Sq, Sk = span.of_batch(lengths, b, Sq, Sk)
+        q_first, k_first, Sq, Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
         if n0 >= Sk:
             return
-        offset = aligned * (Sk - Sq)
-        k_lines, v_lines = lines(k, b, h_kv, k_first + n0, Sk - n0), lines(v, b, h_kv, k_first + n0, Sk - n0)
+        offset = work.aligned * (Sk - Sq)
+        k_lines, v_lines = lines(x.k, b, h_kv, k_first + n0, Sk - n0), lines(x.v, b, h_kv, k_first + n0, Sk - n0)
         if not config.share:
             tile.own.load(smem, k_lines)
             tile.own_v.load(smem, v_lines)
@@ -121,11 +121,11 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
         pdo.clear(dv_acc)
         scores, d_probs, slopes = kq.fragment(), kq.fragment(), kq.fragment()
 
-        m_first, m_end = chain.query_range(options, n0, min(n0 + BLOCK_KV, Sk), offset, Sq)
+        m_first, m_end = chain.query_range(work.options, n0, min(n0 + BLOCK_KV, Sk), offset, Sq)
         m_first = m_first // BLOCK_Q * BLOCK_Q
-        for h in range(h_kv * group, (h_kv + 1) * group):
+        for h in range(h_kv * work.group, (h_kv + 1) * work.group):
             for m0 in range(m_first, m_end, BLOCK_Q):
-                q_lines, do_lines = lines(q, b, h, q_first + m0, Sq - m0), lines(do, b, h, q_first + m0, Sq - m0)
+                q_lines, do_lines = lines(x.q, b, h, q_first + m0, Sq - m0), lines(x.do, b, h, q_first + m0, Sq - m0)
                 cuda.syncthreads()
                 if config.share:
                     tile.own.load(smem, k_lines)
@@ -139,8 +139,8 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
                 kq.add(scores, smem)  # scores [BLOCK_KV, BLOCK_Q] = K @ Q.T
                 where = Where(b, h, m0, n0, Sq, Sk, offset)
                 if chain.bends:
-                    score.slopes(slopes, scores, smem, options, scale, where)
-                score.finish(scores, smem, options, scale, where)
+                    score.slopes(slopes, scores, smem, work.options, work.scale, where)
+                score.finish(scores, smem, work.options, work.scale, where)
 
                 if config.share:
                     cuda.syncthreads()
@@ -150,13 +150,13 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
                 vdo.clear(d_probs)
                 vdo.add(d_probs, smem)  # d_probs [BLOCK_KV, BLOCK_Q] = V @ dO.T
                 if chain.weighs:
-                    d_score_tile.weights(smem, options, where)
+                    d_score_tile.weights(smem, work.options, where)
                 for j in range(kq.columns):
                     m = m0 + lane + LANES * j
                     lse_row, delta_row = num.zero, num.zero
                     if m < Sq:
-                        lse_row = num.base(lse.data[start(lse, b, h, q_first + m)])
-                        delta_row = delta.data[start(delta, b, h, q_first + m)]
+                        lse_row = num.base(x.lse.data[start(x.lse, b, h, q_first + m)])
+                        delta_row = x.delta.data[start(x.delta, b, h, q_first + m)]
                     for i in range(kq.rows):
                         e = i * kq.columns + j
                         prob = exponential(scores[e], lse_row)
@@ -183,13 +183,13 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
                 else:
                     dsq.add(dk_acc, smem)  # dk [BLOCK_KV, D] += dS.T @ Q
 
-        k_out = span.key_out(lengths, b)
+        k_out = span.key_out(work.lengths, b)
         for i in range(kq.rows):
             if n + i < Sk:
                 k_row, v_row = start(dk, b, h_kv, k_out + n + i), start(dv, b, h_kv, k_out + n + i)
                 for c in range(dsq.columns):
                     if dsq.column(c) < variant.D:
-                        mem.store(dk.data, k_row + dsq.column(c), dk_acc[i * dsq.columns + c] * scale)
+                        mem.store(dk.data, k_row + dsq.column(c), dk_acc[i * dsq.columns + c] * work.scale)
                 for c in range(pdo.columns):
                     if pdo.column(c) < variant.Dv:
                         mem.store(dv.data, v_row + pdo.column(c), dv_acc[i * pdo.columns + c])

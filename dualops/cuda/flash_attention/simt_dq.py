@@ -1,6 +1,6 @@
-"""dq of attention without tensor cores. Dao 2023, arXiv:2307.08691, Alg. 2, as `simt_dkv` turned round.
+"""dq of attention without tensor cores. Dao 2023, arXiv:2307.08691, Alg. 2: `simt_dkv` with queries for keys.
 
-A block of 16 x 16 threads takes BLOCK_Q queries of one head; rows are queries, columns keys.
+A block of 16 x 16 threads has BLOCK_Q queries of one head; rows are queries, columns keys.
 
     1  for each tile of BLOCK_KV keys that some of the queries see:
     2      S [BLOCK_Q, BLOCK_KV] = scale * Q @ K.T, through the options; P = exp(S - lse)
@@ -16,7 +16,7 @@ from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_ab, mma_abt
 from ..tile.storage import storage
-from .arguments import Variant, array_type, size_types, spans, statistic_type
+from .arguments import Variant, array_type, gradient_inputs_type, size_types, spans
 from .options import chain_of
 from .saved_lse import exponential_of
 from .simt_dkv import BackwardConfig
@@ -25,7 +25,7 @@ from .tiles import Where, lines, score_tile
 
 @builds
 def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
-    """flash_attention_dq(dq, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options)."""
+    """flash_attention_dq(dq, x, work). x: `GradientInputs`."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     exponential = exponential_of(mem.number)
     chain, span = chain_of(variant.having, variant.dtype, gradient=True), spans(variant.varlen)
@@ -37,25 +37,25 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
     BLOCK_Q, BLOCK_KV = config.rows, config.columns
 
     @kernel(
-        *[array_type(variant)] * 5,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
+        array_type(variant),
+        gradient_inputs_type(variant),
+        size_types(variant),
         threads=THREADS,
         min_blocks=config.min_blocks,
     )
-    def flash_attention_dq(dq, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options):
+    def flash_attention_dq(dq, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         line = cuda.threadIdx.x // LANES
-        q_blocks = (Sq + BLOCK_Q - 1) // BLOCK_Q
+        q_blocks = (work.Sq + BLOCK_Q - 1) // BLOCK_Q
         head = cuda.blockIdx.x // q_blocks
         m0 = (q_blocks - 1 - cuda.blockIdx.x % q_blocks) * BLOCK_Q
-        b, h = i64(head // H), i64(head % H)
-        h_kv = h // group
-        q_first, k_first, Sq, Sk = span.of_batch(lengths, b, Sq, Sk)
+        b, h = i64(head // work.H), i64(head % work.H)
+        h_kv = h // work.group
+        q_first, k_first, Sq, Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
         if m0 >= Sq:
             return
-        offset = aligned * (Sk - Sq)
-        q_lines, do_lines = lines(q, b, h, q_first + m0, Sq - m0), lines(do, b, h, q_first + m0, Sq - m0)
+        offset = work.aligned * (Sk - Sq)
+        q_lines, do_lines = lines(x.q, b, h, q_first + m0, Sq - m0), lines(x.do, b, h, q_first + m0, Sq - m0)
         if not config.share:
             tile.own.load(smem, q_lines)
             tile.own_v.load(smem, do_lines)
@@ -67,15 +67,15 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
             lse_rows[i] = num.zero
             delta_rows[i] = num.zero
             if m + i < Sq:
-                lse_rows[i] = num.base(lse.data[start(lse, b, h, q_first + m + i)])
-                delta_rows[i] = delta.data[start(delta, b, h, q_first + m + i)]
+                lse_rows[i] = num.base(x.lse.data[start(x.lse, b, h, q_first + m + i)])
+                delta_rows[i] = x.delta.data[start(x.delta, b, h, q_first + m + i)]
         dq_acc = dsk.fragment()
         dsk.clear(dq_acc)
         scores, d_probs, slopes = qk.fragment(), qk.fragment(), qk.fragment()
 
-        n_first, n_end = chain.key_range(options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
+        n_first, n_end = chain.key_range(work.options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
         for n0 in range(n_first // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
-            k_lines, v_lines = lines(k, b, h_kv, k_first + n0, Sk - n0), lines(v, b, h_kv, k_first + n0, Sk - n0)
+            k_lines, v_lines = lines(x.k, b, h_kv, k_first + n0, Sk - n0), lines(x.v, b, h_kv, k_first + n0, Sk - n0)
             cuda.syncthreads()
             if config.share:
                 tile.own.load(smem, q_lines)
@@ -88,8 +88,8 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
             qk.add(scores, smem)  # scores [BLOCK_Q, BLOCK_KV] = Q @ K.T
             where = Where(b, h, m0, n0, Sq, Sk, offset)
             if chain.bends:
-                score.slopes(slopes, scores, smem, options, scale, where)
-            score.finish(scores, smem, options, scale, where)
+                score.slopes(slopes, scores, smem, work.options, work.scale, where)
+            score.finish(scores, smem, work.options, work.scale, where)
 
             if config.share:
                 cuda.syncthreads()
@@ -99,7 +99,7 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
             dov.clear(d_probs)
             dov.add(d_probs, smem)  # d_probs [BLOCK_Q, BLOCK_KV] = dO @ V.T
             if chain.weighs:
-                score.weights(smem, options, where)
+                score.weights(smem, work.options, where)
             for i in range(qk.rows):
                 for j in range(qk.columns):
                     e = i * qk.columns + j
@@ -124,6 +124,6 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
                 row = start(dq, b, h, q_first + m + i)
                 for c in range(dsk.columns):
                     if dsk.column(c) < variant.D:
-                        mem.store(dq.data, row + dsk.column(c), dq_acc[i * dsk.columns + c] * scale)
+                        mem.store(dq.data, row + dsk.column(c), dq_acc[i * dsk.columns + c] * work.scale)
 
     return flash_attention_dq

@@ -1,6 +1,6 @@
 """Attention forward without tensor cores: any GPU, any dtype, any D and Dv to 512. Dao 2023, arXiv:2307.08691, Alg. 1.
 
-A block of 16 x 16 threads takes BLOCK_Q queries of one head; Q stays in shared memory, K and V pass through one buffer.
+A block of 16 x 16 threads has BLOCK_Q queries of one head; Q stays in shared memory, K and V pass through one buffer.
 
     1  for each tile of BLOCK_KV keys that some of the queries see:
     2      scores [BLOCK_Q, BLOCK_KV] = scale * Q @ K.T           a thread has tile_q x tile_kv of them in registers
@@ -10,8 +10,8 @@ A block of 16 x 16 threads takes BLOCK_Q queries of one head; Q stays in shared 
     6      acc [BLOCK_Q, Dv] += probs @ V
     7  o = acc / row_sum,  lse = row_max + log(row_sum)
 
-A tile that no query sees is not visited. A probability that does not count is kept as -0: it adds nothing, and where a
-tile of V holds a NaN or an infinity, it says what to leave out, so that a NaN that is not seen stays where it is.
+A tile that no query sees is not visited. A probability that does not count is stored as -0, which adds nothing. Where a
+tile of V holds a NaN or an infinity, -0 says what to leave out, so that a NaN that is not seen does not spread.
 
 Shared memory: `ForwardConfig.layout`, itemsize * (BLOCK_Q * (D4 + 4) + BLOCK_KV * max(D4 + 4, Dv64 + 4) + BLOCK_Q *
 (BLOCK_KV + 4)) with D4, Dv64 the widths rounded up to 4 and 64. Registers: tile_q * (tile_kv + Dv64 / 16) numbers and
@@ -30,13 +30,13 @@ from ..tile.products import LANES, THREADS, mma_ab, mma_abt
 from ..tile.rows import lane_reductions
 from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
-from .arguments import Variant, array_type, size_types, spans, statistic_type
+from .arguments import Variant, array_type, inputs_type, size_types, spans, statistic_type
 from .options import chain_of
 from .tiles import Where, lines, score_tile
 
 
 class ForwardLayout(NamedTuple):
-    """What lies in shared memory; K and V take turns."""
+    """Tiles in shared memory; K and V take turns in one place."""
 
     q: Tile  # [BLOCK_Q, D]
     k: Tile  # [BLOCK_KV, D]
@@ -75,10 +75,7 @@ class ForwardConfig:
 
 @builds
 def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Kernel:
-    """flash_attention_simt(o, lse, q, k, v, H, group, Sq, Sk, aligned, scale, lengths, options).
-
-    aligned: 1 where the last query stands at the last key, 0 where the first one stands at the first.
-    """
+    """flash_attention_simt(o, lse, x, work). x: `Inputs`."""
     mem = storage(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
     chain, span = chain_of(variant.having, variant.dtype), spans(variant.varlen)
@@ -91,31 +88,31 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
     @kernel(
         array_type(variant),
         statistic_type(variant),
-        *[array_type(variant)] * 3,
-        *size_types(variant),
+        inputs_type(variant),
+        size_types(variant),
         threads=THREADS,
         min_blocks=config.min_blocks,
     )
-    def flash_attention_simt(o, lse, q, k, v, H, group, Sq, Sk, aligned, scale, lengths, options):
+    def flash_attention_simt(o, lse, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % LANES, tid // LANES
-        q_blocks = (Sq + BLOCK_Q - 1) // BLOCK_Q
+        q_blocks = (work.Sq + BLOCK_Q - 1) // BLOCK_Q
         head = cuda.blockIdx.x // q_blocks
         m0 = (q_blocks - 1 - cuda.blockIdx.x % q_blocks) * BLOCK_Q  # the last first: under a causal mask the longest
-        b, h = i64(head // H), i64(head % H)
-        h_kv = h // group
-        q_first, k_first, Sq, Sk = span.of_batch(lengths, b, Sq, Sk)
+        b, h = i64(head // work.H), i64(head % work.H)
+        h_kv = h // work.group
+        q_first, k_first, Sq, Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
         if m0 >= Sq:
             return
-        offset = aligned * (Sk - Sq)
-        tile.q.load(smem, lines(q, b, h, q_first + m0, Sq - m0))
+        offset = work.aligned * (Sk - Sq)
+        tile.q.load(smem, lines(x.q, b, h, q_first + m0, Sq - m0))
 
         m = m0 + line * qk.rows  # my first query
         row_max = cuda.local.array(qk.rows, mem.number)
         row_sum = cuda.local.array(qk.rows, mem.number)  # my share; the lanes meet after the loop
         for i in range(qk.rows):
-            row_max[i] = chain.sink(options, h)  # -inf where there is none
+            row_max[i] = chain.sink(work.options, h)  # -inf where there is none
             row_sum[i] = num.zero
             if lane == 0:
                 row_sum[i] = num.exp(row_max[i] - num.base(row_max[i]))
@@ -123,17 +120,17 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
         pv.clear(acc)
         scores = qk.fragment()
 
-        n_first, n_end = chain.key_range(options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
+        n_first, n_end = chain.key_range(work.options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
         for n0 in range(n_first // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
             cuda.syncthreads()
-            tile.k.load(smem, lines(k, b, h_kv, k_first + n0, Sk - n0))
+            tile.k.load(smem, lines(x.k, b, h_kv, k_first + n0, Sk - n0))
             cuda.syncthreads()
             qk.clear(scores)
             qk.add(scores, smem)  # scores [BLOCK_Q, BLOCK_KV] = Q @ K.T
             where = Where(b, h, m0, n0, Sq, Sk, offset)
-            score.finish(scores, smem, options, scale, where)
+            score.finish(scores, smem, work.options, work.scale, where)
             if chain.weighs:
-                score.weights(smem, options, where)
+                score.weights(smem, work.options, where)
             for i in range(qk.rows):
                 tile_max = num.minus_inf
                 for j in range(qk.columns):
@@ -153,7 +150,7 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
                 for c in range(pv.columns):
                     acc[i * pv.columns + c] *= rescale
             cuda.syncthreads()
-            strange = tile.v.load(smem, lines(v, b, h_kv, k_first + n0, Sk - n0))
+            strange = tile.v.load(smem, lines(x.v, b, h_kv, k_first + n0, Sk - n0))
             if cuda.syncthreads_or(strange):
                 pv.add_counted(acc, smem, BLOCK_KV)
             else:

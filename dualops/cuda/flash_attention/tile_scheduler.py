@@ -55,6 +55,12 @@ class Extent(NamedTuple):
     section: Any  # heads, or for tiles of keys heads of keys; of packed tiles queries, of as many heads as have these
 
 
+@verb
+def extent_of(heads, section, work):
+    """Return the extent of `Work`."""
+    return Extent(heads, work.H, work.group, work.Sq, work.Sk, work.aligned, section)
+
+
 class Task(NamedTuple):
     """`queries` of a head, or of `heads` of a group from h on: those from m0 on. And the tiles of keys that some of
     them see: `count` from `first` on (`range_of`, or sm90's `visits`).
@@ -141,7 +147,7 @@ def place_in_list(numbers, row, count, tile):
 @cache
 @noun
 def range_of(block_kv: int) -> Members:
-    """The verbs of tiles of so many keys, which follow one another."""
+    """The verbs of tiles of block_kv keys, which follow one another."""
 
     @verb
     def between(b, h, m0, n_first, n_end, options):

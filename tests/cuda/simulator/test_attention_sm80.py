@@ -83,7 +83,7 @@ def test_strips_where_there_are_queries_for_them():
 def test_strips_and_dropout():
     q = numbers(1, 1, 130, 64)
     two = changed("flash_attention", alone(sm80, Sm80Config(1, 32, strips=2)))
-    with two, pytest.raises(ValueError, match="2 strips beside dropout, expected one"):
+    with two, pytest.raises(ValueError, match="2 strips with dropout, expected one"):
         attend(q, q, q, dropout_p=0.3, seed=1)
 
 

@@ -1,8 +1,8 @@
-"""Attention's gradient by mma.sync: which problems the rung takes, and its launches.
+"""Attention's gradient by mma.sync: which problems the rung serves, and its launches.
 
 dq.py    the kernel of dq;         dq_config.py: its tiles
 dkv.py   the kernel of dk and dv;  dkv_config.py: its tiles
-What else there is, delta first of all, is as simt has it.
+simt's kernels make the rest: delta, which comes first, dbias and dsinks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...launch.step import Step
 from ...launch.views import by_token, is_stored_whole
 from ...tile.warp_mma import MMA_TYPES
 from .. import simt
-from ..arguments import has_usual_scale, is_varlen, sizes, variant
+from ..arguments import gradient_inputs_of, has_usual_scale, is_varlen, sizes, variant
 from ..options import having
 from ..tile_scheduler import section_of, section_of_queries
 from .dkv import build_dkv
@@ -66,8 +66,7 @@ def dq_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm80DqConf
     """The launch, after delta's. metas: of the problem's arrays, the results and delta."""
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
     build = build_dq(config, variant(p), gradient_vectors_of(metas), is_stored_whole(metas["dq"]))
-    arrays = (by_token(metas, name, varlen) for name in ("dq", "q", "k", "v", "do", "lse", "delta"))
-    args = (heads, section_of(p), *arrays, *sizes(p))
+    args = (heads, section_of(p), by_token(metas, "dq", varlen), gradient_inputs_of(metas, varlen), sizes(p))
     return Step(build, (heads * cdiv(p.Sq, config.block_q),), args, config.shared_bytes(p.D, p.Dv))
 
 
@@ -76,7 +75,7 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm80DkvCo
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
     whole = (is_stored_whole(metas[name]) for name in ("dk", "dv"))
     build = build_dkv(config, variant(p), gradient_vectors_of(metas), *whole)
-    arrays = (by_token(metas, name, varlen) for name in ("dk", "dv", "q", "k", "v", "do", "lse", "delta"))
-    args = (heads, section_of_queries(p), *arrays, *sizes(p))
+    dk, dv = (by_token(metas, name, varlen) for name in ("dk", "dv"))
+    args = (heads, section_of_queries(p), dk, dv, gradient_inputs_of(metas, varlen), sizes(p))
     blocks = heads // p.group * cdiv(p.Sk, config.block_kv)
     return Step(build, (blocks,), args, config.shared_bytes(p.D, p.Dv))

@@ -44,7 +44,7 @@ class Tiles(NamedTuple):
 class Sm80Config:
     """A block has 64 queries for each of `groups` of four warps, and block_kv keys at a time in each of two stages.
 
-    strips: a warp has so many times 16 of its group's queries, 64 apart, for which it reads K and V once.
+    strips: the strips of 16 of its group's queries that a warp has, 64 apart. It reads K and V once for all of them.
     """
 
     groups: int
@@ -91,7 +91,7 @@ LIGHT_OPTIONS = ("band", "sinks", "key_padding_mask")  # that need no registers 
 LONG_OPTIONS = ("score_mod", "mask_mod")  # of which nobody knows how many they need
 
 
-STRIPS_BESIDE = ("band",)  # options beside which a warp may have two strips of queries
+STRIPS_BESIDE = ("band",)  # options with which a warp may have two strips of queries
 
 
 def configs(

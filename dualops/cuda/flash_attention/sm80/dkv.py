@@ -1,13 +1,12 @@
-"""dk and dv of attention by mma.sync, on Ampere and what came after it. Dao 2023 (arXiv:2307.08691), Alg. 2, without
-its atomics.
+"""dk and dv of attention by mma.sync, on Ampere and later. Dao 2023 (arXiv:2307.08691), Alg. 2, without its atomics.
 
-A block takes BLOCK_KV keys of one key head, a warp 16 of them, and all that looks at them, one tile of BLOCK_Q queries
-after another, so that every sum has one owner and one order. Rows are keys, columns queries. One stage of shared memory
-is multiplied while the others are filled (cp.async).
+A block has BLOCK_KV keys of one key head, a warp 16 of them, and takes all queries that see them, one tile of BLOCK_Q
+queries after another, so that every sum has one owner and one order. Rows are keys, columns queries. One stage of
+shared memory is multiplied while the others are filled (cp.async).
 
-    1  K, V, and the first tile of queries that see some of the keys, on their way
+    1  start the copies of K, V and the first tile of queries that see some of the keys
     2  for each query head of the group, for each tile of queries that see some of the keys:
-    3      Q and dO of the next tile on their way; a warp asks for lse and delta of them
+    3      start the copies of Q and dO of the next tile; a warp fetches their lse and delta
     4      S.T [16, BLOCK_Q] = K @ Q.T, through the options; P.T = exp2(S.T - lse), 0 where a mask is
     5      dv [16, Dv] += (weight * P.T) @ dO
     6      dP.T [16, BLOCK_Q] = V @ dO.T
@@ -16,11 +15,11 @@ is multiplied while the others are filled (cp.async).
     9      lse and delta of the next tile to shared memory; wait for its Q and dO, all threads
    10  dk *= scale; dk and dv, 16 rows of a warp at a time through shared memory
 
-P.T and dS.T never leave registers: as accumulators lie, two and two packed, they are the left factors of 5 and 8, which
-read dO and Q along their other axis.
+P.T and dS.T never leave registers: packed in pairs, accumulators are the left factors of 5 and 8, which read dO and Q
+along their other axis.
 
-A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut. A P.T of 0 times a NaN in
-Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`nan_repair_keys`).
+A tile that sees no key is not loaded, and masks are applied only in tiles that they cut. A P.T of 0 times a NaN in Q or
+dO is a NaN, also where a mask hides it: a row that is not finite is recomputed (`nan_repair_keys`).
 
 Shared memory: `Sm80DkvConfig.tiles`, 2 * (BLOCK_KV + 2 * BLOCK_Q) * (D + Dv) bytes. Registers: BLOCK_Q / 2 of S.T and
 of dP.T, a quarter of BLOCK_Q packed, D / 2 + Dv / 2 of dk and dv, D / 4 and Dv / 4 of K and V where they are held, and
@@ -35,14 +34,14 @@ from ...tile.products import opaque_i32
 from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
-from ..arguments import Variant, array_type, size_types, statistic_type
+from ..arguments import Variant, array_type, gradient_inputs_type, size_types
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
 from ..key_rows import key_rows_of, tile_after
 from ..lse_delta_smem import lse_delta_of
 from ..nan_repair_keys import nan_repair_keys
 from ..options import chain_of
-from ..tile_scheduler import Extent, walk_by_keys
+from ..tile_scheduler import extent_of, walk_by_keys
 from ..tiles import Where, lines
 from .config import ROWS
 from .dkv_config import Sm80DkvConfig
@@ -54,11 +53,9 @@ from .reading import GradientVectors
 def build_dkv(
     config: Sm80DkvConfig, variant: Variant, vectors: GradientVectors, dk_aligned: bool, dv_aligned: bool
 ) -> Kernel:
-    """flash_attention_dkv_sm80(heads, section, dk, dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale,
-    lengths, options).
+    """flash_attention_dkv_sm80(heads, section, dk, dv, x, work). heads, section: of `Extent`. x: `GradientInputs`.
 
-    vectors: elements that copies have. dk_aligned, dv_aligned: they are stored 16 bytes at a time. heads: of all
-    batches. section: heads of keys whose queries blocks share at a time.
+    vectors: elements that copies have. dk_aligned, dv_aligned: they are stored 16 bytes at a time.
     """
     mem, dtype, BLOCK_Q = storage(variant.dtype), variant.dtype, config.block_q
     chain, tile = chain_of(variant.having, dtype, gradient=True), config.tiles(variant.D, variant.Dv)
@@ -80,38 +77,36 @@ def build_dkv(
 
     @kernel(
         *[i32] * 2,
-        *[array_type(variant)] * 6,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
+        *[array_type(variant)] * 2,
+        gradient_inputs_type(variant),
+        size_types(variant),
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def flash_attention_dkv_sm80(
-        heads, section, dk, dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options
-    ):
+    def flash_attention_dkv_sm80(heads, section, dk, dv, x, work):
         smem, slots = cuda.shared.array(0, mem.element, alignment=128), columns.slots()
-        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
-        task = task_of(cuda.blockIdx.x, extent, lengths, options)
+        extent = extent_of(heads, section, work)
+        task = task_of(cuda.blockIdx.x, extent, work.lengths, work.options)
         if task.n0 >= task.Sk:
             return
         b, h_kv, n0 = task.b, task.h_kv, task.n0
         row, my_rows = i32(cuda.threadIdx.x // 128 * ROWS), i32(cuda.threadIdx.x // 32 * 16)
         brings = cuda.threadIdx.x < 32
-        i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
-        h, m0 = i32(h_kv * group), i32(task.first)
+        i, end = u32(0), u32(u32(work.group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
+        h, m0 = i32(h_kv * work.group), i32(task.first)
         own = columns.own()
-        k_copies.load(smem, 0, lines(k, b, h_kv, task.k_first + n0, task.Sk - n0))
-        v_copies.load(smem, tile.v_at, lines(v, b, h_kv, task.k_first + n0, task.Sk - n0))
+        k_copies.load(smem, 0, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
+        v_copies.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
         if end != u32(0):
-            q_copies.load(smem, tile.q_at, lines(q, b, h, task.q_first + m0, task.Sq - m0))
-            do_copies.load(smem, tile.do_at, lines(do, b, h, task.q_first + m0, task.Sq - m0))
+            q_copies.load(smem, tile.q_at, lines(x.q, b, h, task.q_first + m0, task.Sq - m0))
+            do_copies.load(smem, tile.do_at, lines(x.do, b, h, task.q_first + m0, task.Sq - m0))
             if brings:
-                columns.fetch(own, lse, delta, task, h, m0)
+                columns.fetch(own, x.lse, x.delta, task, h, m0)
                 columns.put(slots, i32(0), own)
         cp_async_commit()
 
         scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
-        factors, seed = (scale, score.units(scale)[0]), score.seed(options)
+        factors, seed = (work.scale, score.units(work.scale)[0]), score.seed(work.options)
         dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
         cp_async_wait_group(0)
         cuda.syncthreads()
@@ -123,21 +118,21 @@ def build_dkv(
             h, m0 = tile_after(task, h, m0, BLOCK_Q)
             if i + u32(1) != end:
                 q_next, do_next = i32(tile.q_at + coming * tile.q_size), i32(tile.do_at + coming * tile.do_size)
-                q_copies.load(smem, q_next, lines(q, b, h, task.q_first + m0, task.Sq - m0))
-                do_copies.load(smem, do_next, lines(do, b, h, task.q_first + m0, task.Sq - m0))
+                q_copies.load(smem, q_next, lines(x.q, b, h, task.q_first + m0, task.Sq - m0))
+                do_copies.load(smem, do_next, lines(x.do, b, h, task.q_first + m0, task.Sq - m0))
                 cp_async_commit()
             q_at, do_at = i32(tile.q_at + stage * tile.q_size), i32(tile.do_at + stage * tile.do_size)
-            # opaque: places of all steps would be kept in registers, of which there are none left
+            # opaque: the compiler would keep the places of all steps in registers, and none are left
             kq.multiply(scores, k_frag, smem, opaque_i32(k_place), q_at)  # S.T = K @ Q.T
-            kept = score.keeps(options, where, seed)
-            score.finish(scores, options, scale, where)
-            gradient.probabilities(packed, scores, (options, factors, where, 0), kept, slots, columns.lse(stage))
+            kept = score.keeps(work.options, where, seed)
+            score.finish(scores, work.options, work.scale, where)
+            gradient.probabilities(packed, scores, (work.options, factors, where, 0), kept, slots, columns.lse(stage))
             pdo.add(dv_acc, packed, smem, do_at)  # dv [16, Dv] += P.T @ dO
             vdo.multiply(d_probs, v_frag, smem, opaque_i32(v_place), do_at)  # dP.T = V @ dO.T
-            gradient.d_scores(d_probs, scores, options, kept, slots, columns.delta(stage))
+            gradient.d_scores(d_probs, scores, work.options, kept, slots, columns.delta(stage))
             gradient.pack(packed, d_probs)
             if brings and i + u32(1) != end:
-                columns.fetch(own, lse, delta, task, h, m0)
+                columns.fetch(own, x.lse, x.delta, task, h, m0)
             dsq.add(dk_acc, packed, smem, q_at)  # dk [16, D] += dS.T @ Q
             if brings and i + u32(1) != end:
                 columns.put(slots, coming, own)
@@ -145,9 +140,9 @@ def build_dkv(
             cuda.syncthreads()
             i = u32(i + u32(1))
 
-        hidden.repair(dk_acc, dv_acc, (q, k, v, do, lse, delta), task, row, group, scale, options)
+        hidden.repair(dk_acc, dv_acc, x, task, row, work.group, work.scale, work.options)
         for e in range(dsq.size):
-            dk_acc[e] *= scale
+            dk_acc[e] *= work.scale
         rows, row_smem = key_rows_of(task), cuda.shared.array(0, f32, alignment=128)
         dk_output.store(row_smem, dk, dk_acc, rows, row)
         dv_output.store(row_smem, dv, dv_acc, rows, row)

@@ -59,7 +59,7 @@ class Sm80DkvConfig:
 
     @property
     def statistics_bytes(self) -> int:
-        """What lse and delta take beside the tiles."""
+        """Bytes of shared memory for lse and delta, which tiles do not include."""
         return 4 * self.stages * 2 * LANES * lane_columns(self.block_q)
 
     def tiles(self, D: int, Dv: int) -> Sm80DkvTiles:
@@ -84,8 +84,8 @@ class Sm80DkvConfig:
 
 
 LIGHT_OPTIONS = ("band", "sinks", "block_mask")  # that need no registers for themselves
-MOST_BESIDE = 192  # columns of dk and dv beside which there are registers for 64 queries, or for several options
-MOST_OPTIONS = 4  # of others, for which there are registers beside so many columns
+MOST_BESIDE = 192  # columns of dk and dv that leave registers for 64 queries, or for several options
+MOST_OPTIONS = 4  # others, for which these columns leave registers
 
 
 def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm80DkvConfig, str]]:

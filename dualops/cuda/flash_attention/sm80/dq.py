@@ -1,13 +1,12 @@
-"""dq of attention by mma.sync, on Ampere and what came after it. Dao 2023 (arXiv:2307.08691), Alg. 2, a walk like
-forward's.
+"""dq of attention by mma.sync, on Ampere and later. Dao 2023 (arXiv:2307.08691), Alg. 2, in the order of forward.
 
-A block takes BLOCK_Q queries of one head, a warp 16 of them. Two stages of shared memory hold BLOCK_KV keys and their
-values each: one is multiplied, the other filled beside that (cp.async).
+A block has BLOCK_Q queries of one head, a warp 16 of them. Two stages of shared memory hold BLOCK_KV keys and their
+values each: one is filled (cp.async) while the other is multiplied.
 
-    1  Q, dO and the last tile of keys that some of the queries see, on their way
-    2  a warp's rows of Q and dO to registers, or to be read again for each tile; lse and delta of a thread's two rows
+    1  start the copies of Q, dO and the last tile of keys that some of the queries see
+    2  a warp's rows of Q and dO to registers, or read again for each tile; lse and delta of a thread's two rows
     3  for each tile, the last first:
-    4      the tile before it on its way, to where the one behind it was read
+    4      start the copies of the tile before it, to the other stage
     5      scores [16, BLOCK_KV] = Q @ K.T, through the options; -inf where a mask is
     6      P = exp2(scores - lse) * slope
     7      dP [16, BLOCK_KV] = dO @ V.T
@@ -16,12 +15,12 @@ values each: one is multiplied, the other filled beside that (cp.async).
    10      wait for the next tile, all threads
    11  dq = acc * scale, 16 rows of a warp at a time through shared memory
 
-K of a tile is read twice: by its rows for the scores, by its columns for dq. dS never leaves registers: as accumulators
-lie, two and two packed, they are the left factor of 9.
+K of a tile is read twice: by its rows for the scores, by its columns for dq. dS never leaves registers: packed in
+pairs, accumulators are the left factor of 9.
 
-A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut. What a mask hides has
-P = 0, and 0 times a NaN in K, or in V, is a NaN: a row that is not finite is recomputed (`nan_repair`). A row that has
-seen nothing has lse = -inf, and gets zeros.
+A tile that no query sees is not loaded, and masks are applied only in tiles that they cut. What a mask hides has P = 0,
+and 0 times a NaN in K or V is a NaN: a row that is not finite is recomputed (`nan_repair`). A row that sees no key has
+lse = -inf, and gets zeros.
 
 Shared memory: `Sm80DqConfig.tiles`, 2 * (BLOCK_Q + 2 * BLOCK_KV) * (D + Dv) bytes. Registers: BLOCK_KV / 2 scores, as
 many of dP, and dS in half as many, D / 2 of acc, D / 4 + Dv / 4 of Q and dO where they are held, and about 40.
@@ -36,12 +35,12 @@ from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
-from ..arguments import Variant, array_type, size_types, statistic_type
+from ..arguments import Variant, array_type, gradient_inputs_type, size_types
 from ..fragment_scores import fragment_scores
 from ..gradient_of_queries import gradient_of_queries
 from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..tile_scheduler import ROWS_OF_A_HEAD, Extent, range_of, walk_by_queries
+from ..tile_scheduler import ROWS_OF_A_HEAD, extent_of, range_of, walk_by_queries
 from ..tiles import Where, lines
 from .config import ROWS
 from .dq_config import Sm80DqConfig
@@ -51,10 +50,9 @@ from .reading import GradientVectors
 
 @builds
 def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, aligned: bool) -> Kernel:
-    """flash_attention_dq_sm80(heads, section, dq, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths,
-    options).
+    """flash_attention_dq_sm80(heads, section, dq, x, work). heads, section: of `Extent`. x: `GradientInputs`.
 
-    vectors: elements that copies have. aligned: dq is stored 16 bytes at a time. heads: of all batches.
+    vectors: elements that copies have. aligned: dq is stored 16 bytes at a time.
     """
     mem, dtype, BLOCK_KV = storage(variant.dtype), variant.dtype, config.block_kv
     chain, tile = chain_of(variant.having, dtype, gradient=True), config.tiles(variant.D, variant.Dv)
@@ -75,35 +73,33 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
 
     @kernel(
         *[i32] * 2,
-        *[array_type(variant)] * 5,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
+        array_type(variant),
+        gradient_inputs_type(variant),
+        size_types(variant),
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def flash_attention_dq_sm80(
-        heads, section, dq, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options
-    ):
+    def flash_attention_dq_sm80(heads, section, dq, x, work):
         smem = cuda.shared.array(0, mem.element, alignment=128)
-        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
-        task = walk.task(i32(cuda.blockIdx.x), extent, lengths, options)
+        extent = extent_of(heads, section, work)
+        task = walk.task(i32(cuda.blockIdx.x), extent, work.lengths, work.options)
         if task.m0 >= task.Sq:
             return
         b, h, h_kv, count = task.b, task.h, task.h_kv, task.count
         row, my_rows = i32(cuda.threadIdx.x // 128 * ROWS), i32(cuda.threadIdx.x // 32 * 16)
         n0 = i32((task.first + i32(count)) * BLOCK_KV - BLOCK_KV)
-        q_copies.load(smem, 0, lines(q, b, h, task.q_first + task.m0, task.Sq - task.m0))
-        do_copies.load(smem, tile.do_at, lines(do, b, h, task.q_first + task.m0, task.Sq - task.m0))
+        q_copies.load(smem, 0, lines(x.q, b, h, task.q_first + task.m0, task.Sq - task.m0))
+        do_copies.load(smem, tile.do_at, lines(x.do, b, h, task.q_first + task.m0, task.Sq - task.m0))
         if count != u32(0):
-            k_copies.load(smem, tile.k_at, lines(k, b, h_kv, task.k_first + n0, task.Sk - n0))
-            v_copies.load(smem, tile.v_at, lines(v, b, h_kv, task.k_first + n0, task.Sk - n0))
+            k_copies.load(smem, tile.k_at, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
+            v_copies.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
         cp_async_commit()
 
         scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
         held = score.held()  # nothing: products are not changed here
         row_lse, row_base, row_delta = gradient.pair(), gradient.pair(), gradient.pair()
-        gradient.read(row_lse, lse, task, row)
-        gradient.read(row_delta, delta, task, row)
+        gradient.read(row_lse, x.lse, task, row)
+        gradient.read(row_delta, x.delta, task, row)
         gradient.bases(row_base, row_lse)
         cp_async_wait_group(0)
         cuda.syncthreads()
@@ -114,27 +110,27 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
             stage, n1 = i32(i % u32(2)), i32(n0 - BLOCK_KV)
             if i + u32(1) != count:
                 k_next, v_next = i32(tile.k_at + (1 - stage) * tile.k_size), i32(tile.v_at + (1 - stage) * tile.v_size)
-                k_copies.load(smem, k_next, lines(k, b, h_kv, task.k_first + n1, task.Sk - n1))
-                v_copies.load(smem, v_next, lines(v, b, h_kv, task.k_first + n1, task.Sk - n1))
+                k_copies.load(smem, k_next, lines(x.k, b, h_kv, task.k_first + n1, task.Sk - n1))
+                v_copies.load(smem, v_next, lines(x.v, b, h_kv, task.k_first + n1, task.Sk - n1))
                 cp_async_commit()
             k_at, v_at = i32(tile.k_at + stage * tile.k_size), i32(tile.v_at + stage * tile.v_size)
             where = Where(b, h, i32(task.m0 + row), n0, task.Sq, task.Sk, task.offset)
             qk.multiply(scores, q_frag, smem, q_place, k_at)  # scores = Q @ K.T
-            score.finish(scores, options, scale, where)
-            gradient.probs(scores, held, options, scale, where, row_base)
+            score.finish(scores, work.options, work.scale, where)
+            gradient.probs(scores, held, work.options, work.scale, where, row_base)
             dov.multiply(d_probs, do_frag, smem, do_place, v_at)  # dP = dO @ V.T
-            gradient.d_scores(scores, d_probs, options, where, row_delta)
+            gradient.d_scores(scores, d_probs, work.options, where, row_delta)
             dsk.put(d_scores, scores)
             dsk.add(acc, d_scores, smem, k_at)  # acc [16, D] += dS @ K
             cp_async_wait_group(0)
             cuda.syncthreads()
             i, n0 = u32(i + u32(1)), n1
 
-        task = walk.task(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
-        gradient.read(row_lse, lse, task, row)
+        task = walk.task(opaque_i32(cuda.blockIdx.x), extent, work.lengths, work.options)  # again: no register kept it
+        gradient.read(row_lse, x.lse, task, row)
         lse_pair = (row_lse[0], row_lse[1])
-        hidden.repair(acc, lse_pair, (q, k, v, do, delta), task, row, i32(0), scale, options)
-        gradient.scale(acc, scale, row_lse)
+        hidden.repair(acc, lse_pair, (x.q, x.k, x.v, x.do, x.delta), task, row, i32(0), work.scale, work.options)
+        gradient.scale(acc, work.scale, row_lse)
         row_smem = cuda.shared.array(0, f32, alignment=128)
         output.store(row_smem, dq, acc, task, row)
 

@@ -1,12 +1,12 @@
-"""Attention forward by mma.sync, on Ampere and what came after it. Dao 2023, arXiv:2307.08691, Alg. 1.
+"""Attention forward by mma.sync, on Ampere and later. Dao 2023, arXiv:2307.08691, Alg. 1.
 
-A block takes BLOCK_Q queries of one head, a warp 16 of them, a strip. Two stages of shared memory hold BLOCK_KV keys
-and their values each: one is multiplied, the other filled beside that (cp.async).
+A block has BLOCK_Q queries of one head, a warp 16 of them, a strip. Two stages of shared memory hold BLOCK_KV keys
+and their values each: one is filled (cp.async) while the other is multiplied.
 
-    1  Q and the last tile of keys that some of the queries see, on their way
-    2  a warp's rows of Q to registers, or of wide heads to be read again for each tile
+    1  start the copies of Q and of the last tile of keys that some of the queries see
+    2  a warp's rows of Q to registers; of wide heads they are read again for each tile
     3  for each tile, the last first:
-    4      the tile before it on its way, to where the one behind it was read
+    4      start the copies of the tile before it, to the other stage
     5      scores [16, BLOCK_KV] = Q @ K.T
     6      scores through the options; -inf where a mask is
     7      row_max, rescale; P = exp2(scores - row_max), row_sum, acc *= rescale
@@ -14,23 +14,23 @@ and their values each: one is multiplied, the other filled beside that (cp.async
     9      wait for the next tile, all threads
    10  o = acc / row_sum, 16 rows of a warp at a time through shared memory
 
-One barrier a tile: behind it the next one is there for all, and this one has been read by all. Scores never leave
-registers: as accumulators lie, two and two packed, they are the left factor of the next product.
+One barrier a tile: after it all threads have read this tile, and the next one has arrived. Scores never leave
+registers: packed in pairs, accumulators are the left factor of the next product.
 
-With 16 queries a warp, what holds it up is shared memory: each warp reads all of K and V. So a warp has two strips
-where there are registers for them, and multiplies both by what it has read; Q is read anew for each tile then, and
-maxima and sums of rows are kept in shared memory (`scores_of_strips`).
+With 16 queries a warp, shared memory is the limit: each warp reads all of K and V. So a warp has two strips where there
+are registers for them, and multiplies both by what it has read. It then reads Q again for each tile, and keeps maxima
+and sums of rows in shared memory (`scores_of_strips`).
 
-A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut. A probability of 0 times
-a NaN in V is a NaN, also where a mask hides it: a row that is not finite, though its sum is, is made anew
+A tile that no query sees is not loaded, and masks are applied only in tiles that they cut. A probability of 0 times a
+NaN in V is a NaN, also where a mask hides it: a row that is not finite although its sum is finite is recomputed
 (`nan_repair`). Of varlen, a tile ends where its sequence does.
 
 float32 is multiplied as two parts of tf32 for each factor, without the product of the lower ones (`tile.strips`): Q, K
 and V are split where they are read, P once. Nothing is rounded to fewer bits than float32 has.
 
 Shared memory: `Sm80Config.tiles`, ITEMSIZE * (BLOCK_Q * D + 2 * BLOCK_KV * (D + Dv)) bytes. Registers: BLOCK_KV / 2
-scores and their P in half as many, Dv / 2 of acc, D / 4 of Q, and about 60; of float32, P in twice as many, none of Q;
-of two strips twice as many of all but Q, of which there is none.
+scores and their P in half as many, Dv / 2 of acc, D / 4 of Q, and about 60. float32 needs twice as many for P and none
+for Q. Two strips need twice as many for all but Q, which they do not hold.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
 from ...tile.unrolled import one_after_another
-from ..arguments import Variant, array_type, size_types, statistic_type
+from ..arguments import Variant, array_type, inputs_type, size_types, statistic_type
 from ..fragment_scores import fragment_scores, my_row, store_lse
 from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..tile_scheduler import ROWS_OF_A_HEAD, Extent, range_of, walk_by_queries
+from ..tile_scheduler import ROWS_OF_A_HEAD, extent_of, range_of, walk_by_queries
 from ..tiles import Where, lines
 from .config import ROWS, Sm80Config
 from .output import output_of
@@ -60,15 +60,15 @@ from .scores_of_strips import part_of, rows_kept, scores_of_strips
 
 @builds
 def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors: Vectors) -> Kernel:
-    """flash_attention_sm80(heads, section, o, lse, q, k, v, H, group, Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_sm80(heads, section, o, lse, x, work). heads, section: of `Extent`. x: `Inputs`.
 
-    vectors: elements that copies of q, k and v have, and stores of o. heads: of all batches.
+    vectors: elements that copies of q, k and v have, and stores of o.
     """
     mem, num, BLOCK_KV = storage(variant.dtype), numbers(f32), config.block_kv
     STRIPS, HELD = config.strips, config.holds_q(variant.D, mem.itemsize)
     chain, tile = chain_of(variant.having, variant.dtype), config.tiles(variant.D, variant.Dv, mem.itemsize)
     if STRIPS > 1 and chain.weighs:
-        raise ValueError(f"{STRIPS} strips beside dropout, expected one")
+        raise ValueError(f"{STRIPS} strips with dropout, expected one")
     keys = range_of(BLOCK_KV)
     walk = walk_by_queries(config.block_q, keys.between, variant.varlen, chain)
     q_copies = tile_copies(tile.q, variant.D, vectors.q, config.threads)
@@ -111,28 +111,28 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         *[i32] * 2,
         array_type(variant),
         statistic_type(variant),
-        *[array_type(variant)] * 3,
-        *size_types(variant),
+        inputs_type(variant),
+        size_types(variant),
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def flash_attention_sm80(heads, section, o, lse, q, k, v, H, group, Sq, Sk, aligned, scale, lengths, options):
+    def flash_attention_sm80(heads, section, o, lse, x, work):
         smem = cuda.shared.array(0, mem.element, alignment=128)
-        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
-        task = walk.task(i32(cuda.blockIdx.x), extent, lengths, options)
+        extent = extent_of(heads, section, work)
+        task = walk.task(i32(cuda.blockIdx.x), extent, work.lengths, work.options)
         if task.m0 >= task.Sq:
             return
         b, h, h_kv, count = task.b, task.h, task.h_kv, task.count
         row = row_of(u32(cuda.threadIdx.x))
         my_rows = i32(row + i32(u32(cuda.threadIdx.x) % u32(128) // u32(32) * u32(16)))
         n0 = i32((task.first + i32(count)) * BLOCK_KV - BLOCK_KV)
-        q_copies.load(smem, 0, lines(q, b, h, task.q_first + task.m0, task.Sq - task.m0))
+        q_copies.load(smem, 0, lines(x.q, b, h, task.q_first + task.m0, task.Sq - task.m0))
         if count != u32(0):
-            k_copies.load(smem, tile.k_at, lines(k, b, h_kv, task.k_first + n0, task.Sk - n0))
-            v_copies.load(smem, tile.v_at, lines(v, b, h_kv, task.k_first + n0, task.Sk - n0))
+            k_copies.load(smem, tile.k_at, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
+            v_copies.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
         cp_async_commit()
 
-        seed = score.seed(options)
+        seed = score.seed(work.options)
         scores, acc, probs = qk.fragment(), pv.fragment(), pv.left()
         row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
         base, factor = rows.pair(), rows.pair()
@@ -150,20 +150,20 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
                 coming = i32(1 - stage)
                 b, h_kv = anew_i32(task.b), anew_i32(task.h_kv)  # no register keeps what follows from them
                 k_copies.load(
-                    smem, tile.k_at + coming * tile.k_size, lines(k, b, h_kv, task.k_first + n1, task.Sk - n1)
+                    smem, tile.k_at + coming * tile.k_size, lines(x.k, b, h_kv, task.k_first + n1, task.Sk - n1)
                 )
                 v_copies.load(
-                    smem, tile.v_at + coming * tile.v_size, lines(v, b, h_kv, task.k_first + n1, task.Sk - n1)
+                    smem, tile.v_at + coming * tile.v_size, lines(x.v, b, h_kv, task.k_first + n1, task.Sk - n1)
                 )
                 cp_async_commit()
             qk.multiply(scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
             where = Where(b, h, i32(task.m0 + row), n0, task.Sq, task.Sk, task.offset)
-            stay = score.keeps(options, where, seed)
-            score.finish(scores, options, scale, where)
+            stay = score.keeps(work.options, where, seed)
+            score.finish(scores, work.options, work.scale, where)
             if KEPT:
                 kept.load(row_max, row_sum)
             rows.new_max(new_max, scores, row_max)
-            units = rows.units(score.units(opaque_f32(scale)))  # each time: registers are few
+            units = rows.units(score.units(opaque_f32(work.scale)))  # each time: registers are few
             rows.exponents(base, factor, new_max, units)
             rows.rescale_of(rescale, row_max, new_max, base, factor)
             rows.exp2(scores, base, factor)
@@ -180,19 +180,20 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         if count == u32(0):
             cuda.syncthreads()  # rows of o go where others read Q
 
-        # anew: no register kept them until now
-        task, row = walk.task(anew_i32(cuda.blockIdx.x), extent, lengths, options), row_of(anew_i32(cuda.threadIdx.x))
+        # computed again: no register kept them until now
+        task = walk.task(anew_i32(cuda.blockIdx.x), extent, work.lengths, work.options)
+        row = row_of(anew_i32(cuda.threadIdx.x))
         if KEPT:
             kept.load(row_max, row_sum)
         rows.total(row_sum)
         sink = num.minus_inf
         if chain.sinks:
-            sink = chain.sink(options, i64(task.h))
-        units = rows.units(score.units(opaque_f32(scale)))
+            sink = chain.sink(work.options, i64(task.h))
+        units = rows.units(score.units(opaque_f32(work.scale)))
         rows.close(row_max, row_sum, rescale, sink, units)  # row_max becomes lse
         if chain.sinks:
             rows.scale(acc, rescale)
-        rows.divide(acc, row_sum, score.growth(options))
-        end_all(acc, row_max, (o, lse, (q, k, v)), (task, row, scale, options))
+        rows.divide(acc, row_sum, score.growth(work.options))
+        end_all(acc, row_max, (o, lse, x), (task, row, work.scale, work.options))
 
     return flash_attention_sm80

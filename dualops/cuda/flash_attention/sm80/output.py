@@ -13,8 +13,8 @@ Output = Noun  # what `output_of` makes
 
 @noun
 def output_of(dtype: str, columns: int, boxes: int, aligned: bool, widest: int = 0) -> Members:
-    """The verb for rows of so many columns. aligned: they lie at multiples of 16 bytes, and fill such. widest: columns
-    of the widest rows that the same warps store.
+    """The verb for rows of `columns` elements. aligned: rows begin at multiples of 16 bytes, and fill such. widest: the
+    columns of the widest rows that the same warps store.
 
     Called by all lanes of a warp. row: the first of its four warps'.
     """
