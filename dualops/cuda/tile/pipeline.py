@@ -45,8 +45,8 @@ Pipeline = Noun  # what `pipeline` makes
 @cache
 @noun
 def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
-    """The verbs of a pipeline with so many stages of `nbytes`, which `warps` warps of each block read."""
-    STAGES = u32(stages)  # no sign to look after in what follows
+    """The verbs of a pipeline with `stages` stages of `nbytes` each, which `warps` warps of each block read."""
+    STAGES = u32(stages)  # unsigned: no sign handling below
 
     @verb
     def barriers():
@@ -115,8 +115,8 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
 
     @verb
     def skip(barriers, i):
-        """Release the stage unread, where lanes have not met since they waited for it."""
-        bar_warp_sync(FULL_WARP)  # a lane that still waited could find the stage filled anew, and wait for ever
+        """Release the stage unread. For lanes that have not synchronised since they waited for it."""
+        bar_warp_sync(FULL_WARP)  # else a lane that still waits could find the stage refilled, and deadlock
         release(barriers, i)
 
     @verb

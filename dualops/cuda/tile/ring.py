@@ -111,7 +111,7 @@ def ring(stages: Stages, warps: int) -> Members:
 
     @verb
     def acquire(smem, i, rows, width):
-        """Wait until a stage is free, and expect the bytes of so many rows of this width."""
+        """Wait until a stage is free, then expect the bytes of `rows` rows of this width."""
         stage = i32(u32(i) % COUNT)
         mbarrier_wait_cta(smem.empty, stage, u32(i) // COUNT & 1 ^ 1)  # the round before; a new barrier's is over
         mbarrier_arrive_expect_tx(smem.full, stage, rows * width * (stages.arrays * itemsize))
@@ -165,7 +165,7 @@ def init_fetch(bell):
 
 @verb
 def start_fetch(bell, nbytes):
-    """So many bytes will come; by one thread."""
+    """Expect `nbytes` bytes at this barrier. For one thread."""
     mbarrier_arrive_expect_tx(bell, 0, nbytes)
 
 

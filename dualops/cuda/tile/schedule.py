@@ -44,7 +44,7 @@ def schedule(group: int, cluster: Cluster) -> Members:
 
     @verb
     def _clusters(m_blocks, n_blocks):
-        """Clusters above one another in a batch, and beside one another."""
+        """Return the number of clusters along the rows of a batch, and along its columns."""
         return u32(u32(m_blocks + (high - 1)) // u32(high)), u32(u32(n_blocks + (wide - 1)) // u32(wide))
 
     @verb

@@ -33,7 +33,7 @@ class Lines(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The same, of which only so many columns are there; line r may be to be multiplied by smem[weights + r]."""
+    """`Lines` of which only `columns` columns exist. Line r may have to be multiplied by smem[weights + r]."""
 
     data: Any
     first: Any
@@ -89,7 +89,7 @@ class Shared:
         )
 
     def vector(self, count: int) -> int:
-        """Room for so many numbers: where they begin."""
+        """Reserve room for `count` numbers and return where they begin."""
         self._latest = self.count
         self.count += _align_up(count, 4)
         return self._latest

@@ -38,7 +38,7 @@ def parts_of(x):
     """The parts of any number.
 
     An infinity is its sign's 1, 0 and itself: lower parts meet upper ones alone, so that neither a part that is 0 nor
-    one of the other sign makes a NaN of it. A NaN likewise.
+    one of the other sign turns it into NaN. A NaN is split in the same way.
     """
     word = bits_of_f32(x)
     upper = upper_part(x)
