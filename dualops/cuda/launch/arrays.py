@@ -169,7 +169,7 @@ class TorchAdapter:
 
 
 def _seen(face: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the metadata of an array follows from beside its address: shape, strides, dtype, if it is read-only."""
+    """Return what determines an array's metadata, except its address: shape, strides, dtype, if it is read-only."""
     return face["shape"], face.get("strides"), face["typestr"], face["data"][1]
 
 

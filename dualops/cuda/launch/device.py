@@ -38,7 +38,7 @@ class Device:
 
     @property
     def has_mma_bf16(self) -> bool:
-        """Products of a warp of 16-bit factors, bfloat16 too, and copies to shared memory beside its threads."""
+        """Warp-level products of 16-bit factors, bfloat16 too, and asynchronous copies to shared memory."""
         return self.compute_capability >= (8, 0)
 
     @property

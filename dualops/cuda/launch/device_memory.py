@@ -4,10 +4,10 @@ Tables of addresses, and whatever else a kernel finds by an address that is one 
 safe, without ever waiting for the GPU:
 
 1  `Memory` is written by what is launched on a stream, and never again: what a kernel may still read is new memory.
-2  Who launches on another stream asks `is_written` first, and makes memory of its own where that is not known yet; what
-   was read on another stream is said by `used_on`, so that its library gives it to nobody before that is done.
-3  What was made or used while a stream was captured is kept for ever, since a graph may read it at any time. Of all
-   else `Kept` has the latest, and the oldest are freed in the order of the streams that used them.
+2  A launch on another stream calls `is_written` first, and allocates new memory if the write is not known to be done.
+   `used_on` records a read on another stream, so that the library does not reuse the memory before the read is done.
+3  What was made or used while a stream was captured is kept forever, since a graph may read it at any time. Of
+   everything else `Kept` holds the latest, and frees the oldest in the order of the streams that used them.
 """
 
 from __future__ import annotations

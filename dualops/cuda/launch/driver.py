@@ -1,4 +1,4 @@
-"""What is asked of the CUDA driver beside properties of a GPU and launches: contexts, streams, events, copies.
+"""Calls of the CUDA driver, except for GPU properties and launches: contexts, streams, events, copies.
 
 A context is current in one thread. A thread of a pool, a DataLoader's, or torch's own for backward begins without any,
 and almost everything that the driver does fails there. So whatever asks it for something does so where the primary
@@ -165,7 +165,7 @@ class Mark:
 
     def __del__(self, spare: dict[int, list[Any]] = _SPARE) -> None:
         if self.event is not None:
-            # the next mark records it anew, whether this one is over or not
+            # the next mark records it again, whether this one is over or not
             spare.setdefault(self.index, []).append(self.event)
 
 

@@ -43,7 +43,7 @@ Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]
 class Call(NamedTuple):
     """A call by what is known of its arrays; never their values, and of their addresses no more than the alignment."""
 
-    arrays: Mapping[str, ArrayMeta]  # those that are there
+    arrays: Mapping[str, ArrayMeta]  # those that the call has
     out: tuple[ArrayMeta, ...] | None  # what the caller gave for the results
     params: Mapping[str, Any]
     rung: str | None
@@ -91,8 +91,9 @@ class Settled(NamedTuple):
 
 
 def room(meta: ArrayMeta) -> str:
-    """What a workspace is allocated as. On a GPU kernels alone see what lies there, and not every library of arrays has
-    bfloat16; the simulator goes by arrays' own dtypes.
+    """Return the dtype that a workspace is allocated with.
+
+    On a GPU only kernels read it, and not every array library has bfloat16; the simulator uses the arrays' own dtypes.
     """
     return "float16" if meta.dtype == "bfloat16" and not SIMULATED else meta.dtype
 
@@ -159,7 +160,7 @@ class Plan:
     def run(
         self, arrays: Sequence[Any], pointers: list[Any], given: Sequence[Any] | None = None, stream: Any = None
     ) -> list[Any]:
-        """Launch on arrays, None for one that is not there, whose addresses are `pointers`, those of `given` last.
+        """Launch on arrays, None for an absent one. Their addresses are `pointers`, those of `given` last.
 
         Returns the results; where the caller has `given` arrays for them, none.
         """
@@ -220,7 +221,7 @@ class Plan:
     def __repr__(self) -> str:
         lines = [f"{self.problem}", f"rung {self.choice.rung}, {self.choice.config}: {self.choice.reason}"]
         lines += [f"{s.kernel.name}: {s.grid} blocks of {s.kernel.threads} threads" for s in self.steps]
-        lines += [f"{name} {meta.shape}: {meta.nbytes} bytes beside" for name, meta in self.choice.workspace.items()]
+        lines += [f"{name} {meta.shape}: {meta.nbytes} bytes extra" for name, meta in self.choice.workspace.items()]
         return "\n".join(lines if self.steps else [*lines, "nothing to launch: the result is empty"])
 
 

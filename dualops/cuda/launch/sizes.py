@@ -2,8 +2,8 @@
 
 The grid, the arguments and the results of a call are functions of its arrays' shapes and strides. Which kernel serves
 it is one too, but the same one over wide ranges. A `Trace` hands out sizes that compute as integers do, and notes each
-operation, and each question (is it less, equal, 0?) with its answer. `Trace.function` makes of the notes a function
-from other shapes and strides to the same results for these, or to None where a question has another answer.
+operation, and each question (is it less, equal, 0?) with its answer. `Trace.function` turns the notes into a
+function that computes the same results for other shapes and strides, or returns None if a question has another answer.
 
     trace = Trace()
     M, N = trace.size(300), trace.size(64)

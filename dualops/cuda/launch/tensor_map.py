@@ -1,4 +1,4 @@
-"""Tensor maps: what copies of boxes (`ptx.tma`) are told of an array. 128 bytes for a GPU, a record for the simulator.
+"""Tensor maps describe an array to copies of boxes (`ptx.tma`): 128 bytes for a GPU, a record for the simulator.
 
     boxes = boxes_of("bfloat16", (M, K), (K, 1), (BLOCK_M, 64), 128)     validated once for a shape
     boxes.encoded(address)                                               128 bytes, for another address at each call
@@ -66,7 +66,7 @@ class Boxes:
 
     @property
     def nbytes(self) -> int:
-        """Of a box: what an mbarrier is told of each load."""
+        """Bytes of a box, which an mbarrier expects of each load."""
         return prod(self.box) * itemsize(self.element)
 
     @property
