@@ -6,7 +6,7 @@
 [H] NVIDIA H100 Tensor Core GPU Architecture, 2022, table 3, and the data sheets of H100 SXM and H200 SXM
 [B] NVIDIA Blackwell architecture technical brief and the data sheet of HGX B200
 [X] NVIDIA RTX Blackwell GPU Architecture, 2025, appendix A
-[M] measured here, on an H200: the place is named beside it
+[M] measured here, on an H200: the place is named next to it
 
 Tensor-core rates are those of dense products with float32 sums. The data sheets say them in TFLOP/s; a rate here is
 that over SMs and the clock of the data sheet, which comes to a whole power of two.
@@ -36,7 +36,7 @@ class Architecture:
     tensor: Mapping[str, int]  # floating-point operations of tensor cores, by dtype
     warp_tensor: float  # of those in 16 bits what a warp's own product, mma.sync, comes to
     lanes: int  # threads whose ordinary float32 instruction is issued
-    working_clock: float  # Hz, beside products that other work interrupts
+    working_clock: float  # Hz, during products that other work interrupts
     full_clock: float  # Hz, where tensor cores never rest
     threads_per_sm: int = 2048  # [C], of those that data centers have
     registers_per_sm: int = 65536  # [C], of all of them

@@ -46,7 +46,7 @@ class Kind(NamedTuple):
     moved: int  # arrays
     meets: int  # times that a row's threads do
     weighs: bool  # by w
-    registers: float  # beside its numbers
+    registers: float  # besides its numbers
     number: float  # registers that each number of x takes
     least: int  # threads of a row, at least
 

@@ -58,7 +58,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A candidate in its place. taken: whether it is what a call takes today; built: None where it was not compiled."""
+    """A candidate in its place. taken: whether a call uses it today; built: None if it was not compiled."""
 
     candidate: Candidate
     taken: bool
@@ -71,7 +71,7 @@ class Ranking:
 
     title: str
     flops: int  # of the problem, not of tiles
-    nbytes: int  # that it must read and write at the least
+    nbytes: int  # that it must read and write, at least
     rows: tuple[Ranked, ...]
 
 
@@ -103,8 +103,9 @@ def _cost(kernel: Kernel) -> tuple[float, int]:
 
 
 def build(ranking: Ranking, gpu: Architecture, count: int, begin: Callable[[str], None] = lambda name: None) -> Ranking:
-    """With the first `count` candidates compiled for the GPU's architecture: those that spill, or that it refuses, are
-    put last of all. begin: told of each candidate as it begins.
+    """Return the ranking with its first `count` candidates compiled for the GPU's architecture.
+
+    Candidates that spill, or that the architecture refuses, go last. begin: called with each candidate's name first.
     """
     fine, refused = [], []
     for row in ranking.rows[:count]:

@@ -119,7 +119,7 @@ def walk_work(config: Config, passes: Sequence[Pass], p: Problem, gpu: Architect
         memory += heads * (2 * numbers + 4 * (begins + finishes) * segments * one.D * one.Dv)
     mean, pieces = _mean(steps), Counter[int]()
     for step, counts in zip(steps, chunk_range, strict=True):
-        for count in counts:  # as so many steps of the mean
+        for count in counts:  # converted to a number of mean steps
             pieces[count and max(1, round(count * step.clocks / mean.clocks))] += step.times
     widest = max(passes, key=lambda one: one.D)
     tiles, begins = _tile_bytes(config, widest), looks if cut else widest.begins
