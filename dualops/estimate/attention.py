@@ -1,4 +1,4 @@
-"""Attention's forward: its Configs on both rungs, and what their kernels do."""
+"""Attention forward: its Configs on both rungs, and the work of their kernels."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def sm90_grid(p: Problem, gpu: Architecture) -> Iterator[Sm90Config]:
 
 
 def _with_room(config: Sm90Config, D: int, Dv: int, room: int) -> Sm90Config | None:
-    """With two places for Q if there is room for them, else with one, else with o over that."""
+    """Return the Config with two places for Q if there is room, else with one, else with o stored over Q."""
     shape = (config.consumers, config.block_kv, config.stages, config.turns)
     for q_stages, o_over_q in ((2, False), (1, False), (1, True)):
         if o_over_q and config.columns(Dv) > D:
@@ -128,7 +128,7 @@ def sm80_work(config: Sm80Config, p: Problem, gpu: Architecture) -> Work:
 
 
 def forward_bytes(p: Problem) -> int:
-    """Read and written, each once."""
+    """Return the bytes that are read and written, each once."""
     return p.spec.forward_cost.bytes_read(p) + p.spec.forward_cost.bytes_written(p)
 
 

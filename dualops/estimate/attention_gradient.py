@@ -1,4 +1,4 @@
-"""Attention's gradient: its kernels on both rungs, and what each does."""
+"""Attention gradient: its kernels on both rungs, and the work of each."""
 
 from __future__ import annotations
 
@@ -175,8 +175,8 @@ def dkv_work(config: AnyDkvConfig, p: Problem, gpu: Architecture) -> Work:
 def _waits(config: AnyDkvConfig, softmax: Softmax, gpu: Architecture) -> float:
     """Clocks of a step in which no unit is busy.
 
-    For wide heads, both P and dS are computed during the products of the tile before.
-    The 3 % that `beside` saves for narrower heads (the page, section 13) is not counted.
+    For wide heads, both P and dS are computed during the products of the tile before. The 3 % that `beside` saves for
+    narrower heads (the page, section 13) is not counted.
     """
     if isinstance(config, DkvApartConfig) and config.beside:
         return Softmax(0, 0).waits(gpu, DKV_EXPOSED, 2)
@@ -212,8 +212,9 @@ def fused_work(config: FusedConfig, p: Problem, gpu: Architecture) -> Work:
 
 
 def _statistics_bytes(queries: int) -> int:
-    """What eight warps take of shared memory's time to read lse and delta of their columns, four at once a lane; lanes
-    of a column read the same, so that each of these is a turn of 128 bytes.
+    """Return the shared-memory bytes of eight warps that read lse and delta of their columns, four at once a lane.
+
+    Lanes of a column read the same address, so each read counts as a turn of 128 bytes.
     """
     return 8 * 128 * 2 * queries // 16
 

@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A part, what it takes, and the shared memory of a block in bytes."""
+    """A part, its estimated time, and the shared memory of a block in bytes."""
 
     part: Part
     estimate: Estimate
@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Built:
-    """What the assembler said of a candidate's kernels."""
+    """The assembler's report on a candidate's kernels."""
 
     registers: int  # of a thread, where most are needed
     spill_bytes: int
@@ -76,7 +76,7 @@ class Ranking:
 
 
 def rank(title: str, flops: int, nbytes: int, candidates: Iterable[Candidate], taken: tuple[Any, ...]) -> Ranking:
-    """By time; of two that take as long the one that is taken, or else needs less shared memory, comes first.
+    """Rank by time. If two take equally long, the taken one is first, or else the one with less shared memory.
 
     taken: the Configs of a call, those of kernels that are not ranked behind the others.
     """
@@ -86,7 +86,7 @@ def rank(title: str, flops: int, nbytes: int, candidates: Iterable[Candidate], t
 
 
 def without_idle_stages(kernels: Iterable[Kernel], own: Sequence[Any]) -> list[Kernel]:
-    """Those of whose kind none with another number of stages is faster, or as fast with less shared memory; and the
+    """Drop each kernel for which another number of stages is faster, or as fast with less shared memory. Keep the
     operator's own.
     """
     best: dict[Any, Kernel] = {}
@@ -126,7 +126,7 @@ def _built(reports: Sequence[Report]) -> Built:
 
 
 def config_text(config: Any) -> str:
-    """What of a Config is not as it would be if it were not said; numbers that have no default always."""
+    """Return the fields of a Config that differ from their defaults, and all fields without a default."""
     told = []
     for field in fields(config):
         value = getattr(config, field.name)

@@ -1,11 +1,11 @@
-"""Rows that wait in the registers of clusters: softmax and its gradient, rms_norm and layer_norm.
+"""Rows kept in the registers of clusters: softmax and its gradient, rms_norm and layer_norm.
 
-Blocks of a cluster load their parts of a row, meet, and write. By itself that takes
+Blocks of a cluster load their parts of a row, synchronise, and write. Alone, a cluster takes
 
     turn = ARRIVES + MEETS * log2(blocks) + LOADS * vectors that a thread loads, of 256 threads + BEGINS / rows
 
-and as many clusters as SMs have room for share the bandwidth: with a row each they take as long as memory needs for all
-of these, where that is longer. A cluster takes `rows` of them and is over; the last ones are alone for a while.
+and as many clusters as SMs have room for share the bandwidth. With a row each, they take the time that memory needs for
+all of these rows, if that is longer. A cluster computes `rows` rows and ends; the last clusters run alone for a while.
 
     kernel = (rows in all / clusters at once + ALONE * rows) * longer + LAUNCH
 

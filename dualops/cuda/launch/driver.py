@@ -45,7 +45,7 @@ class Current:
 
 
 class _Thread(threading.local):
-    """What is known of a thread."""
+    """State of a thread."""
 
     has_context = False
 
@@ -107,7 +107,7 @@ def is_capturing(handle: int) -> bool:
 
 
 def elapsed(work: Callable[[], None], handle: int) -> float:
-    """Seconds that what `work` launches on a stream of the current GPU takes there, which are waited for."""
+    """Return the GPU seconds of what `work` launches on a stream of the current GPU. Waits for them."""
     if SIMULATED:
         began = perf_counter()
         work()
@@ -136,7 +136,7 @@ _SPARE: dict[int, list[Any]] = {}  # events of marks that are gone, by GPU
 
 
 class Mark:
-    """A place in a stream's work. It is made where its GPU, `index`, is current; everything else goes from anywhere."""
+    """A position in a stream's work. Create it while its GPU, `index`, is current; the rest works from any GPU."""
 
     event: Any = None
 
@@ -160,7 +160,7 @@ class Mark:
         return self.over
 
     def hold_up(self, handle: int) -> None:
-        """Let what is launched on a stream of its GPU, the current one, from now on wait for it."""
+        """Make later launches on a stream wait for this mark. The stream is of the mark's GPU, which is current."""
         _done(cu.cuStreamWaitEvent(handle, self.event, 0))
 
     def __del__(self, spare: dict[int, list[Any]] = _SPARE) -> None:

@@ -92,7 +92,7 @@ class Operation:
     def __call__(
         self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: Any, kernel: str | None, stream: Any
     ) -> Any:
-        """Do it: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
+        """Run the operation: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
         for place in self.host_places:
             if arrays[place] is not None:
                 arrays = self.with_numbers(arrays)
@@ -182,7 +182,7 @@ class Operation:
         )
 
     def _check_values(self, plan: Plan, arrays: Sequence[Any]) -> None:
-        """What the spec says of values, where they can be seen without waiting for a GPU."""
+        """Check values as the spec says, if they can be read without waiting for a GPU."""
         if self.spec.values:
             there = (array for array in arrays if array is not None)
             self.spec.values(self.op, dict(zip(plan.problem.arrays, there)), plan.problem)
@@ -245,7 +245,7 @@ class Operation:
     def _known_call(
         self, adapter: Adapter, layouts: Sequence[Any], params: tuple[Any, ...], kernel: str | None
     ) -> Call:
-        """A call of a family, by the layouts of its arrays."""
+        """Return a call of a family, by the layouts of its arrays."""
         metas = [layout if layout is None else _meta_of(layout, adapter) for layout in layouts]
         inputs, out = metas[: len(self.inputs)], metas[len(self.inputs) :]
         arrays = {name: meta for name, meta in zip(self.inputs, inputs) if meta is not None}
@@ -299,7 +299,7 @@ class Operation:
         return (self.spec.bind_backward if self.backward else self.spec.bind)(call.arrays, call.params)
 
     def _settle(self, call: Call) -> Settled:
-        """What a call comes to. Raises the spec's errors."""
+        """Return how a call is computed: problem, results, choice, GPU. Raises the spec's errors."""
         problem = self._bind(call)
         device = device_of(self.op, *next(iter(problem.arrays.items())))
         results = problem.outputs(self.outputs)
@@ -375,7 +375,7 @@ OPERATIONS: dict[str, list[Operation]] = {}  # forward first
 
 
 def _measured(choice: Choice, own: Choice, record: Record) -> str:
-    """Why a way is taken that was measured. own: the operator's first."""
+    """Return the reason why a measured way is chosen. own: the operator's first way."""
     seconds, first = record.seconds[way_of(choice)], record.seconds[way_of(own)]
     gain = "" if seconds == first else f", where the first way takes {1e6 * first:.1f}"
     return f"{choice.reason}; measured: {1e6 * seconds:.1f} us{gain}"

@@ -1,8 +1,8 @@
 """Plans: what a call needs, made ready to launch again with other pointers.
 
-A `Family` is made of one call, whose sizes are traced (`sizes`): bound by the spec, a kernel chosen, compiled and
-loaded. It serves every call of other sizes that comes to the same kernels, and makes for it a `Plan`: grids, arguments,
-and what results and workspaces are like. Nothing here waits for the GPU.
+A `Family` is built from one call whose sizes are traced (`sizes`): the spec binds it, and a kernel is chosen, compiled
+and loaded. The family serves every call of other sizes that leads to the same kernels. For each it creates a `Plan`:
+grids, arguments, and the layouts of results and workspaces. Nothing here waits for the GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]
 
 
 class Call(NamedTuple):
-    """A call by what is known of its arrays; never their values, and of their addresses no more than the alignment."""
+    """A call described by its arrays' metadata: never their values, and of their addresses only the alignment."""
 
     arrays: Mapping[str, ArrayMeta]  # those that the call has
     out: tuple[ArrayMeta, ...] | None  # what the caller gave for the results
@@ -49,7 +49,7 @@ class Call(NamedTuple):
     rung: str | None
 
     def traced(self, trace: Trace, lengths: Sequence[str]) -> Call:
-        """The same with sizes that write down what is made of them; lengths: parameters that are sizes."""
+        """Return the call with sizes that record what is computed from them. lengths: parameters that are sizes."""
 
         def of(meta: ArrayMeta) -> ArrayMeta:
             shape, strides = (tuple(map(trace.size, numbers)) for numbers in (meta.shape, meta.strides))
@@ -99,7 +99,7 @@ def room(meta: ArrayMeta) -> str:
 
 
 class Family:
-    """Calls that differ in sizes alone and are done by the same kernels in the same way."""
+    """Calls that differ only in sizes and use the same kernels in the same way."""
 
     def __init__(
         self,

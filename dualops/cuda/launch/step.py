@@ -1,4 +1,4 @@
-"""One launch: a kernel with its grid and arguments, made ready to run again and again with other pointers."""
+"""One launch: a kernel with its grid and arguments, prepared to run repeatedly with other pointers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def prepare(step: Step, names: Sequence[str | None], device: Device) -> Callable
 
 
 def launcher(step: Step, names: Sequence[str | None], device: Device) -> Launcher | SimulatedLauncher:
-    """The same for many steps that differ in numbers alone."""
+    """Return a launcher for steps that differ only in their numbers."""
     return (SimulatedLauncher if SIMULATED else Launcher)(step, names, device)
 
 

@@ -107,7 +107,7 @@ class Boxes:
 
     @cached_property
     def _prototype(self) -> tuple[Any, Lock]:
-        """An encoded map whose address is replaced again and again, which takes a tenth of the time; and its lock."""
+        """Return an encoded map and its lock. Replacing its address takes a tenth of the time of a new encoding."""
         return _done(driver.cu.cuTensorMapEncodeTiled(*self._arguments())), Lock()
 
     def _arguments(self) -> tuple[Any, ...]:
@@ -135,7 +135,7 @@ class Boxes:
         return self.strides[axis] if self.shape[axis] > 1 else 0
 
     def _refused(self) -> str:
-        """Why it can't be encoded, "" if it can."""
+        """Return why the boxes can't be encoded, "" if they can."""
         rank = len(self.shape)
         if self.dtype not in _TYPES:
             return f"expected a dtype of {', '.join(_TYPES)}"

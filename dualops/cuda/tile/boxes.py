@@ -20,7 +20,7 @@ from .swizzle import Operand
 
 
 class Corner(NamedTuple):
-    """Where in an array a tile begins: along its own rows (of B: columns), along the sum, and along the other axes."""
+    """The origin of a tile in an array: along its own rows (of B: columns), along the sum, and along the other axes."""
 
     row: Any
     depth: Any
@@ -85,7 +85,7 @@ def box_shape(tile: Operand, sharing: Sharing = ALONE) -> tuple[int, int]:
 
 @noun
 def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, room: int = 0) -> Members:
-    """A tile in every stage.
+    """A tile in every stage of a pipeline, loaded as boxes.
 
     The verbs of a tile whose first stage begins at byte `at`; others: axes of its array in addition to its own two;
     room: bytes of a stage, if it is larger than the tile.

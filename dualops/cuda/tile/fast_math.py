@@ -38,7 +38,7 @@ def fast_tanh_slope(x, rate):
 
 @verb
 def near_tanh(x, rate, size):
-    """The same where rate * x is within -1 and 1: a polynomial, which leaves the unit of special functions alone."""
+    """size * tanh(rate * x) for rate * x between -1 and 1, by a polynomial: no special-function unit is used."""
     x *= rate
     square = x * x
     of_square = NEAR[5]

@@ -1,4 +1,4 @@
-"""Whether a thread's accumulators are finite, for a multiply-add each: 0 times what is not is NaN."""
+"""Test whether a thread's accumulators are finite, with one multiply-add each: 0 times a non-finite number is NaN."""
 
 from __future__ import annotations
 

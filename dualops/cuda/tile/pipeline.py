@@ -2,8 +2,8 @@
 
 Fillings are numbered, `i`; filling i is in stage i % stages, in the phase i // stages of its two mbarriers. `full`
 counts the producer and the bytes of the copies, `empty` the warps that read. In a cluster whose blocks send their
-copies to one another, a stage is filled again when the readers of every block have left it, so that warps tell all
-blocks.
+copies to one another, a stage is refilled only after the readers of every block have released it. So warps arrive at
+the barriers of all blocks.
 
     producer                                    readers
     stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)
@@ -62,7 +62,7 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
 
     @verb
     def start():
-        """Make the barriers known to all threads of the cluster."""
+        """Make the barriers visible to all threads of the cluster."""
         fence_mbarrier_init()
         if cluster > 1:
             barrier_cluster_arrive()

@@ -208,7 +208,7 @@ def mma_atb(number: Any, a: Tile, b: Tile, rows: int, near: int = 4, lanes: int 
 def _members(
     number: Any, rows: int, columns: int, add_part: Callable[..., None], first: int, depth: int
 ) -> dict[str, Any]:
-    """What all products have alike."""
+    """Return the members that all products share."""
     num, size = numbers(number), rows * columns
 
     @verb
@@ -236,7 +236,7 @@ def _members(
 
 
 def _groups(b: Tile, together: int) -> int:
-    """How many times a row of B has as many columns as threads take together."""
+    """Return how many times the columns that the threads take together fit in a row of B."""
     groups = -(-b.width // together)
     if b.filled < groups * together:
         raise ValueError(f"a product with B: its rows have {b.filled} numbers, expected a multiple of {together}")
