@@ -281,8 +281,8 @@ else:
     convergent=True,
 )
 def settle(x):
-    """Have a sum of nothing below 0 known before what comes next: the assembler would wait for products first, in whose
-    time the sum was to be made.
+    """Force a sum that is not negative to be computed before the next code. Else the assembler would wait for products
+    first, although the sum should be computed during them.
     """
     if x < -1:
         raise RuntimeError(f"settle: {x}, expected nothing below 0")

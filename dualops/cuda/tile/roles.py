@@ -1,4 +1,4 @@
-"""Warpgroups with different work: the last of a block loads, the others multiply, with registers that it gives up."""
+"""Warpgroup specialization: the last warpgroup of a block loads and gives up registers, the others multiply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second part of a pipeline's stages, which readers wait for later, and give back with the first.
+"""A second full-barrier per stage of a pipeline: part of its data may arrive later. One release frees both.
 
     producer                                    readers
     stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)
@@ -33,7 +33,7 @@ def second_barrier(stages: int, nbytes: int, writers: int = 0) -> Members:
 
     `i` numbers the pipeline's fillings.
     """
-    STAGES = u32(stages)  # no sign to look after in what follows
+    STAGES = u32(stages)  # unsigned: no sign handling below
 
     @verb
     def barriers():

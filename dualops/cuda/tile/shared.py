@@ -1,10 +1,10 @@
-"""What lies where in a block's shared memory. The host lays tiles out; kernels ask them for places and fill them.
+"""Layout of a block's shared memory. The host lays out tiles; kernels get places from them and fill them.
 
     shared = Shared("bfloat16", threads)        numbers of float32 arithmetic
     q = shared.tile(BLOCK_Q, D)                 [BLOCK_Q, D]
     k = shared.tile(BLOCK_KV, D)
     v = shared.tile(BLOCK_KV, Dv, over=k)       takes turns with k
-    shared.nbytes                               what the launch asks for
+    shared.nbytes                               bytes that the launch requests
 
 A kernel's dynamic shared memory is one array of numbers, `smem`; places are indices of it. Everything begins at a
 multiple of four numbers, which are loaded at once. Rows are a multiple of four long and `PAD` apart, so that lanes on

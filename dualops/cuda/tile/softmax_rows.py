@@ -1,4 +1,4 @@
-"""The softmax of rows that come a tile of scores after the other, on accumulators of tensor cores, in base 2.
+"""Online softmax of rows, one tile of scores after the other, on tensor-core accumulators, in base 2.
 
     rows.new_max(new_max, scores, row_max)                 two rows a thread, each shared by four lanes
     rows.exponents(base, factor, new_max, units)           the exponent of a score is score * factor - base
@@ -234,7 +234,7 @@ def softmax_rows(
 
     @verb
     def settle(scores):
-        """Have the compiler know all scores before what comes next, which may be a wait for products."""
+        """Make the compiler compute all scores before the next code, which may wait for products."""
         bits = bits_of_f32(scores[0])
         for e in range(1, scores_size * strips):
             bits |= bits_of_f32(scores[e])
