@@ -20,7 +20,7 @@ WORDS = {
     r"upon": "on; for what comes upon something: meets, is applied to",
     r"to be had": "available, found, can be imported",
     r"likewise": "too, also, in the same way",
-    r"beside": "next to, with, in addition to, overlapped with, compared with",
+    r"beside(?!=)": "next to, with, in addition to, overlapped with, compared with",
     r"what (?:a|the) (?:call|caller|function) takes": "the arguments of",
     r"as \w+ (?:has|have) (?:it|them)": "as in, in the form of",
     r"the same of": "name what it is of",
@@ -59,7 +59,7 @@ WORDS = {
 }
 PHRASES = [(re.compile(rf"\b(?:{phrase.replace(' ', chr(92) + 's+')})\b", re.IGNORECASE), phrase) for phrase in WORDS]
 # folders that are not rewritten yet -> the number of their hits; lower it with each rewrite
-NOT_YET = {"dualops/cuda": 601, "dualops/estimate": 45}
+NOT_YET = {"dualops/cuda": 392}
 
 
 def prose(path: Path) -> str:

@@ -104,7 +104,7 @@ def layer_norm_backward(
     Of b its dtype alone counts; eps and return_stats are in rstd. w_gradient, b_gradient: whether dw and db are wanted.
 
     Returns dx, which is the residual's gradient too, in x's dtype and memory order; with w and with b, if they are
-    wanted, also dw [N] in w's dtype and db [N] in b's. Bit-equal from run to run on GPUs of a kind: no atomics. Beside
+    wanted, also dw [N] in w's dtype and db [N] in b's. Bit-equal from run to run on GPUs of a kind: no atomics. Besides
     the results it needs a row of partial sums of dw and db, in float32, for each block. out: arrays for all results; dx
     may be x, dy or dsummed itself. kernel, stream and errors as for `layer_norm`.
     """

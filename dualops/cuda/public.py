@@ -28,7 +28,7 @@ Array = TypeVar("Array")  # of whichever library: what comes out is of the kind 
 
 
 class Launch(TypedDict, total=False):
-    """What every public function takes beside its operator's arguments, for type checkers."""
+    """The keyword arguments of every public function in addition to its operator's own, for type checkers."""
 
     out: Any
     kernel: str | None
@@ -66,7 +66,7 @@ def calls(
 def _text(
     name: str, told: Signature, operation: str, spec: Spec, backward: bool, settled: Callable[..., Any] | None
 ) -> str:
-    """The source of a function that makes the function, of what it calls beside the operation."""
+    """Return the source of a function that creates the public function from the operation and what else it calls."""
     keyword = [each.name for each in _by_keyword(told)]
     first = [each for each in told.parameters if each not in keyword]
     arrays, params = (_tuple(entry.name for entry in entries) for entries in arguments_of(spec, backward=backward))

@@ -100,7 +100,7 @@ def rms_norm_backward(
     be what it was; eps and return_rstd are in rstd. w_gradient: whether dw is wanted.
 
     Returns dx, which is the residual's gradient too, in x's dtype and memory order; with w, if it is wanted, also
-    dw [N] in w's dtype. Bit-equal from run to run on GPUs of a kind: no atomics. Beside the results it needs a row of
+    dw [N] in w's dtype. Bit-equal from run to run on GPUs of a kind: no atomics. Besides the results it needs a row of
     partial sums of dw, in float32, for each block. out: arrays for all results; dx may be x, dy or dsummed itself.
     kernel, stream and errors as for `rms_norm`.
     """

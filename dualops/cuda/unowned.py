@@ -43,7 +43,7 @@ def filled(metas: Mapping[str, ArrayMeta], name: str, value: float = 0.0, *, hea
 
 @builds
 def build_unowned(dtype: str, count: int) -> Kernel:
-    """unowned_tokens(results, ends, B, tokens): so many of one dtype, a row a warp at a time."""
+    """unowned_tokens(results, ends, B, tokens): for `count` results of one dtype; a warp fills a row at a time."""
     mem = storage(dtype)
     kind = types.NamedTuple((strided(dtype, 3), i32, i32, mem.number), Filled)
 

@@ -1,4 +1,4 @@
-"""What GPUs can do, as data: one record a GPU, each figure with its source.
+"""Hardware limits of GPUs as data: one record for each GPU, each figure with its source.
 
 [C] CUDA C++ Programming Guide 13.0, tables 29 and 30 (instructions a clock and SM; sizes by compute capability)
 [A] NVIDIA A100 Tensor Core GPU Architecture, 2020, table 4, and the data sheet of the 80 GB SXM
@@ -6,10 +6,10 @@
 [H] NVIDIA H100 Tensor Core GPU Architecture, 2022, table 3, and the data sheets of H100 SXM and H200 SXM
 [B] NVIDIA Blackwell architecture technical brief and the data sheet of HGX B200
 [X] NVIDIA RTX Blackwell GPU Architecture, 2025, appendix A
-[M] measured here, on an H200: the place is named beside it
+[M] measured here, on an H200: the place is named next to it
 
-Tensor-core rates are those of dense products with float32 sums. The data sheets say them in TFLOP/s; a rate here is
-that over SMs and the clock of the data sheet, which comes to a whole power of two.
+Tensor-core rates are those of dense products with float32 sums. The data sheets give TFLOP/s. A rate here is
+that figure divided by the SMs and the clock of the data sheet, which gives a power of two.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Architecture:
     tensor: Mapping[str, int]  # floating-point operations of tensor cores, by dtype
     warp_tensor: float  # of those in 16 bits what a warp's own product, mma.sync, comes to
     lanes: int  # threads whose ordinary float32 instruction is issued
-    working_clock: float  # Hz, beside products that other work interrupts
+    working_clock: float  # Hz, during products that other work interrupts
     full_clock: float  # Hz, where tensor cores never rest
     threads_per_sm: int = 2048  # [C], of those that data centers have
     registers_per_sm: int = 65536  # [C], of all of them
@@ -45,7 +45,7 @@ class Architecture:
 
     @property
     def device(self) -> Device:
-        """What operators choose their Configs by."""
+        """The `Device` by which operators choose their Configs."""
         like = known(self.arch)
         return Device(
             self.title,
@@ -141,7 +141,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             memory_bandwidth=8e12,  # [B]
             clock=1.85e9,  # that of [B]'s 2250 TFLOP/s
             tensor=_tensor(8192),
-            warp_tensor=2048,  # of mma.sync nothing is published: assumed to be A100's, less than Hopper's
+            warp_tensor=2048,  # for mma.sync nothing is published: A100's rate is assumed, less than Hopper's
             lanes=128,  # [C]
             working_clock=1.85e9,
             full_clock=1.85e9,

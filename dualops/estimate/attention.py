@@ -1,4 +1,4 @@
-"""Attention's forward: its Configs on both rungs, and what their kernels do."""
+"""Attention forward: its Configs on both rungs, and the work of their kernels."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .candidates import Candidate, Kernel, Part, without_idle_stages
 from .model import Work, estimate_of
 from .steps import FORWARD_EXPOSED, Product, Softmax, resident, warp_step, warpgroup_step
 
-KNOWN_OPTIONS = ("band", "sinks")  # what they cost is known: nothing but tiles that are not there
+KNOWN_OPTIONS = ("band", "sinks")  # their cost is known: fewer tiles, nothing else
 INSTRUCTIONS = 3.5  # of a score: maximum, one multiplication and sum, one sum, half a conversion
-BESIDE = 32  # registers of a thread beside scores, probabilities and sums
+BESIDE = 32  # registers of a thread besides scores, probabilities and sums
 KEYS = range(48, 129, 16)  # of which a thread has 64 pairs of scores at most, the bits that `dropout_mask` has
 
 
@@ -75,7 +75,7 @@ def sm90_grid(p: Problem, gpu: Architecture) -> Iterator[Sm90Config]:
 
 
 def _with_room(config: Sm90Config, D: int, Dv: int, room: int) -> Sm90Config | None:
-    """With two places for Q if there is room for them, else with one, else with o over that."""
+    """Return the Config with two places for Q if there is room, else with one, else with o stored over Q."""
     shape = (config.consumers, config.block_kv, config.stages, config.turns)
     for q_stages, o_over_q in ((2, False), (1, False), (1, True)):
         if o_over_q and config.columns(Dv) > D:
@@ -128,19 +128,19 @@ def sm80_work(config: Sm80Config, p: Problem, gpu: Architecture) -> Work:
 
 
 def forward_bytes(p: Problem) -> int:
-    """Read and written, each once."""
+    """Return the bytes that are read and written, each once."""
     return p.spec.forward_cost.bytes_read(p) + p.spec.forward_cost.bytes_written(p)
 
 
 def pieces_of_queries(p: Problem, block_q: int, block_kv: int) -> Counter[int]:
-    """How many tiles of queries of all heads see so many tiles of keys."""
+    """Count the tiles of queries of all heads by the number of key tiles that they see."""
     left, right = band(p)
     offset = 0 if p.causal == "top_left" else p.Sk - p.Sq
     return _pieces(p.Sq, p.Sk, block_q, block_kv, (offset - left, offset + right), p.B * p.H)
 
 
 def pieces_of_keys(p: Problem, block_kv: int, block_q: int) -> Counter[int]:
-    """How many tiles of keys of all heads of keys are seen by so many tiles of queries, of all heads of the group."""
+    """Count the key tiles of all key heads by the number of query tiles that see them, over all heads of the group."""
     left, right = band(p)
     offset = 0 if p.causal == "top_left" else p.Sk - p.Sq
     seen = _pieces(p.Sk, p.Sq, block_kv, block_q, (-offset - right, left - offset), p.B * p.H // p.group)

@@ -1,4 +1,4 @@
-"""Attention's gradient: its kernels on both rungs, and what each does."""
+"""Attention gradient: its kernels on both rungs, and the work of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .model import Estimate, Work, copying, estimate_of
 from .steps import DKV_EXPOSED, DQ_EXPOSED, Product, Softmax, resident, warp_step, warpgroup_step
 
 DQ_INSTRUCTIONS, DKV_INSTRUCTIONS = 3.5, 4.0  # of a score: P, its product with dP - delta, and one conversion or two
-BESIDE = 40  # registers of a thread beside scores, probabilities and sums
+BESIDE = 40  # registers of a thread besides scores, probabilities and sums
 DQ_KEYS, DKV_QUERIES = range(32, 129, 16), range(16, 113, 16)
 BEST = 8  # Configs of each of two kernels, of which every pair is one candidate
 
@@ -147,7 +147,7 @@ def dq_work(config: DqConfig, p: Problem, gpu: Architecture) -> Work:
 
 def dkv_work(config: AnyDkvConfig, p: Problem, gpu: Architecture) -> Work:
     """Of sm90/dkv.py: S.T and dP.T, and dv += P.T @ dO, dk += dS.T @ Q with P.T and dS.T in registers. Of dkv_split.py,
-    where P goes through shared memory, in 16 bits or 32. A tile is given back in the next step.
+    where P goes through shared memory, in 16 bits or 32. A tile is released in the next step.
     """
     D, Dv, queries, keys = padded(p.D), padded(p.Dv), config.block_q, config.block_kv
     products = (
@@ -173,8 +173,10 @@ def dkv_work(config: AnyDkvConfig, p: Problem, gpu: Architecture) -> Work:
 
 
 def _waits(config: AnyDkvConfig, softmax: Softmax, gpu: Architecture) -> float:
-    """Of wide heads both P and dS are made beside the products of the tile before. What `beside` spares narrower heads,
-    3 % (the page, section 13), is not counted.
+    """Clocks of a step in which no unit is busy.
+
+    For wide heads, both P and dS are computed during the products of the tile before. The 3 % that `beside` saves for
+    narrower heads (the page, section 13) is not counted.
     """
     if isinstance(config, DkvApartConfig) and config.beside:
         return Softmax(0, 0).waits(gpu, DKV_EXPOSED, 2)
@@ -210,8 +212,9 @@ def fused_work(config: FusedConfig, p: Problem, gpu: Architecture) -> Work:
 
 
 def _statistics_bytes(queries: int) -> int:
-    """What eight warps take of shared memory's time to read lse and delta of their columns, four at once a lane; lanes
-    of a column read the same, so that each of these is a turn of 128 bytes.
+    """Return the shared-memory bytes of eight warps that read lse and delta of their columns, four at once a lane.
+
+    Lanes of a column read the same address, so each read counts as a turn of 128 bytes.
     """
     return 8 * 128 * 2 * queries // 16
 

@@ -1,6 +1,6 @@
-"""Rows that wait in the registers of a block, or of a part of it: softmax and its gradient, rms_norm and layer_norm.
+"""Rows kept in the registers of a block, or of a part of it: softmax and its gradient, rms_norm and layer_norm.
 
-A block loads its rows, its threads meet and write; then another one takes its place. By itself that takes
+A block loads its rows, synchronises its threads and writes. Then another block takes its place. Alone, a block takes
 
     turn = ARRIVES + MEETS * times that a row's warps meet * log2(these warps) + WEIGHS * vectors, of norms with weights
 
@@ -46,7 +46,7 @@ class Kind(NamedTuple):
     moved: int  # arrays
     meets: int  # times that a row's threads do
     weighs: bool  # by w
-    registers: float  # beside its numbers
+    registers: float  # besides its numbers
     number: float  # registers that each number of x takes
     least: int  # threads of a row, at least
 

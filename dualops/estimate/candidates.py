@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A part, what it takes, and the shared memory of a block in bytes."""
+    """A part, its estimated time, and the shared memory of a block in bytes."""
 
     part: Part
     estimate: Estimate
@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Built:
-    """What the assembler said of a candidate's kernels."""
+    """The assembler's report on a candidate's kernels."""
 
     registers: int  # of a thread, where most are needed
     spill_bytes: int
@@ -58,7 +58,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A candidate in its place. taken: whether it is what a call takes today; built: None where it was not compiled."""
+    """A candidate in its place. taken: whether a call uses it today; built: None if it was not compiled."""
 
     candidate: Candidate
     taken: bool
@@ -71,12 +71,12 @@ class Ranking:
 
     title: str
     flops: int  # of the problem, not of tiles
-    nbytes: int  # that it must read and write at the least
+    nbytes: int  # that it must read and write, at least
     rows: tuple[Ranked, ...]
 
 
 def rank(title: str, flops: int, nbytes: int, candidates: Iterable[Candidate], taken: tuple[Any, ...]) -> Ranking:
-    """By time; of two that take as long the one that is taken, or else needs less shared memory, comes first.
+    """Rank by time. If two take equally long, the taken one is first, or else the one with less shared memory.
 
     taken: the Configs of a call, those of kernels that are not ranked behind the others.
     """
@@ -86,7 +86,7 @@ def rank(title: str, flops: int, nbytes: int, candidates: Iterable[Candidate], t
 
 
 def without_idle_stages(kernels: Iterable[Kernel], own: Sequence[Any]) -> list[Kernel]:
-    """Those of whose kind none with another number of stages is faster, or as fast with less shared memory; and the
+    """Drop each kernel for which another number of stages is faster, or as fast with less shared memory. Keep the
     operator's own.
     """
     best: dict[Any, Kernel] = {}
@@ -103,8 +103,9 @@ def _cost(kernel: Kernel) -> tuple[float, int]:
 
 
 def build(ranking: Ranking, gpu: Architecture, count: int, begin: Callable[[str], None] = lambda name: None) -> Ranking:
-    """With the first `count` candidates compiled for the GPU's architecture: those that spill, or that it refuses, are
-    put last of all. begin: told of each candidate as it begins.
+    """Return the ranking with its first `count` candidates compiled for the GPU's architecture.
+
+    Candidates that spill, or that the architecture refuses, go last. begin: called with each candidate's name first.
     """
     fine, refused = [], []
     for row in ranking.rows[:count]:
@@ -125,7 +126,7 @@ def _built(reports: Sequence[Report]) -> Built:
 
 
 def config_text(config: Any) -> str:
-    """What of a Config is not as it would be if it were not said; numbers that have no default always."""
+    """Return the fields of a Config that differ from their defaults, and all fields without a default."""
     told = []
     for field in fields(config):
         value = getattr(config, field.name)

@@ -1,11 +1,11 @@
-"""Rows that wait in the registers of clusters: softmax and its gradient, rms_norm and layer_norm.
+"""Rows kept in the registers of clusters: softmax and its gradient, rms_norm and layer_norm.
 
-Blocks of a cluster load their parts of a row, meet, and write. By itself that takes
+Blocks of a cluster load their parts of a row, synchronise, and write. Alone, a cluster takes
 
     turn = ARRIVES + MEETS * log2(blocks) + LOADS * vectors that a thread loads, of 256 threads + BEGINS / rows
 
-and as many clusters as SMs have room for share the bandwidth: with a row each they take as long as memory needs for all
-of these, where that is longer. A cluster takes `rows` of them and is over; the last ones are alone for a while.
+and as many clusters as SMs have room for share the bandwidth. With a row each, they take the time that memory needs for
+all of these rows, if that is longer. A cluster computes `rows` rows and ends; the last clusters run alone for a while.
 
     kernel = (rows in all / clusters at once + ALONE * rows) * longer + LAUNCH
 
@@ -38,7 +38,7 @@ from .steps import by_registers, resident
 ARRIVES, MEETS, LOADS, BEGINS, ALONE = 1.7, 0.38, 0.14, 0.26, 0.7
 SHARP = 12  # how sudden it is that memory decides: turn and memory's time add up by this power
 THREADS, VECTOR = 256, 16  # of a block; bytes that a thread loads at once
-STATIC = 1024  # bytes of shared memory beside the weights, of a block
+STATIC = 1024  # bytes of shared memory besides the weights, of a block
 MOST_BLOCKS = 8  # of an SM
 CLUSTERS, ROWS = (2, 4, 8, 16), (2, 4, 8)
 AnyConfig = NormConfig | softmax_rows.ClusterRowsConfig
@@ -50,7 +50,7 @@ class Kind(NamedTuple):
     loaded: int  # arrays
     moved: int  # the same, and those that are written
     weights: int  # w and b
-    registers: int  # beside a row's vectors
+    registers: int  # besides a row's vectors
     least: int  # the same where the compiler has no more
     vector: int  # registers that a vector of each loaded array takes
     most: int  # vectors of a thread

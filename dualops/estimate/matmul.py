@@ -1,4 +1,4 @@
-"""matmul: its Configs on both rungs, and what their kernels do. Each product of a gradient is ranked by itself."""
+"""matmul: its Configs on both rungs, and the work of their kernels. Each product of a gradient is ranked by itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 1e-12  # of what matmul/sm90/config.py counts in
 def products_of(
     p: Problem, backward: bool, gpu: Architecture
 ) -> Iterator[tuple[str, Matrices, Mapping[str, ArrayMeta]]]:
-    """What is ranked: of forward the one product, of a gradient each that is wanted; with the arrays' layouts.
+    """Return the products to rank, with the arrays' layouts: one for forward, each wanted one for a gradient.
 
     Raises NotImplementedError for what the model does not know.
     """

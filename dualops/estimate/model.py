@@ -1,9 +1,10 @@
 """From a kernel's work to its time: a roofline with tiles and waves.
 
-A kernel is pieces of work, each of so many steps: an attention block's queries and the tiles of keys that they see, a
-tile of a product and the slices of its sum. A step keeps each unit of an SM busy for some clocks. Units work side by
-side, so that a step takes as long as the busiest of them, and some clocks in which none is: threads wait for one
-another, or for a product that has just begun. A GPU has so many slots for pieces; that which is busy longest decides.
+A kernel is pieces of work, each of a number of steps: an attention block's queries and the tiles of keys that they see,
+a tile of a product and the slices of its sum. A step keeps each unit of an SM busy for some clocks. Units work at the
+same time. So a step takes as long as its busiest unit, plus some clocks in which no unit is busy: threads wait for one
+another, or for a product that has just begun. A GPU has a number of slots for pieces. The slot that is busy longest
+decides.
 
     step = max(clocks of each unit) + waits, or what a copy takes to arrive, where that is longer
     piece = (steps + one more, in which it fills and drains) * step / clock + what it waits for before + BEYOND
@@ -48,13 +49,13 @@ class Work:
 
     step: Units
     waits: float  # clocks of a step in which no unit is busy
-    pieces: Mapping[int, int]  # how many there are of so many steps
+    pieces: Mapping[int, int]  # steps of a piece -> how many pieces have that many
     memory_bytes: int  # read and written, each once
     blocks: int = 1  # that an SM has at once
     copied_bytes: int = 0  # of a step's tiles
     ahead: int = 1  # steps before they are needed that tiles are asked for
-    fills: int = 1  # steps more that a piece takes: the first and last have nothing beside them
-    begins_bytes: int = 0  # that a piece waits for before its first step, since nothing is loaded beside the one before
+    fills: int = 1  # additional steps of a piece: nothing overlaps its first and last
+    begins_bytes: int = 0  # that a piece waits for before its first step: not loaded during the one before
     beyond: float = BEYOND
     launches: int = 1
     sharing: int = 1  # blocks of a cluster that share a piece
@@ -122,18 +123,18 @@ def estimate_of(work: Work, gpu: Architecture) -> Estimate:
 
 
 def memory_seconds(count: float, gpu: Architecture) -> float:
-    """Of so many bytes."""
+    """Return the seconds in which memory moves `count` bytes."""
     return count / (REACHED * gpu.memory_bandwidth)
 
 
 def copying(count: float, gpu: Architecture) -> Estimate:
-    """Of a kernel that does nothing but read and write so many bytes."""
+    """Estimate a kernel that only reads and writes `count` bytes."""
     seconds = memory_seconds(count, gpu)
     return Estimate(seconds + LAUNCH, {"memory": seconds}, {"launches": LAUNCH})
 
 
 def makespan(times: Mapping[float, int], slots: int) -> float:
-    """When the last of these pieces ends: so many of each time, the longest first, whoever is free takes the next."""
+    """Return when the last piece ends, the longest first: a free slot takes the next. times: seconds -> pieces."""
     ends = np.zeros(slots)
     for time in sorted(times, reverse=True):
         rounds, rest = divmod(times[time], slots)

@@ -1,4 +1,4 @@
-"""Problems by their sizes: "B=2 H=16 S=8192 D=128 causal=True dtype=bfloat16", beside the arrays of `spec.text`."""
+"""Problems by their sizes: "B=2 H=16 S=8192 D=128 causal=True dtype=bfloat16", or arrays as in `spec.text`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _by_arrays(name: str, words: list[str]) -> str:
             raise ValueError(f"{name}: {word}, expected a size of at least 1")
         found[key] = told
     if unused := {of for of in wanted.instead.values() if of in found} & _unasked(wanted, found):
-        raise ValueError(f"{name}: {', '.join(sorted(unused))} beside all that it stands for, expected one of them")
+        raise ValueError(f"{name}: {', '.join(sorted(unused))} given with the sizes that it stands for, expected one")
     shapes = " ".join(f"{array}={_shape(name, array, found)}:{found.get('dtype', DTYPE)}" for array in wanted.arrays)
     return " ".join([shapes, *(f"{key}={told}" for key, told in found.items() if key in params)])
 

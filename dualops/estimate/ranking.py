@@ -27,11 +27,11 @@ def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: 
     dtype=, bfloat16 where it is not said, of B, H, Hkv, S or Sq and Sk, D, Dv; of B, M, N, K; of B, H, S, D, Dv; of
     M, N. Or arrays, as `warm` takes them. Nothing but the operator: a usual problem. arch: a100, rtx4090, h100, h200,
     b200, rtx5090, or an architecture, such as sm_90a. backward: the gradient too.
-    build: so many candidates, the best, are compiled for it, those that spill registers go to the end.
+    build: how many of the best candidates are compiled for it. Those that spill registers go to the end.
 
     Returns a ranking for the call, and for each part of its gradient that can be chosen by itself, best first. A time
-    is that of the kernels, launches counted, in seconds, of calls in a burst. It is an estimate: the page beside this
-    file says how good it is and what it is made of.
+    is that of the kernels, launches counted, in seconds, of calls in a burst. It is an estimate: README.md in this
+    folder says how good it is and how it is computed.
     Raises ValueError and TypeError for a problem or architecture that can't be read, or a count below 0,
     NotImplementedError where the model does not know what a problem costs, or no kernel does it there.
     """

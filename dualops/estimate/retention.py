@@ -55,7 +55,7 @@ def candidates(p: Problem, backward: bool, gpu: Architecture, rungs: Container[s
 
 
 def kernels_of(taken: Iterable[Any]) -> tuple[Any, ...]:
-    """Of what a call takes the Configs of kernels, as parts have them: without the tokens of a chunk."""
+    """Return the kernels' Configs of a call, as they are in parts: without the tokens of a chunk."""
     return tuple(each for each in taken if is_dataclass(each))
 
 

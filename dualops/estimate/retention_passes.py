@@ -1,4 +1,4 @@
-"""What retention's kernels do on both rungs: a pass, of which the gradient has three."""
+"""The work of retention's kernels on both rungs. Forward is one pass, the gradient three."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXPOSED = 1.0  # of a step's arithmetic what no product hides: each waits for th
 # of the bandwidth what the walk from chunk to chunk reaches: 126 MB in 85 us of an H100, the 107 us that its page has
 # less the 22 by which sm80's forward is faster since the walk counts in 32 bits
 WALKED = 0.51
-MOST_REGISTERS = 256  # of a thread: blocks for which there are as many are there at once, be `min_blocks` less
+MOST_REGISTERS = 256  # of a thread: blocks with this many run at once, even if `min_blocks` is less
 
 
 class Pass(NamedTuple):
@@ -119,7 +119,7 @@ def walk_work(config: Config, passes: Sequence[Pass], p: Problem, gpu: Architect
         memory += heads * (2 * numbers + 4 * (begins + finishes) * segments * one.D * one.Dv)
     mean, pieces = _mean(steps), Counter[int]()
     for step, counts in zip(steps, chunk_range, strict=True):
-        for count in counts:  # as so many steps of the mean
+        for count in counts:  # converted to a number of mean steps
             pieces[count and max(1, round(count * step.clocks / mean.clocks))] += step.times
     widest = max(passes, key=lambda one: one.D)
     tiles, begins = _tile_bytes(config, widest), looks if cut else widest.begins

@@ -4,11 +4,11 @@ A block's rows come to its registers, or ahead of it to the stages of a ring. A 
 
     turn = BEGINS + MEETS * sums * log2(its warps) + BETWEEN * log2(its blocks) + NUMBERS * numbers * warps of an SM
 
-where the next row's sums are on their way AHEAD of the second and third term, and BESIDE more where a block takes
-several rows by a ring. In registers a row has yet to arrive each time, and AGAIN where dsummed comes behind the sums.
-All rows that are at once share the bandwidth, of which rings that fill an SM lose a part. A stage of a ring is free for
-another row when its own has arrived, is met and is written, so that few stages decide too. The larger of these decides
-all but alone, and a second launch adds up what blocks have kept:
+The second and third term count `AHEAD` times if the next row's sums overlap with them. `BESIDE` is added if a block
+takes several rows by a ring. Rows in registers also wait for each row to arrive, and `AGAIN` for a dsummed that
+arrives behind the sums. All rows in flight share the bandwidth, of which rings that fill an SM lose a part. A stage of
+a ring is free for another row when its own has arrived, is summed and is written, so that few stages can be the limit.
+The largest of these times decides nearly alone. A second launch adds up the partial sums that blocks have kept:
 
     again = (ARRIVES + turn + memory) / (stages - 1 where rows overlap), of a ring alone
     longest = (turn^SHARP + memory^SHARP + again^SHARP)^(1 / SHARP)
@@ -50,7 +50,7 @@ VECTORS, THREADS, BLOCKS, CLUSTERS = (1, 2, 3, 4, 8), (128, 256, 512), (1, 2, 3,
 LEAST_THREADS, LEAST_OF_CLUSTER = 8, 128  # that share a row
 STAGES = 6  # at most
 LEAST, MOST = 256, 1024  # threads of an SM
-# by whether rows come by a ring, and dw and db are wanted: registers beside numbers of a thread, and for each
+# (rows come by a ring, dw and db are wanted) -> registers of a thread besides its numbers, and for each number
 LEAST_REGISTERS = {
     (False, False): (31, 4.9),
     (False, True): (31, 4.1),

@@ -18,8 +18,8 @@ from .model import Units
 STEP = 230
 HANDOVER = 385  # more, for each warpgroup that takes turns with others
 FORWARD_EXPOSED, DQ_EXPOSED = 0.47, 0.85  # of a step's softmax what no product hides, where there are no turns
-# all of it in dk and dv, whose step waits twice, for dv between P and dS: no number that was fitted, but the loop was
-# looked at because without this their figures were 6 to 13 % too good
+# all of it in dk and dv, whose step waits twice, for dv between P and dS: this is not fitted, but the loop was
+# read because without this the estimates were 6 to 13 % too good
 DKV_EXPOSED = 1.0
 MOST_REGISTERS, MOST_BLOCKS = 255, 32  # of a thread; of an SM
 
@@ -42,7 +42,7 @@ class Product(NamedTuple):
         return self.rows / 64 * self.depth / 16 * (2048 * self.left + 32 * self.columns)
 
     def warp_bytes(self, rows: int, columns: int) -> float:
-        """The same of warps, that many rows and columns each."""
+        """Return the bytes of shared memory that warps read, each with this many rows and columns."""
         warps = self.rows / rows * self.columns / columns
         return warps * self.depth / 16 * 32 * (rows * self.left + columns)
 
@@ -66,7 +66,7 @@ class Softmax(NamedTuple):
         self, gpu: Architecture, exposed: float, groups: int, turns: bool = False, products_waited_for: int = 1
     ) -> float:
         """Clocks of a step in which no unit is busy. groups: of threads that work side by side on steps of their own:
-        one alone hides nothing; in turns, each makes its exponentials beside the other's products.
+        one alone hides nothing; in turns, each computes its exponentials during the other's products.
         """
         if turns and groups > 1:
             return STEP + HANDOVER * groups

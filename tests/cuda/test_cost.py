@@ -378,7 +378,7 @@ WRONG = [
     ("matmul M=0 N=1 K=1", "matmul: M=0, expected a size of at least 1"),
     ("matmul M=1 M=2", "matmul: M=2, expected name=..., each once"),
     ("flash_attention B=1 H=1 D=64", "flash_attention: no Sq or S, which q needs"),
-    ("flash_attention B=1 H=1 S=64 Sq=64 Sk=64 D=64", "flash_attention: S beside all that it stands for"),
+    ("flash_attention B=1 H=1 S=64 Sq=64 Sk=64 D=64", "flash_attention: S given with the sizes that it stands for"),
     ("flash_attention B=1 H=3 Hkv=2 S=256 D=64", "flash_attention: "),
     ("retention B=1 H=2 D=64", "retention: no S, which q needs"),
     ("retention B=1 H=2 Sq=64 D=64", "retention: Sq=64, expected name=..., each once, of B, D, Dv, H, S, dtype"),

@@ -200,7 +200,7 @@ def barrier_missing(dtype):
     return {"meet": go_on}
 
 
-@broken(r"Deadlock: 32 threads wait for ever: block .* at syncthreads", on_gpu=False)
+@broken(r"Deadlock: 32 threads wait forever: block .* at syncthreads", on_gpu=False)
 def barrier_in_a_branch(dtype):
     @verb
     def first_warp_waits(warp):

@@ -33,7 +33,7 @@ CONFIG = RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
 # what mutants are rejected for
 NAN, VALUE = r"(y|dx): nan at", r"max error .* limit"
 WRONG = f"{NAN}|{VALUE}"
-STUCK = r"Deadlock: \d+ threads wait for ever: block .* at mbarrier \d, phase \d: threads"
+STUCK = r"Deadlock: \d+ threads wait forever: block .* at mbarrier \d, phase \d: threads"
 TOO_MANY = r"mbarrier \d: more than \d arrivals in phase \d"
 NOT_THERE = r"mbarrier \d: used before it is initialised"
 

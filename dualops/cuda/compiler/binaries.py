@@ -84,10 +84,10 @@ def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
 def build_all(
     wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool = False, must_keep: bool = False
 ) -> Iterator[Report]:
-    """Build kernels in `jobs` processes, one a core, and keep them; reports as they come, first of what was kept.
+    """Build kernels in `jobs` processes, one a core, and keep them. Yields reports, first of kernels already kept.
 
-    anew: whatever the disk holds, which is then left as it is. Raises what a build raises; with must_keep also OSError
-    where a kernel can't be written to the disk.
+    `anew`: build even what the disk holds, and leave the disk unchanged. Raises what a build raises; with must_keep
+    also OSError if a kernel can't be written to the disk.
     """
     wanted = list(wanted)
     if not anew:
@@ -246,7 +246,7 @@ def _arrived(path: Path, promised: Future[Binary]) -> None:
     _PROMISED.pop(path, None)
 
 
-# whoever holds Numba's lock is building; a fork's child would never get it, and Python must not end in native code
+# the holder of Numba's lock is building: a fork's child would never get it, and Python must not exit in native code
 os.register_at_fork(
     before=compiler_lock.acquire,
     after_in_parent=compiler_lock.release,

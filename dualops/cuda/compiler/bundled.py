@@ -85,7 +85,7 @@ def read(arch: str, name: str) -> bytes | None:
 
 
 def write(folder: Path, kernels: dict[str, bytes]) -> None:
-    """Write files and index of a package of this version, into a folder that is there."""
+    """Write files and index of a package of this version, into an existing folder."""
     for name, content in kernels.items():
         (folder / f"{name}.cubin").write_bytes(content)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(kernels.items())}

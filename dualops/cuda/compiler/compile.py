@@ -57,7 +57,7 @@ def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0, ltoir: byte
 
 
 def lto_ir(kernel: Kernel, arch: str) -> bytes:
-    """What Numba makes of a kernel for the linker: most of the work.
+    """Compile a kernel with Numba to LTO-IR for the linker: most of the work.
 
     Raises RuntimeError in the simulator, or without numba-cuda.
     """

@@ -30,7 +30,7 @@ from weakref import WeakSet
 
 from ...spec.attention import OPTIONS, Option, UserFunction
 
-MOST = 4  # helpers of a process that was not told how many; each takes some 200 MB
+MOST = 4  # helpers of a process if no number is given; each takes about 200 MB
 IDLE = 10.0  # seconds that a helper waits for more to do
 # flags of this Python that change what a new one imports or compiles, and their letters on the command line
 FLAGS = {
@@ -46,7 +46,7 @@ PROGRAM = "import sys; sys.path[:] = {path!r}; from dualops.cuda.compiler.helper
 
 
 class HelperError(RuntimeError):
-    """A helper could not be started, died, or could not do what it was told."""
+    """A helper could not be started, died, or failed at its task."""
 
 
 def most_helpers() -> int:
@@ -137,7 +137,7 @@ class Helpers:
                 pipe.close()
                 process.kill()
                 process.wait()
-        except Exception as error:  # it could not be started, or died; its orders must not wait for ever
+        except Exception as error:  # it could not be started, or died; its orders must not wait forever
             with self._changed:
                 self._threads -= 1
             if not self._threads:

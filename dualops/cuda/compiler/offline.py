@@ -30,9 +30,10 @@ def warm(*problems: str, arch: str | None = None, jobs: int | None = None, backw
 
         warm("rms_norm x=8192x4096:bfloat16 w=4096", "flash_attention q=2x32x4096x128:bfloat16 ... causal=True")
 
-    problems: as `spec.text` says; or an operator's name, which stands for the sizes that it is timed at, or its name
-    and cases that are timed, alone or beside peers, "flash_attention:s4096*"; none: all operators. arch: "sm_90a", ...,
-    for each of its GPUs; the current GPU's. jobs: processes that compile side by side; as many as there are cores.
+    problems: texts as in `spec.text`; or an operator's name, for the sizes that it is timed at; or its name and a
+    pattern of cases that are timed, alone or with peers, "flash_attention:s4096*"; none: all operators. arch: "sm_90a",
+    ..., for each of its GPUs; the current GPU's. jobs: processes that compile side by side; as many as there are
+    cores.
     backward: the gradient too, and what forward then returns for it.
 
     Returns a report for each kernel, those that were there first. Raises ValueError, TypeError and NotImplementedError

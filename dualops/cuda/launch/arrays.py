@@ -1,8 +1,8 @@
 """One adapter per array library: metadata, address, allocation, current stream.
 
-An adapter is found by the type of the first array seen, through sys.modules: dualops imports no array library that the
-caller has not. torch tensors, Numba and CuPy device arrays, and any other `__cuda_array_interface__`; in the simulator
-NumPy arrays.
+The type of the first array seen selects the adapter, through sys.modules: dualops imports no array library that the
+caller has not imported. Adapters exist for torch tensors, Numba and CuPy device arrays, and any other array with
+`__cuda_array_interface__`; in the simulator for NumPy arrays.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class Adapter(Protocol):
     """What dualops asks of an array library."""
 
     def layouts(self, arrays: Sequence[Any]) -> tuple[tuple[Hashable, ...], list[Any]]:
-        """What a plan depends on, and the addresses.
+        """Return the layouts, which a plan depends on, and the addresses.
 
-        That is of each array a tuple that begins with shape and strides (in elements) and has dtype, device and
-        alignment. Of None it is None, with address 0; of a number on the host its type, with its value for an address.
+        The layout of an array is a tuple that begins with shape and strides (in elements), and has dtype, device and
+        alignment. The layout of None is None, with address 0. The layout of a host number is its type; its value is
+        the address.
         """
         ...
 
@@ -55,7 +56,7 @@ class Adapter(Protocol):
         ...
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
-        """Its memory is read or written on this stream, and may not be given to anybody before that is done.
+        """Record that this stream reads or writes the array: its memory may not be reused before that is done.
 
         home: the stream that was current when it was allocated, if that is not the current one.
         """
@@ -74,7 +75,7 @@ class Adapter(Protocol):
         ...
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
-        """Devices and lazy negation, which `layouts` has too: of many arrays the different ones."""
+        """Return the distinct devices and lazy-negation flags of many arrays, which `layouts` has too."""
         ...
 
     def current_device(self) -> int:
@@ -169,12 +170,12 @@ class TorchAdapter:
 
 
 def _seen(face: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the metadata of an array follows from beside its address: shape, strides, dtype, if it is read-only."""
+    """Return what determines an array's metadata, except its address: shape, strides, dtype, if it is read-only."""
     return face["shape"], face.get("strides"), face["typestr"], face["data"][1]
 
 
 def _address(face: Mapping[str, Any]) -> int:
-    """Of the first element; 0 where there is none. Raises ValueError for one that an element can't have."""
+    """Return the address of the first element; 0 if there is none. Raises ValueError for an impossible address."""
     if 0 in face["shape"]:
         return 0
     address, size = face["data"][0], np.dtype(face["typestr"]).itemsize
@@ -224,7 +225,7 @@ class InterfaceAdapter:
         return lambda shape, strides: cuda.device_array(shape, stored, strides=tuple(step * size for step in strides))
 
     def stream(self, arrays: Sequence[Any], op: str = "dualops.cuda") -> int:
-        """The one that arrays name; CUDA's default stream where none does, as in version 2 of the interface."""
+        """Return the stream that the arrays name; CUDA's default stream if none does (version 2 of the interface)."""
         faces = (array.__cuda_array_interface__ for array in arrays if array is not None and type(array) not in NUMBERS)
         said = {stream for face in faces if (stream := face.get("stream"))}
         if len(said) > 1:
@@ -277,7 +278,7 @@ class CupyAdapter(InterfaceAdapter):
 
 
 class NumpyAdapter:
-    """NumPy arrays, in the simulator. Results are born with all bits set, so that what is not written shows as NaN."""
+    """NumPy arrays, in the simulator. New arrays have all bits set, so that unwritten elements show as NaN."""
 
     def layouts(self, arrays: Sequence[Any]) -> tuple[tuple[Hashable, ...], list[Any]]:
         return _layouts(arrays, self._layout)
@@ -378,7 +379,7 @@ def _layouts(
 
 
 def cdiv(value: int, step: int) -> int:
-    """How many steps cover `value`."""
+    """Return the number of steps that cover `value`, rounded up."""
     return -(-value // step)
 
 

@@ -1,4 +1,4 @@
-"""What a GPU is. Nothing else asks the driver for that; what its memory can do is measured in `roof`.
+"""Properties of a GPU. Only this module asks the driver for them; `roof` measures the memory bandwidth.
 
 `Device` holds what kernels are configured by: `current()` and `at(index)` ask a GPU, `known(arch)` knows one of each
 architecture, for the offline compiler, and `every(arch)` all that take other Configs. In the simulator there is a small
@@ -38,7 +38,7 @@ class Device:
 
     @property
     def has_mma_bf16(self) -> bool:
-        """Products of a warp of 16-bit factors, bfloat16 too, and copies to shared memory beside its threads."""
+        """Warp-level products of 16-bit factors, bfloat16 too, and asynchronous copies to shared memory."""
         return self.compute_capability >= (8, 0)
 
     @property
@@ -48,7 +48,7 @@ class Device:
 
     @property
     def has_fast_memory(self) -> bool:
-        """Whether memory brings an SM's rows sooner than a few warps do what is to be done with them."""
+        """Whether memory delivers an SM's rows faster than a few warps can process them."""
         return self.memory_bandwidth > FAST_MEMORY * self.sms
 
     @property

@@ -4,10 +4,10 @@ Tables of addresses, and whatever else a kernel finds by an address that is one 
 safe, without ever waiting for the GPU:
 
 1  `Memory` is written by what is launched on a stream, and never again: what a kernel may still read is new memory.
-2  Who launches on another stream asks `is_written` first, and makes memory of its own where that is not known yet; what
-   was read on another stream is said by `used_on`, so that its library gives it to nobody before that is done.
-3  What was made or used while a stream was captured is kept for ever, since a graph may read it at any time. Of all
-   else `Kept` has the latest, and the oldest are freed in the order of the streams that used them.
+2  A launch on another stream calls `is_written` first, and allocates new memory if the write is not known to be done.
+   `used_on` records a read on another stream, so that the library does not reuse the memory before the read is done.
+3  What was made or used while a stream was captured is kept forever, since a graph may read it at any time. Of
+   everything else `Kept` holds the latest, and frees the oldest in the order of the streams that used them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 
 
 class Place(NamedTuple):
-    """Where arrays are."""
+    """The device of arrays."""
 
     adapter: Adapter
     device: Device
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """Where a call's work goes."""
+    """The stream that a call's work goes to."""
 
     home: int  # the library's current stream, which memory is allocated for
     handle: int  # the one that is launched on
@@ -76,25 +76,25 @@ class Memory:
         return self.arrays if SIMULATED else list(map(self.place.adapter.pointer, self.arrays))
 
     def written(self) -> None:
-        """All that writes it was launched."""
+        """Record that every launch that writes it was issued."""
         if not (self.streams.captured or SIMULATED):
             self.mark = Mark(self.streams.handle, self.place.device.index)
 
     def is_written(self, streams: Streams) -> bool:
-        """Whether what is launched now, or is captured now and launched later, finds it written."""
+        """Whether a kernel that is launched or captured now will find the memory written."""
         if SIMULATED or (streams.handle == self.streams.handle and not streams.captured):
             return True
         return self.mark is not None and self.mark.is_over()
 
     def used_on(self, streams: Streams) -> None:
-        """It was read there, and may not be given to anybody before that is done."""
+        """Record a read on these streams: the memory may not be reused before it is done."""
         if streams.handle != self.streams.home and not streams.captured:  # what a graph may read is never freed
             for array in self.arrays:
                 self.place.adapter.used_on(array, streams.handle, self.streams.home)
 
 
 class Kept(dict[Hashable, Value]):
-    """What calls made and later ones look for, by a key; and, without one, what captured graphs may read."""
+    """Memory of earlier calls, found again by a key; and, without a key, memory that captured graphs may read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Words on the device, written by a launch whose arguments they are.
+"""Write a few 64-bit words to the device by passing them as kernel arguments.
 
-Nothing on the host is read later, whether the launch is captured or not: tables of addresses get to the device so
+Nothing on the host is read later, even if the launch is captured. Tables of addresses get to the device this way
 (`device_memory`).
 """
 

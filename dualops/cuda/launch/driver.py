@@ -1,4 +1,4 @@
-"""What is asked of the CUDA driver beside properties of a GPU and launches: contexts, streams, events, copies.
+"""Calls of the CUDA driver, except for GPU properties and launches: contexts, streams, events, copies.
 
 A context is current in one thread. A thread of a pool, a DataLoader's, or torch's own for backward begins without any,
 and almost everything that the driver does fails there. So whatever asks it for something does so where the primary
@@ -45,7 +45,7 @@ class Current:
 
 
 class _Thread(threading.local):
-    """What is known of a thread."""
+    """State of a thread."""
 
     has_context = False
 
@@ -107,7 +107,7 @@ def is_capturing(handle: int) -> bool:
 
 
 def elapsed(work: Callable[[], None], handle: int) -> float:
-    """Seconds that what `work` launches on a stream of the current GPU takes there, which are waited for."""
+    """Return the GPU seconds of what `work` launches on a stream of the current GPU. Waits for them."""
     if SIMULATED:
         began = perf_counter()
         work()
@@ -136,7 +136,7 @@ _SPARE: dict[int, list[Any]] = {}  # events of marks that are gone, by GPU
 
 
 class Mark:
-    """A place in a stream's work. It is made where its GPU, `index`, is current; everything else goes from anywhere."""
+    """A position in a stream's work. Create it while its GPU, `index`, is current; the rest works from any GPU."""
 
     event: Any = None
 
@@ -160,12 +160,12 @@ class Mark:
         return self.over
 
     def hold_up(self, handle: int) -> None:
-        """Let what is launched on a stream of its GPU, the current one, from now on wait for it."""
+        """Make later launches on a stream wait for this mark. The stream is of the mark's GPU, which is current."""
         _done(cu.cuStreamWaitEvent(handle, self.event, 0))
 
     def __del__(self, spare: dict[int, list[Any]] = _SPARE) -> None:
         if self.event is not None:
-            # the next mark records it anew, whether this one is over or not
+            # the next mark records it again, whether this one is over or not
             spare.setdefault(self.index, []).append(self.event)
 
 

@@ -39,11 +39,11 @@ class Maps:
         self.wanted = [(each.boxes, names.index(each.array)) for each in wanted]
 
     def encoded(self, addresses: Sequence[int]) -> list[Encoded]:
-        """The maps of arrays at these addresses. Whoever launches holds on to them until that is done."""
+        """Return the maps of arrays at these addresses. The caller keeps them until the launch is done."""
         return [boxes.encoded(addresses[which]) for boxes, which in self.wanted]
 
     def simulated(self, arrays: Sequence[Any]) -> list[Any]:
-        """Records of the maps, for the simulator; kernels get their `address` as long as somebody has them."""
+        """Return records of the maps, for the simulator. Their `address` is valid as long as the caller keeps them."""
         return [boxes.simulated(_view(arrays[which], boxes)) for boxes, which in self.wanted]
 
 

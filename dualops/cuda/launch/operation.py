@@ -1,8 +1,8 @@
 """Operations: a direction of an operator, callable on arrays.
 
-An operator hands an `Operation` its spec and its rungs, which say how they would do a problem. A call looks for its
-plan by the layouts of its arrays and its parameters before anything else is done. Only one of a new layout is looked at
-closer, and only one that no earlier call's kernels serve is bound by the spec, configured and compiled (`plans`).
+An operator hands an `Operation` its spec and its rungs, which say how they would do a problem. A call first looks
+up its plan by the layouts of its arrays and its parameters. Only a call with a new layout is inspected further. Only a
+call that no earlier call's kernels serve is bound by the spec, configured and compiled (`plans`).
 Nothing here waits for the GPU.
 """
 
@@ -26,7 +26,7 @@ from .arrays import ADAPTERS, NUMBERS, Adapter, adapter_of
 from .device import Device
 from .plans import Call, Choice as Choice, Choices, Family, Plan, Settled, sizes_of
 
-MOST_PLANS = 10_000  # an operation keeps so many, a few kilobytes each, and then begins anew
+MOST_PLANS = 10_000  # that an operation keeps, a few kilobytes each, before it drops all of them
 MOST_FAMILIES = 32  # of calls that differ in sizes alone
 WRONG_ARRAYS = (TypeError, ValueError, AttributeError, RuntimeError)  # what adapters raise for no arrays
 
@@ -92,7 +92,7 @@ class Operation:
     def __call__(
         self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: Any, kernel: str | None, stream: Any
     ) -> Any:
-        """Do it: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
+        """Run the operation: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
         for place in self.host_places:
             if arrays[place] is not None:
                 arrays = self.with_numbers(arrays)
@@ -118,8 +118,8 @@ class Operation:
     ) -> tuple[Plan, list[Any]]:
         """The plan of a call, from before or new, and the addresses of its arrays. Numbers on the host are Python's.
 
-        given: the arrays for the results, if the caller has them; before: is told of a call for which a family has to
-        be made, before its kernels are built.
+        given: the arrays for the results, if the caller has them; before: is called with a call that needs a
+        new family, before its kernels are built.
         """
         everything = arrays if given is None else (*arrays, *given)
         try:
@@ -182,7 +182,7 @@ class Operation:
         )
 
     def _check_values(self, plan: Plan, arrays: Sequence[Any]) -> None:
-        """What the spec says of values, where they can be seen without waiting for a GPU."""
+        """Check values as the spec says, if they can be read without waiting for a GPU."""
         if self.spec.values:
             there = (array for array in arrays if array is not None)
             self.spec.values(self.op, dict(zip(plan.problem.arrays, there)), plan.problem)
@@ -193,7 +193,7 @@ class Operation:
         self.plans[key] = plan
 
     def forget(self) -> None:
-        """Let go of all plans: the next calls make theirs anew."""
+        """Drop all plans: the next calls create new ones."""
         self.plans.clear()
         self.families.clear()
 
@@ -245,7 +245,7 @@ class Operation:
     def _known_call(
         self, adapter: Adapter, layouts: Sequence[Any], params: tuple[Any, ...], kernel: str | None
     ) -> Call:
-        """A call of a family, by the layouts of its arrays."""
+        """Return a call of a family, by the layouts of its arrays."""
         metas = [layout if layout is None else _meta_of(layout, adapter) for layout in layouts]
         inputs, out = metas[: len(self.inputs)], metas[len(self.inputs) :]
         arrays = {name: meta for name, meta in zip(self.inputs, inputs) if meta is not None}
@@ -299,7 +299,7 @@ class Operation:
         return (self.spec.bind_backward if self.backward else self.spec.bind)(call.arrays, call.params)
 
     def _settle(self, call: Call) -> Settled:
-        """What a call comes to. Raises the spec's errors."""
+        """Return how a call is computed: problem, results, choice, GPU. Raises the spec's errors."""
         problem = self._bind(call)
         device = device_of(self.op, *next(iter(problem.arrays.items())))
         results = problem.outputs(self.outputs)
@@ -352,9 +352,9 @@ class Operation:
     def choose(
         self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device, rung: str | None = None
     ) -> Choice:
-        """What a call takes: the best that was measured there of problems like it, else the first; or of this rung.
+        """Choose the kernels of a call: the fastest measured there for similar problems, else the first; or this rung.
 
-        Raises NotImplementedError where no kernel does it.
+        Raises NotImplementedError if no kernel supports the call.
         """
         if rung is not None and not (isinstance(rung, str) and rung in self.spec.rungs):
             raise ValueError(f"{self.op}: kernel is {shown(rung)}, expected one of {', '.join(self.spec.rungs)}")
@@ -375,14 +375,14 @@ OPERATIONS: dict[str, list[Operation]] = {}  # forward first
 
 
 def _measured(choice: Choice, own: Choice, record: Record) -> str:
-    """Why a way is taken that was measured. own: the operator's first."""
+    """Return the reason why a measured way is chosen. own: the operator's first way."""
     seconds, first = record.seconds[way_of(choice)], record.seconds[way_of(own)]
     gain = "" if seconds == first else f", where the first way takes {1e6 * first:.1f}"
     return f"{choice.reason}; measured: {1e6 * seconds:.1f} us{gain}"
 
 
 def _not_compiled(params: Mapping[str, Any], error: NumbaError) -> str:
-    """What Numba could not make of a function that the user gave, with the line where it says one."""
+    """Describe why Numba could not compile a user's function, with the line if Numba names one."""
     told = [line.strip(" :") for line in str(error).splitlines() if line.strip()]
     reason = next((line for line in told if not line.startswith("Failed in")), "")
     for name, value in params.items():

@@ -1,8 +1,8 @@
 """Plans: what a call needs, made ready to launch again with other pointers.
 
-A `Family` is made of one call, whose sizes are traced (`sizes`): bound by the spec, a kernel chosen, compiled and
-loaded. It serves every call of other sizes that comes to the same kernels, and makes for it a `Plan`: grids, arguments,
-and what results and workspaces are like. Nothing here waits for the GPU.
+A `Family` is built from one call whose sizes are traced (`sizes`): the spec binds it, and a kernel is chosen, compiled
+and loaded. The family serves every call of other sizes that leads to the same kernels. For each it creates a `Plan`:
+grids, arguments, and the layouts of results and workspaces. Nothing here waits for the GPU.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]
 
 
 class Call(NamedTuple):
-    """A call by what is known of its arrays; never their values, and of their addresses no more than the alignment."""
+    """A call described by its arrays' metadata: never their values, and of their addresses only the alignment."""
 
-    arrays: Mapping[str, ArrayMeta]  # those that are there
+    arrays: Mapping[str, ArrayMeta]  # those that the call has
     out: tuple[ArrayMeta, ...] | None  # what the caller gave for the results
     params: Mapping[str, Any]
     rung: str | None
 
     def traced(self, trace: Trace, lengths: Sequence[str]) -> Call:
-        """The same with sizes that write down what is made of them; lengths: parameters that are sizes."""
+        """Return the call with sizes that record what is computed from them. lengths: parameters that are sizes."""
 
         def of(meta: ArrayMeta) -> ArrayMeta:
             shape, strides = (tuple(map(trace.size, numbers)) for numbers in (meta.shape, meta.strides))
@@ -91,14 +91,15 @@ class Settled(NamedTuple):
 
 
 def room(meta: ArrayMeta) -> str:
-    """What a workspace is allocated as. On a GPU kernels alone see what lies there, and not every library of arrays has
-    bfloat16; the simulator goes by arrays' own dtypes.
+    """Return the dtype that a workspace is allocated with.
+
+    On a GPU only kernels read it, and not every array library has bfloat16; the simulator uses the arrays' own dtypes.
     """
     return "float16" if meta.dtype == "bfloat16" and not SIMULATED else meta.dtype
 
 
 class Family:
-    """Calls that differ in sizes alone and are done by the same kernels in the same way."""
+    """Calls that differ only in sizes and use the same kernels in the same way."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class Plan:
     def run(
         self, arrays: Sequence[Any], pointers: list[Any], given: Sequence[Any] | None = None, stream: Any = None
     ) -> list[Any]:
-        """Launch on arrays, None for one that is not there, whose addresses are `pointers`, those of `given` last.
+        """Launch on arrays, None for an absent one. Their addresses are `pointers`, those of `given` last.
 
         Returns the results; where the caller has `given` arrays for them, none.
         """
@@ -220,7 +221,7 @@ class Plan:
     def __repr__(self) -> str:
         lines = [f"{self.problem}", f"rung {self.choice.rung}, {self.choice.config}: {self.choice.reason}"]
         lines += [f"{s.kernel.name}: {s.grid} blocks of {s.kernel.threads} threads" for s in self.steps]
-        lines += [f"{name} {meta.shape}: {meta.nbytes} bytes beside" for name, meta in self.choice.workspace.items()]
+        lines += [f"{name} {meta.shape}: {meta.nbytes} bytes extra" for name, meta in self.choice.workspace.items()]
         return "\n".join(lines if self.steps else [*lines, "nothing to launch: the result is empty"])
 
 

@@ -1,18 +1,18 @@
-"""Sizes that write down what is made of them, so that a call of other sizes need not be thought through again.
+"""Sizes that record what is computed from them, so that a call of other sizes needs no new planning.
 
 The grid, the arguments and the results of a call are functions of its arrays' shapes and strides. Which kernel serves
 it is one too, but the same one over wide ranges. A `Trace` hands out sizes that compute as integers do, and notes each
-operation, and each question (is it less, equal, 0?) with its answer. `Trace.function` makes of the notes a function
-from other shapes and strides to the same results for these, or to None where a question has another answer.
+operation, and each question (is it less, equal, 0?) with its answer. `Trace.function` turns the notes into a
+function that computes the same results for other shapes and strides, or returns None if a question has another answer.
 
     trace = Trace()
     M, N = trace.size(300), trace.size(64)
     blocks = -(-M // 4) if N <= 128 else M
     trace.function((blocks, M * N))     # s -> None if not s[1] <= 128, else (-(-s[0] // 4), s[0] * s[1])
 
-Where the number itself is wanted (as an index, in a text, by NumPy, for the build of a kernel), that it is this number
-is such a question. So nothing that looks at a size can make the function wrong, only less general. A size has no hash:
-what is kept in a dictionary by its sizes has to ask for numbers (`concrete`) first.
+Code may need the number itself: as an index, in a text, for NumPy, to build a kernel. "Is it this number?" is then
+such a question. So code that reads a size can make the function less general, but never wrong. A size has no hash: to
+use sizes as a dictionary key, convert them to numbers first (`concrete`).
 """
 
 from __future__ import annotations

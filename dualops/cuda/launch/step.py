@@ -1,4 +1,4 @@
-"""One launch: a kernel with its grid and arguments, made ready to run again and again with other pointers."""
+"""One launch: a kernel with its grid and arguments, prepared to run repeatedly with other pointers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def prepare(step: Step, names: Sequence[str | None], device: Device) -> Callable
 
 
 def launcher(step: Step, names: Sequence[str | None], device: Device) -> Launcher | SimulatedLauncher:
-    """The same for many steps that differ in numbers alone."""
+    """Return a launcher for steps that differ only in their numbers."""
     return (SimulatedLauncher if SIMULATED else Launcher)(step, names, device)
 
 
@@ -71,8 +71,8 @@ class Launcher:
 
     def __call__(self, grid: tuple[int, ...], args: list[Any]) -> Callable[[Sequence[int], int], None]:
         """The driver finds each argument by its address: that of a tensor map, which a launch is given, or of 8 bytes
-        among `words`. Both are written anew for each launch: the arguments' own words, and behind them where
-        they lie.
+        among `words`. Both are written again for each launch: the words of the arguments, then their
+        addresses.
         """
         count = len(args)
         words = (c_uint64 * (2 * count))(*(_word(value, kind) for value, kind in zip(args, self.kinds, strict=True)))
@@ -102,7 +102,7 @@ class Launcher:
         return run
 
     def _config(self, grid: tuple[int, ...], handle: int) -> Any:
-        """What the driver is told beside the kernel and its arguments."""
+        """Return the launch configuration: what the driver needs in addition to the kernel and its arguments."""
         cu = driver.cu
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
@@ -167,7 +167,7 @@ def _places(step: Step, names: Sequence[str | None]) -> list[tuple[int, int]]:
 
 
 def _runs(places: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[slice, slice]]]:
-    """The places of single arguments, and of those that lie beside one another in both lists."""
+    """Return the places of single arguments, and of runs that are contiguous in both lists."""
     found: list[list[tuple[int, int]]] = []
     for i, which in places:
         if found and found[-1][-1] == (i - 1, which - 1):

@@ -1,4 +1,4 @@
-"""Tensor maps: what copies of boxes (`ptx.tma`) are told of an array. 128 bytes for a GPU, a record for the simulator.
+"""Tensor maps describe an array to copies of boxes (`ptx.tma`): 128 bytes for a GPU, a record for the simulator.
 
     boxes = boxes_of("bfloat16", (M, K), (K, 1), (BLOCK_M, 64), 128)     validated once for a shape
     boxes.encoded(address)                                               128 bytes, for another address at each call
@@ -66,7 +66,7 @@ class Boxes:
 
     @property
     def nbytes(self) -> int:
-        """Of a box: what an mbarrier is told of each load."""
+        """Bytes of a box, which an mbarrier expects of each load."""
         return prod(self.box) * itemsize(self.element)
 
     @property
@@ -107,7 +107,7 @@ class Boxes:
 
     @cached_property
     def _prototype(self) -> tuple[Any, Lock]:
-        """An encoded map whose address is replaced again and again, which takes a tenth of the time; and its lock."""
+        """Return an encoded map and its lock. Replacing its address takes a tenth of the time of a new encoding."""
         return _done(driver.cu.cuTensorMapEncodeTiled(*self._arguments())), Lock()
 
     def _arguments(self) -> tuple[Any, ...]:
@@ -135,7 +135,7 @@ class Boxes:
         return self.strides[axis] if self.shape[axis] > 1 else 0
 
     def _refused(self) -> str:
-        """Why it can't be encoded, "" if it can."""
+        """Return why the boxes can't be encoded, "" if they can."""
         rank = len(self.shape)
         if self.dtype not in _TYPES:
             return f"expected a dtype of {', '.join(_TYPES)}"

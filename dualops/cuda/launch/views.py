@@ -1,8 +1,8 @@
 """Strided arguments of kernels, once for all operators: their types, how arrays become them, and where things begin.
 
-A launch is told of an array by a `Strided` (`spec.meta`), its memory and as many strides as the kernel asks for: those
-of all axes (`whole`), or those along batch, head and token of an array that has a row for each token (`by_token`). One
-that a call does not have is a null pointer, at which a kernel that is built for such calls never looks.
+A `Strided` (`spec.meta`) describes an array to a launch: its memory and as many strides as the kernel needs. These are
+the strides of all axes (`whole`), or those along batch, head and token of an array that has a row for each token
+(`by_token`). An array that a call does not have is a null pointer, which a kernel built for such calls never reads.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..tile.storage import storage
 
 MOST = 2**31 - 2**10  # of tokens, as coordinates have 32 bits, of a tile that begins in them
 MULTIPLE = 16  # bytes
-SIZES = (16, 8, 4)  # bytes of a copy beside the threads
+SIZES = (16, 8, 4)  # bytes of an asynchronous copy
 _ELEMENTS = {"bool": u8, "int32": i32, "int64": i64}  # of what is no number of a problem
 
 
 def strided(dtype: str, rank: int) -> Any:
-    """The type of an array of this dtype with so many strides."""
+    """Return the type of an array of this dtype with `rank` strides."""
     element = _ELEMENTS[dtype] if dtype in _ELEMENTS else storage(dtype).element
     return types.NamedTuple((pointer(element), types.UniTuple(i64, rank)), Strided)
 
@@ -38,7 +38,7 @@ def absent(rank: int) -> Strided:
 
 
 def whole(metas: Mapping[str, ArrayMeta], name: str, rank: int) -> Strided:
-    """An array of so many axes with all its strides."""
+    """Return an array of `rank` axes with all its strides."""
     return Strided(name, metas[name].strides) if name in metas else absent(rank)
 
 
@@ -54,7 +54,7 @@ def by_token(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided
 
 
 class Boxed(NamedTuple):
-    """[B, H, S, width] of an array, or of varlen [1, H, total, width], as boxes of so many rows."""
+    """[B, H, S, width] of an array, or of varlen [1, H, total, width], as boxes of a number of rows."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Boxed(NamedTuple):
 
 
 def boxed(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Boxed | None:
-    """None for what can't be loaded as boxes: rows that don't lie at multiples of 16 bytes, or lie one upon another."""
+    """Return None if boxes can't load the array: its rows don't begin at multiples of 16 bytes, or they overlap."""
     meta = metas[name]
     shape, strides = meta.shape, meta.strides
     if varlen:

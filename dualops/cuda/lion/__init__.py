@@ -108,7 +108,7 @@ def _there(problem: Problem, metas: Mapping[str, ArrayMeta]) -> list[ArrayMeta]:
 
 
 def _has_few_axes(problem: Problem, results: Mapping[str, ArrayMeta]) -> bool:
-    """Whether the arrays lie along so few strides that a kernel can be told."""
+    """Return whether the arrays have few enough collapsed axes for the strides that a kernel accepts."""
     there = _there(problem, {**problem.arrays, **results})
     sizes, _ = collapse(there[0].shape, *(meta.strides for meta in there))
     return len(sizes) <= strided.MOST_AXES

@@ -38,7 +38,7 @@ class DenseConfig:
 
     threads: int
     vectors: int  # groups of each array that a thread has under way
-    sweeps: int  # times that it takes so many
+    sweeps: int  # times that it takes `vectors` groups
     min_blocks: int = 1  # blocks that the registers must leave room for on an SM
 
     def chunk(self, dtypes: Dtypes) -> int:

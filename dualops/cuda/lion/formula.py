@@ -34,7 +34,7 @@ ROLES = Arrays._fields
 
 
 class Dtypes(NamedTuple):
-    """What kernels are built for, beside their Config."""
+    """What kernels are specialized for, in addition to their Config."""
 
     params: str
     source: str  # of what p is read from: params, or master where there is one
@@ -87,7 +87,7 @@ def source_of(problem: Problem) -> str:
 
 
 def array_names(problem: Problem) -> tuple[str, ...]:
-    """The arrays in the order of ROLES, as a launch knows them; what is not there becomes a null pointer."""
+    """Return the names of the arrays in the order of ROLES, as a launch uses them; an absent one is a null pointer."""
     return tuple(source_of(problem) if name == "source" else name for name in ROLES)
 
 

@@ -40,7 +40,7 @@ def lg2_approx(x):
 
 
 def _larger(a, b):
-    """As `max` has it: +0 is more than -0, and a NaN is less than anything."""
+    """Return the larger number, as PTX `max` does: +0 is more than -0, and a NaN is less than any number."""
     if a == b:
         return b if a == 0 and np.signbit(a) else a
     return b if b > a or a != a else a
@@ -67,7 +67,7 @@ def largest_word(a, b, c):
 
 @instruction("(f32, f32, f32) -> f32", _OF_WORDS % ("min.s32", "min.s32"), section="9.7.1.12", pure=True)
 def smallest_word(a, b, c):
-    """The number whose bits, likewise, are the smallest: where all have a sign, the largest number."""
+    """The number whose bits, as those of a signed integer, are the smallest. If all have a sign, the largest number."""
     return min(single(a), single(b), single(c), key=_as_integer)
 
 
@@ -281,8 +281,8 @@ else:
     convergent=True,
 )
 def settle(x):
-    """Have a sum of nothing below 0 known before what comes next: the assembler would wait for products first, in whose
-    time the sum was to be made.
+    """Force a sum that is not negative to be computed before the next code. Else the assembler would wait for products
+    first, although the sum should be computed during them.
     """
     if x < -1:
         raise RuntimeError(f"settle: {x}, expected nothing below 0")
@@ -295,7 +295,7 @@ def settle(x):
     convergent=True,
 )
 def settle_bits(x):
-    """The same of whatever bits: those of several numbers, by or."""
+    """Settle any 32 bits, such as the bitwise or of several numbers."""
     if not 0 <= x < 1 << 32:
         raise RuntimeError(f"settle_bits: {x}, expected 32 bits")
 

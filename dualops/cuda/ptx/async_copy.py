@@ -1,7 +1,7 @@
-"""Copies that run beside the threads; mbarriers tell when they are done (sm_90 and later).
+"""Asynchronous bulk copies; mbarriers and groups track their completion (sm_90 and later).
 
-Copies to shared memory are told of by mbarriers, copies out of it by groups of the thread that starts them. Boxes of
-arrays: `tma`.
+An mbarrier tracks copies to shared memory. A group of the thread that starts them tracks copies out of it. For boxes
+of arrays see `tma`.
 
 The twins are late on purpose. A copy lands only when no thread can run otherwise, and its destination is NaN from the
 moment it is issued: who reads before the barrier's phase is over, or releases a stage before it has read it, sees NaN.

@@ -1,4 +1,4 @@
-"""Copies from global to shared memory that run beside the thread that starts them, in groups (sm_80 and later).
+"""Asynchronous copies from global to shared memory, in groups of the thread that starts them (sm_80 and later).
 
 The twins are late on purpose: a copy lands when its thread waits for its group, not before, and reads what is there
 then; its destination is NaN from the moment it is issued. What a thread has waited for, others see after a barrier.

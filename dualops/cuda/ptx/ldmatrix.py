@@ -14,8 +14,8 @@ ROW = Struct("8H")  # of a matrix
 def ldmatrix(count, trans=False):
     """Load `count` matrices, a register each.
 
-    Lane 8 * m + r brings the address of row r of matrix m, 16 bytes at a multiple of 16; the addresses of other lanes
-    are not looked at. Lane l gets elements 2 * (l % 4) and the next of row l // 4, the first in the lower half of a
+    Lane 8 * m + r passes the address of row r of matrix m: 16 bytes at a multiple of 16. The addresses of other lanes
+    are ignored. Lane l gets elements 2 * (l % 4) and the next of row l // 4, the first in the lower half of a
     word; trans: of column l // 4. Elements of 32 bits count as two, and can't be transposed.
     """
     name = f"ldmatrix_x{count}_trans" if trans else f"ldmatrix_x{count}"

@@ -73,7 +73,7 @@ def cp_async_mbarrier_arrive(bar, index):
     section="9.7.13.15.13",
 )
 def mbarrier_arrive_expect_tx(bar, index, nbytes):
-    """Count this thread, and let the phase wait for so many bytes of copies."""
+    """Count this thread's arrival, and let the phase also wait for `nbytes` bytes of copies."""
     thread = current()
     thread.block.mbarrier(bar.key, index).arrive(thread.scheduler, nbytes)
 

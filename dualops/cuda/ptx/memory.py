@@ -233,7 +233,7 @@ def st_shared_f32(y, index, a):
 
 @instruction("(shared[i32], f64) -> void", "st.shared.f64 [{y}], {a};", section="9.7.9.11")
 def st_shared_f64(y, index, a):
-    """Write a double to shared memory, likewise."""
+    """Write a double to shared memory."""
     y[index] = a
 
 

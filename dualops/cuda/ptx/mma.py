@@ -47,7 +47,7 @@ def mma_m16n8k16(dtype):
     convergent=True,
 )
 def mma_m16n8k8_tf32(d, d_index, a, a_index, b, b_index):
-    """d += a @ b for factors in float32 of which the lowest 13 bits are not looked at, sums in float32."""
+    """d += a @ b for float32 factors whose lowest 13 bits are ignored; sums in float32."""
 
     def factors(a_words, b_words):
         a_parts, b_parts = ((words & 0xFFFFE000).view(np.float32) for words in (a_words, b_words))

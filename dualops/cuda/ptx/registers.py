@@ -24,7 +24,7 @@ def setmaxnreg_dec(count):
     "(imm[24..256:8]) -> void", "setmaxnreg.inc.sync.aligned.u32 {count};", section="9.7.19.5", convergent=True
 )
 def setmaxnreg_inc(count):
-    """Wait until so many registers a thread are free that this one has `count`. For all warps of a warpgroup."""
+    """Wait until enough registers are free for each thread to have `count`. For all warps of a warpgroup."""
     _change("setmaxnreg.inc", count, 1)
 
 

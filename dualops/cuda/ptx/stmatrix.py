@@ -11,8 +11,8 @@ from .ldmatrix import ROW
 def stmatrix(count, trans=False):
     """Store `count` matrices, a register each: `ldmatrix` the other way round.
 
-    Lane 8 * m + r brings the address of row r of matrix m, 16 bytes at a multiple of 16; the addresses of other lanes
-    are not looked at. Lane l has elements 2 * (l % 4) and the next of row l // 4, the first in the lower half of a
+    Lane 8 * m + r passes the address of row r of matrix m: 16 bytes at a multiple of 16. The addresses of other lanes
+    are ignored. Lane l has elements 2 * (l % 4) and the next of row l // 4, the first in the lower half of a
     word; trans: of column l // 4.
     """
     name = f"stmatrix_x{count}_trans" if trans else f"stmatrix_x{count}"

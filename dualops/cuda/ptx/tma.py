@@ -1,11 +1,13 @@
 """Copies of boxes of an array, which a tensor map describes, to and from shared memory (sm_90 and later).
 
 Coordinates are those of the box's first element, that of the array's last axis first. Parts outside of the array are
-loaded as zeros and not stored; an mbarrier is told the bytes of whole boxes. What is stored must not begin before the
-array: an H200 calls that an illegal instruction, though it loads from there, and stores what ends behind. A load lands
-as late as it can, and its place is NaN until then; a store is read as late as `cp_async_bulk_wait_group_read` and
-written as late as `cp_async_bulk_wait_group` allows (`async_copy`). Maps are parameters of the kernel,
-`backend.tensor_map`.
+loaded as zeros and not stored; an mbarrier counts the bytes of whole boxes. A stored box must not begin before the
+array: an H200 reports an illegal instruction. It loads such boxes, and it stores boxes that end behind the array.
+
+In the simulator a load lands as late as it can, and its place is NaN until then. A store is read as late as
+`cp_async_bulk_wait_group_read` allows and written as late as `cp_async_bulk_wait_group` allows (`async_copy`).
+
+Maps are parameters of the kernel, `backend.tensor_map`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products by the four warps of a warpgroup, out of shared memory, which run beside the threads (sm_90a).
+"""Asynchronous products of the four warps of a warpgroup, out of shared memory (sm_90a).
 
 acc [64, n] += A [64, K] @ B [K, n], K being 32 bytes. A thread writes what its registers hold, fences, issues products,
 commits them as a group and waits for the group:
@@ -77,7 +77,7 @@ def wgmma_rs(n, dtype, b_major="k"):
 
 @family(n=WIDTHS)
 def wgmma_tf32(n):
-    """acc [64, n] (+)= A [64, 8] @ B [8, n], float32 whose lowest 13 bits are not looked at, contiguous along K."""
+    """acc [64, n] (+)= A [64, 8] @ B [8, n], float32 whose lowest 13 bits are ignored, contiguous along K."""
     return _from_shared(n, "tf32")
 
 

@@ -40,8 +40,8 @@ def rope(
     in one of two forms: [Smax, R/2] has a row for each position, [B, S, R/2] one for each token, or [1, S, R/2].
 
     positions [S] or [B, S] of int64 or int32: which row of [Smax, R/2] a token uses; without them token s uses row s.
-    On a GPU they are not looked at, which would wait for it: a token whose position has no row becomes NaN in its
-    first R dimensions, and nothing is read outside the tables.
+    On a GPU their values are not checked, as a check would wait for the GPU: a token whose position has no row becomes
+    NaN in its first R dimensions, and nothing is read outside the tables.
     dim: R, where not all of D is rotated. From it, or from D, follows whether a table has R/2 columns, or R as Hugging
     Face's have, whose halves are alike (half-rotated pairs only)
     interleaved: dimensions 2i and 2i + 1 are a pair (GPT-J), not i and i + R/2 (Llama, NeoX)
@@ -103,7 +103,7 @@ def rope_tables(
     by the factor, those that turn more than `high` times stay, and those between are mixed of both
     ("yarn", factor, original, fast=32, slow=1, attention_factor, truncate=True): the same by pair, between those that
     turn `slow` and `fast` times, rounded outwards to whole pairs; cos and sin are multiplied by attention_factor,
-    0.1 log(factor) + 1 unless told, or what a dict's mscale and mscale_all_dim make of it
+    by default 0.1 log(factor) + 1, or the value that a dict's mscale and mscale_all_dim give
     ("dynamic", factor, original, length): the base grows with the length of the sequence beyond `original`; a dict
     needs both, as "max_position_embeddings" and "seq_len", which Hugging Face keeps elsewhere
 

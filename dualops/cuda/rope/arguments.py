@@ -25,7 +25,7 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """What kernels are built for, beside their Config."""
+    """What kernels are specialized for, in addition to their Config."""
 
     dtype: str
     table_dtype: str

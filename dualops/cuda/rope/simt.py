@@ -35,7 +35,7 @@ class SimtConfig:
     """How columns are dealt to threads."""
 
     threads: int  # of a block
-    blocks: int  # that run on an SM at once, at the least: caps the registers
+    blocks: int  # that run on an SM at once, at least: caps the registers
     heads: int  # that a thread has under way
     aligned: bool  # columns are of 16 bytes
     wide_tables: bool  # rows of the tables begin at multiples of 16 bytes
@@ -208,7 +208,7 @@ def _columns(problem: Problem, config: SimtConfig) -> int:
 def steps(
     problem: Problem, results: Mapping[str, ArrayMeta], turn: float, config: SimtConfig, lanes: int
 ) -> list[Step]:
-    """The launch, with so many threads to the heads of a token."""
+    """Return the launch, with `lanes` threads for the heads of a token."""
     columns = _columns(problem, config)
     blocks = cdiv(problem.B * problem.S * columns * lanes, config.threads)
     args = (*arguments(problem, results, turn), columns, lanes)

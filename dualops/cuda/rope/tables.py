@@ -1,6 +1,6 @@
 """rope_tables: cos and sin of position * frequency, in float64 for every dtype of the result.
 
-    1  f = base ** (-2i / R), my frequency, and what the scaling makes of it
+    1  f = base ** (-2i / R), my frequency, then scaled
     2  for my tokens: cos and sin of as many turns as position * f / 2 pi is, times the magnitude
 
 An angle of 100,000 radians in float32 is wrong by hundredths; in float64 by 1e-11. Counting it in turns, of which the

@@ -5,8 +5,8 @@ same. A thread runs until it must wait (block barrier, shuffle, cluster barrier)
 and it is said at once with what everybody waits for. The order in which threads run is a choice: `order("reversed")`.
 
 Memory is hostile. Local and shared arrays start as NaN (all bits set), every access outside an array is an IndexError
-with the array's name, and misaligned vector access is an error, where a GPU would go on. The units that work beside the
-threads are late and see nothing that was not fenced: `shared`, `bulk`, `warpgroup`. How their sums are rounded is a
+with the array's name, and misaligned vector access is an error, where a GPU would go on. Asynchronous units
+are late and see nothing that was not fenced: `shared`, `bulk`, `warpgroup`. How their sums are rounded is a
 choice, too: `toward_zero()`.
 
 This package is the bottom of `dualops.cuda`: it imports nothing of ours, so that the twins of instructions (`ptx`) can

@@ -1,4 +1,4 @@
-"""Copies out of shared memory that run beside the thread that starts them, in groups of its own.
+"""Asynchronous copies out of shared memory, in groups of the thread that starts them.
 
 They are late: a copy reads its source until its thread waits for that, and what changed since it began is NaN; what it
 writes is there after the wait for its group, or when the blocks have ended.

@@ -69,7 +69,7 @@ class MBarrier:
         return self._end(scheduler)
 
     def complete(self, scheduler: Scheduler, nbytes: int) -> bool:
-        """So many bytes have landed; they may come before they are announced."""
+        """Count `nbytes` landed bytes; they may land before they are announced."""
         self.nbytes -= nbytes
         return self._end(scheduler)
 
@@ -93,7 +93,7 @@ class RegisterPool:
         self.warpgroups: dict[tuple[int, str], Barrier] = {}
 
     def give(self, scheduler: Scheduler, count: int) -> None:
-        """So many registers more are free, or, below zero, taken."""
+        """Free `count` registers, or, if below zero, take them."""
         self.free += count
         if count > 0:
             event, self.more = self.more, Event(self.more.name)

@@ -87,7 +87,7 @@ class Local:
         raise _astray("local array", "written", index, len(self.values))
 
     def some(self, index: int, count: int) -> list[Any]:
-        """So many elements, which are there."""
+        """Return `count` elements, without a check of the bounds."""
         return self.values[index : index + count]
 
     def put(self, index: int, values: list[Any]) -> None:

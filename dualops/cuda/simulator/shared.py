@@ -1,4 +1,4 @@
-"""A block's shared memory by its addresses, as threads see it and as units beside them do: copies, tensor cores.
+"""A block's shared memory by its addresses, as threads see it and as asynchronous units do: copies, tensor cores.
 
 What a thread writes such a unit sees after `fence.proxy.async`; until then it sees what was there before, NaN say. What
 units write both see, but where threads wrote without a fence: that is NaN. So a kernel that forgets the fence computes
@@ -18,8 +18,8 @@ PATTERN = 1024  # bytes after which the widest swizzle repeats
 def swizzled(address: Any, span: int) -> Any:
     """Where the units put a byte: bits 4 to 6 of its address, as far as `span` has them, are flipped by bits 7 to 9.
 
-    span: 128, 64 or 32 bytes; 16 leaves everything in its place. For integers and arrays of them. This is what units
-    do; `tile.swizzle` is what kernels take for granted, and has it once more.
+    span: 128, 64 or 32 bytes; 16 leaves everything in its place. For integers and arrays of them. This is what the
+    units do. `tile.swizzle` has the same formula again, as the assumption of kernels.
     """
     return address ^ (address >> 3 & span - 16)
 

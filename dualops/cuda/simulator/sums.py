@@ -1,9 +1,9 @@
 """How tensor cores round what they add up.
 
 To the nearest number, so that what a simulated kernel is off by is its own; or, inside `toward_zero()`, as those of a
-GPU do: what is cut off leans to one side, and of thousands of products in one accumulator it is no longer small. How
-many products are added before it is cut is not told; with four at a time a state that accumulators add up over 3000
-tokens is off by 1.3e-5 of its largest number, where an H200 was by 1.1e-5, with sixteen by 4.7e-6.
+GPU do: what is cut off is biased to one side, and is no longer small for thousands of products in one accumulator.
+How many products are added before the cut is not documented. With four at a time, a state that accumulators add up
+over 3000 tokens is off by 1.3e-5 of its largest number; with sixteen by 4.7e-6. An H200 was off by 1.1e-5.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def toward_zero() -> Iterator[None]:
 
 
 def added_at_once(depth: int) -> list[slice]:
-    """Of a product of so many terms those that are added before the sum is rounded."""
+    """Split `depth` terms of a product into the slices that are added before the sum is rounded."""
     return [slice(k, k + AT_ONCE) for k in range(0, depth, AT_ONCE)] if _toward_zero else [slice(None)]
 
 

@@ -41,7 +41,7 @@ class Thread(greenlet):
         self.copies: list[list[Callable[[], None]]] = [
             []
         ]  # its cp.async that have not landed, in groups, the last open
-        self.units: dict[str, Any] = {}  # what units beside the threads are doing for it
+        self.units: dict[str, Any] = {}  # state of the asynchronous units that work for it
 
 
 def current() -> Thread:
@@ -66,7 +66,7 @@ class Block:
         self.registers = RegisterPool(threads)
         self.mbarriers: dict[tuple[Any, int], MBarrier] = {}
         self.cluster: list[Block] = [self]
-        self.units: dict[Any, Any] = {}  # what units beside the threads are doing for warpgroups
+        self.units: dict[Any, Any] = {}  # state of the asynchronous units that work for warpgroups
 
     @cached_property
     def memory(self) -> SharedMemory:
@@ -103,7 +103,7 @@ class Block:
         return self.shared[key]
 
     def _dynamic(self, alignment: int) -> np.ndarray:
-        """The dynamic shared memory, which begins where whoever first asks for it wants it to."""
+        """Return the dynamic shared memory, aligned as its first user asks."""
         if "dynamic" not in self.units:
             self.units["dynamic"] = self.memory.take(self.shared_bytes, max(alignment, 128))
         data = self.units["dynamic"]
@@ -119,7 +119,7 @@ class Scheduler:
     are drawn for both, the same for the same seed, and for which threads that others wait for are late.
     "scattered": also for which lanes of a warp stay behind after a wait at an mbarrier, until nothing else can go on.
     "lagging": as "forward", but the warpgroup of this number goes on only when nobody else can and copies have landed.
-    "straggling": the same of a warp, so that others can meet without it.
+    "straggling": like "lagging" for one warp, so that others can meet without it.
 
     A copy lands when nobody can run; one who is late runs then too, mostly after the copies.
     """
@@ -224,7 +224,7 @@ class Scheduler:
             name = thread.waiting.name if thread.waiting else "nothing"
             waits.setdefault(f"block {tuple(thread.block.index)} at {name}", []).append(thread.tid)
         told = "; ".join(f"{place}: threads {_ranges(tids)}" for place, tids in waits.items())
-        raise Deadlock(f"{len(threads)} threads wait for ever: {told}")
+        raise Deadlock(f"{len(threads)} threads wait forever: {told}")
 
 
 def _ranges(tids: Sequence[int]) -> str:

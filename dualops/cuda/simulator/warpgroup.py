@@ -1,4 +1,4 @@
-"""Products of a warpgroup, which run beside its 128 threads: fenced, issued, committed in groups, waited for.
+"""Asynchronous products of a warpgroup's 128 threads: fenced, issued, committed in groups, waited for.
 
 They are late and strict. A product begins to read shared memory when the first thread issues it, and each warp computes
 its own 16 rows when its first thread waits for the group; what changed in between is NaN. The accumulators are NaN from
@@ -76,7 +76,7 @@ class Watched(Local):
     def __getitem__(self, index: int) -> Any:
         watch = self.watch
         watch.touched = watch.unit.fences
-        if 0 <= index < len(self.values):  # as Local has it: a call less for most of what kernels read
+        if 0 <= index < len(self.values):  # as in Local: one call less for most reads of kernels
             return self.values[index]
         return super().__getitem__(index)
 

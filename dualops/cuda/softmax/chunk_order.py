@@ -21,7 +21,7 @@ from ..compiler.backend import Members, i32, noun, verb
 
 
 class Planned(NamedTuple):
-    """A share has so many chunks, of which the first `again` are copied twice."""
+    """A share of a row: `chunks` chunks, of which the first `again` are copied twice."""
 
     chunks: int
     again: int
@@ -30,11 +30,11 @@ class Planned(NamedTuple):
 @cache
 @noun
 def chunk_order(columns: int, kept: int) -> Members:
-    """The verbs for chunks of so many columns, of which so many stay: fewer than the ring has stages."""
+    """The verbs for chunks of `columns` columns, of which `kept` stay in memory: fewer than the ring has stages."""
 
     @verb
     def plan(width):
-        """Plan the copies of a share of so many columns."""
+        """Plan the copies of a share of `width` columns."""
         chunks = i32((width + columns - 1) // columns)
         return Planned(chunks, max(chunks - kept, 0))
 

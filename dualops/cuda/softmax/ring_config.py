@@ -53,7 +53,7 @@ class RingConfig:
         return Stages(dtype, self.stages, arrays, 1, self.chunk(dtype))
 
     def static_bytes(self, dtype: str) -> int:
-        """Of shared memory beside the stages, at most: parts and mbarriers."""
+        """Return the most bytes of shared memory besides the stages: parts and mbarriers."""
         return 4 * self.warps * self.cluster * itemsize(compute_dtype(dtype)) + 16 * MOST_STAGES + 256
 
 

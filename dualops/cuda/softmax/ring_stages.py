@@ -1,14 +1,14 @@
 """softmax of the longest rows and its gradient on sm_90: a row stays in shared memory until it is written.
 
-Clusters, chunks and the ring are those of ring.py. Of a block's share of a row, as many chunks stay in their
-stages as the Config keeps; those before them are copied once more, and found in L2 as a rule. The stages that are left
-fill with what comes next meanwhile. Forward:
+Clusters, chunks and the ring are those of ring.py. Of a block's share of a row, the last
+chunks stay in their stages, as many as the Config keeps. The chunks before them are copied again, usually from L2.
+Meanwhile the other stages fill with the next chunks. Forward:
 
     1  for each chunk: the running maximum, and the sum of exp(x - maximum)
     2  warps send (maximum, sum) to every block of the cluster, and merge all of them    (st.async, one mbarrier)
     3  for each chunk again: y = exp(x - row maximum) / row sum; the stage is free
 
-Backward the same of two arrays:
+Backward, the same with two arrays:
 
     1  for each chunk: dot += sum(y * dy)
     2  warps send and sum their dots
@@ -143,7 +143,7 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
     """softmax_ring_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride, share)."""
     mem = storage(dtype)
     num, deal = numbers(mem.number), rows(config, dtype)
-    pipe = ring(config.staged(dtype, 2), config.warps)  # a stage: columns of y, then the same of dy
+    pipe = ring(config.staged(dtype, 2), config.warps)  # a stage: columns of y, then these columns of dy
     order, feed = chunk_order(pipe.columns, config.chunks), feeding(config, pipe, 2)
     STEP = config.readers * mem.vector  # columns between a thread's vectors
 

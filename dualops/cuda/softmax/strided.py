@@ -140,7 +140,7 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The same of the gradient."""
+    """Yield the choices for the gradient."""
     return _choices(Call(problem, results), build_backward)
 
 

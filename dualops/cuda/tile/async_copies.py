@@ -1,4 +1,4 @@
-"""How elements of 16 and 32 bits come from global to shared memory beside the threads that ask for them (sm_80 on)."""
+"""Asynchronous copies of 16- and 32-bit elements from global to shared memory (sm_80 and later)."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from .swizzle import Operand
 
 
 class Corner(NamedTuple):
-    """Where in an array a tile begins: along its own rows (of B: columns), along the sum, and along the other axes."""
+    """The origin of a tile in an array: along its own rows (of B: columns), along the sum, and along the other axes."""
 
     row: Any
     depth: Any
@@ -28,9 +28,9 @@ class Corner(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Blocks whose tiles of the result lie above and beside one another: `rows` x `columns` of them.
+    """Blocks whose tiles of the result are neighbours: `rows` x `columns` of them.
 
-    Those above one another share a tile of B, those beside one another one of A.
+    Blocks of one column share a tile of B. Blocks of one row share a tile of A.
     """
 
     rows: int = 1
@@ -70,8 +70,8 @@ BoxTile = Noun  # what `box_tile` makes
 
 @verb
 def prefetch_maps(maps, warp):
-    """Have a tuple of maps on their way, by all threads. Warps from number `warp` on, in a block that has so many, take
-    one each.
+    """Prefetch a tuple of maps; called by all threads. Each warp from number `warp` on prefetches one map. The block
+    must have that many warps.
     """
     for number in range(len(maps)):
         if cuda.threadIdx.x == 32 * (warp + number):
@@ -85,10 +85,10 @@ def box_shape(tile: Operand, sharing: Sharing = ALONE) -> tuple[int, int]:
 
 @noun
 def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, room: int = 0) -> Members:
-    """A tile in every stage.
+    """A tile in every stage of a pipeline, loaded as boxes.
 
-    The verbs of a tile whose first stage begins at byte `at`; others: axes of its array beside its own two; room: bytes
-    of a stage, if they are more than the tile's.
+    The verbs of a tile whose first stage begins at byte `at`; others: axes of its array in addition to its own two;
+    room: bytes of a stage, if it is larger than the tile.
 
     Each of the blocks that share it loads an equal part of the lines. Raises ValueError where that is no whole pattern
     of 8.

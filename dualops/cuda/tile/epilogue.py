@@ -47,7 +47,7 @@ BoxOutput = Noun  # what `box_output` makes
 
 
 def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
-    """Lines and elements of a line of the boxes in which a tile of so many columns is stored."""
+    """Return the lines of a box and the elements of a line, for boxes that store a tile of `columns` columns."""
     return ROWS, min(columns, SPAN // itemsize)
 
 
@@ -56,14 +56,16 @@ def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
 def box_output(
     dtype: str, columns: int, at: int, places: int, others: int, beside: int = 0, *, anew: bool = False
 ) -> Members:
-    """How a warpgroup's tile gets to memory as boxes, a part of so many columns after the other.
+    """Store a warpgroup's tile to memory as boxes, one part of columns after the other.
 
     For results of `columns` columns a warpgroup, of 16 bits or float32; shared memory begins at byte `at`.
 
-    others: axes of the result beside rows and columns. A tile makes a multiple of `places` stores. beside: of so many
-    warpgroups the places of a number lie one behind the other, as in boxes of all their rows; else all of a warpgroup.
-    There `store_all` alone stores; nobody acquires a place, and what is stored before `finish` is one group of copies.
-    anew: of 16 bits, as `put_matrices` has it. Raises ValueError for columns that are no whole number of boxes.
+    others: axes of the result in addition to rows and columns. A tile makes a multiple of `places` stores. `beside`: a
+    number of warpgroups whose places of one number follow each other, as in boxes of all their rows; 0: all places of
+    a warpgroup follow each other. With `beside` only `store_all` stores. No thread acquires a place, and all stores
+    before `finish` are one group of copies. `anew`: for 16 bits, as in `put_matrices`.
+
+    Raises ValueError for columns that are no whole number of boxes.
     """
     itemsize = 4 if dtype == "float32" else 2
     _, along = output_box(columns, itemsize)
@@ -159,8 +161,8 @@ def box_output(
 
 
 def put_matrices(dtype: str, along: int, first: int = 0, *, anew: bool = False) -> Callable[..., None]:
-    """(smem, at, values): a part of 16-bit results to a box, those from number `first` on. anew: a thread finds its
-    places each time, as it has no registers to keep them in.
+    """(smem, at, values): write a part of 16-bit results to a box, from value `first` on. `anew`: a thread recomputes
+    its places each time, because it has no registers to keep them in.
     """
     pair, put, span, steps = PAIRS[dtype], stmatrix(4), 2 * along, along // 16
 
@@ -179,7 +181,7 @@ def put_matrices(dtype: str, along: int, first: int = 0, *, anew: bool = False) 
 
 
 def _put_pairs(along: int, first: int = 0) -> Callable[..., None]:
-    """The same of float32: each lane the two neighbours that it has of each row."""
+    """Do what `put_matrices` does, for float32: each lane writes its two neighbours of each row."""
     span, eights = 4 * along, along // 8
 
     @verb

@@ -13,7 +13,7 @@ ONE, HALF, TWICE = f32(1), f32(0.5), f32(2 * LOG2_E)
 # of tanh(x) / x in powers of x**2, so that the largest error of tanh within 1, 2.4e-7, is as small as can be
 NEAR = tuple(map(f32, (0.99999684, -0.33324003, 0.13253528, -0.050972924, 0.016114252, -0.002839495)))
 DOUBLE, LARGE = f32(2), f32(2.0**126)
-# likewise where |x| is below these bounds, to 1.7e-7
+# the same for |x| below these bounds, with an error of 1.7e-7
 NEARER_BOUND, NEARER = f32(0.3), tuple(map(f32, (0.99999601, -0.332974796, 0.1252259)))
 NEAREST_BOUND, NEAREST = f32(0.115), tuple(map(f32, (0.99999277, -0.33114207)))
 SMALL, THIRD, REST = f32(0.125), f32(-1 / 3), f32(2 / 15)
@@ -38,7 +38,7 @@ def fast_tanh_slope(x, rate):
 
 @verb
 def near_tanh(x, rate, size):
-    """The same where rate * x is within -1 and 1: a polynomial, which leaves the unit of special functions alone."""
+    """size * tanh(rate * x) for rate * x between -1 and 1, by a polynomial: no special-function unit is used."""
     x *= rate
     square = x * x
     of_square = NEAR[5]
@@ -97,7 +97,7 @@ def fast_tanh_curve() -> Members:
     nearer = (_of_near, _are_near), (_of_nearer, are_below(NEARER_BOUND)), (_of_nearest, are_below(NEAREST_BOUND))
     return members(
         locals(),
-        # the same of small x, the smallest last, each with (largest, numbers) -> whether it is for x up to this size
+        # variants for small x, the smallest last; each with (largest, numbers) -> whether it holds up to this |x|
         nearer=nearer,
     )
 

@@ -1,4 +1,4 @@
-"""Grids that overlap (`Step.overlaps`): the first one lets the next begin, which waits for what it needs."""
+"""Overlapping grids (`Step.overlaps`): the first grid lets the next one begin, which waits for its inputs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Loads and stores of a given number of neighbours: for arrays of several dtypes that are walked together.
 
-A thread has as many elements of each array, which are 16 bytes of the widest and fewer of the others.
+A thread has the same number of elements of each array: 16 bytes of the widest dtype, fewer bytes of the others.
 """
 
 from __future__ import annotations

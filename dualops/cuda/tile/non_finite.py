@@ -1,4 +1,4 @@
-"""Whether a thread's accumulators are finite, for a multiply-add each: 0 times what is not is NaN."""
+"""Test whether a thread's accumulators are finite, with one multiply-add each: 0 times a non-finite number is NaN."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from .numbers import numbers
 
 @cache
 def non_finite_of(size: int) -> Callable[..., Any]:
-    """The verb (acc) -> of my upper row and of my lower one, 0 where its numbers are finite, else NaN. For acc of so
-    many numbers a thread, in quads (`fragment.accumulator`).
+    """The verb (acc) -> two numbers, for my upper and my lower row: 0 if the row's numbers are finite, else NaN.
+
+    acc has `size` numbers a thread, in quads (`fragment.accumulator`).
     """
     num, quads = numbers(f32), size // 4
 

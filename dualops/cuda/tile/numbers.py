@@ -71,7 +71,7 @@ class Numbers(Namespace):
     load_four: Callable[..., None]  # (frag, at, shared, index): four neighbours; index a multiple of four
     store_shared: Callable[..., None]  # (shared, index, x)
     vector: int  # numbers in 16 bytes
-    store_vector: Callable[..., None]  # (shared, index, frag, at): so many neighbours; index a multiple of that
+    store_vector: Callable[..., None]  # (shared, index, frag, at): `vector` neighbours; index a multiple of it
 
 
 @cache
@@ -108,7 +108,7 @@ def _add_compensated(number: Any) -> Callable[..., Any]:
         x -= rest
         new = total + x
         rest = (new - total) - x
-        return new, ZERO if rest != rest else rest  # an infinity leaves nothing to be had back
+        return new, ZERO if rest != rest else rest  # an infinity has no rounding error to recover
 
     return add_compensated
 

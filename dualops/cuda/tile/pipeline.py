@@ -2,8 +2,8 @@
 
 Fillings are numbered, `i`; filling i is in stage i % stages, in the phase i // stages of its two mbarriers. `full`
 counts the producer and the bytes of the copies, `empty` the warps that read. In a cluster whose blocks send their
-copies to one another, a stage is filled again when the readers of every block have left it, so that warps tell all
-blocks.
+copies to one another, a stage is refilled only after the readers of every block have released it. So warps arrive at
+the barriers of all blocks.
 
     producer                                    readers
     stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)
@@ -45,8 +45,8 @@ Pipeline = Noun  # what `pipeline` makes
 @cache
 @noun
 def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
-    """The verbs of a pipeline with so many stages of `nbytes`, which `warps` warps of each block read."""
-    STAGES = u32(stages)  # no sign to look after in what follows
+    """The verbs of a pipeline with `stages` stages of `nbytes` each, which `warps` warps of each block read."""
+    STAGES = u32(stages)  # unsigned: no sign handling below
 
     @verb
     def barriers():
@@ -62,7 +62,7 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
 
     @verb
     def start():
-        """Make the barriers known to all threads of the cluster."""
+        """Make the barriers visible to all threads of the cluster."""
         fence_mbarrier_init()
         if cluster > 1:
             barrier_cluster_arrive()
@@ -115,8 +115,8 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
 
     @verb
     def skip(barriers, i):
-        """Release the stage unread, where lanes have not met since they waited for it."""
-        bar_warp_sync(FULL_WARP)  # a lane that still waited could find the stage filled anew, and wait for ever
+        """Release the stage unread. For lanes that have not synchronised since they waited for it."""
+        bar_warp_sync(FULL_WARP)  # else a lane that still waits could find the stage refilled, and deadlock
         release(barriers, i)
 
     @verb

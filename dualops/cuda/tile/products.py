@@ -7,8 +7,8 @@
 
 Thread number line * lanes + lane has `rows` rows of the result, from line * rows on. Of their columns it has, in a
 product A @ B.T, lane, lane + lanes, ...; in A @ B and A.T @ B `near` neighbours, four as a rule, of every lanes * near.
-Products add: who wants the product alone clears the fragment first. The sums of A @ B.T and A @ B go by four numbers of
-a row: A and B are zero there beyond their widths, or `add_part` is told a multiple of four.
+Products add to the fragment: clear it first to get the product alone. The sums of A @ B.T and A @ B take four numbers
+of a row at a time: A and B are zero beyond their widths, or the depth passed to `add_part` is a multiple of four.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Mma(Namespace):
     fragment: Callable[..., Any]  # () -> a local array for the part
     clear: Callable[..., None]  # (out)
     add: Callable[..., None]  # (out, smem): the whole product
-    add_part: Callable[..., None]  # (out, smem, first, depth): A's numbers begin at `first`; so many steps of the sum
+    add_part: Callable[..., None]  # (out, smem, first, depth): `depth` steps of the sum; A's numbers begin at `first`
     column: Callable[..., Any]  # (c) -> which column number c of a row is
 
 
@@ -191,7 +191,7 @@ def mma_atb(number: Any, a: Tile, b: Tile, rows: int, near: int = 4, lanes: int 
         column = cuda.local.array(rows, number)  # my rows of A.T
         row = cuda.local.array(columns, number)  # of a row of B
         n = 0
-        while n < depth:  # a range would count beside it
+        while n < depth:  # a range would keep a second counter
             mine = opaque_i32(first + n * a.row + line * rows)
             theirs = opaque_i32(b.at + n * b.row + lane * near)
             near_a.load(column, 0, smem, mine)
@@ -208,7 +208,7 @@ def mma_atb(number: Any, a: Tile, b: Tile, rows: int, near: int = 4, lanes: int 
 def _members(
     number: Any, rows: int, columns: int, add_part: Callable[..., None], first: int, depth: int
 ) -> dict[str, Any]:
-    """What all products have alike."""
+    """Return the members that all products share."""
     num, size = numbers(number), rows * columns
 
     @verb
@@ -236,7 +236,7 @@ def _members(
 
 
 def _groups(b: Tile, together: int) -> int:
-    """How many times a row of B has as many columns as threads take together."""
+    """Return how many times the columns that the threads take together fit in a row of B."""
     groups = -(-b.width // together)
     if b.filled < groups * together:
         raise ValueError(f"a product with B: its rows have {b.filled} numbers, expected a multiple of {together}")

@@ -35,12 +35,12 @@ from ..ptx.warp import (
 from .rows import FULL_WARP
 from .storage import storage
 
-WARP = u32(32)  # threads: no sign to look after in what follows
+WARP = u32(32)  # threads; unsigned: no sign handling below
 
 
 @dataclass(frozen=True)
 class Stages:
-    """What a ring keeps in shared memory: in each stage, `rows` rows of `columns` elements of every array."""
+    """The shared memory of a ring: each stage has `rows` rows of `columns` elements of every array."""
 
     dtype: str
     count: int
@@ -92,7 +92,7 @@ def ring(stages: Stages, warps: int) -> Members:
     `i` numbers the copies, `array` the arrays of a stage.
     """
     element, itemsize = storage(stages.dtype).element, storage(stages.dtype).itemsize
-    COUNT = u32(stages.count)  # no sign to look after in what follows
+    COUNT = u32(stages.count)  # unsigned: no sign handling below
 
     @verb
     def smem():
@@ -111,7 +111,7 @@ def ring(stages: Stages, warps: int) -> Members:
 
     @verb
     def acquire(smem, i, rows, width):
-        """Wait until a stage is free, and expect the bytes of so many rows of this width."""
+        """Wait until a stage is free, then expect the bytes of `rows` rows of this width."""
         stage = i32(u32(i) % COUNT)
         mbarrier_wait_cta(smem.empty, stage, u32(i) // COUNT & 1 ^ 1)  # the round before; a new barrier's is over
         mbarrier_arrive_expect_tx(smem.full, stage, rows * width * (stages.arrays * itemsize))
@@ -165,7 +165,7 @@ def init_fetch(bell):
 
 @verb
 def start_fetch(bell, nbytes):
-    """So many bytes will come; by one thread."""
+    """Expect `nbytes` bytes at this barrier. For one thread."""
     mbarrier_arrive_expect_tx(bell, 0, nbytes)
 
 
@@ -183,7 +183,7 @@ def wait_fetch(bell):
 
 @verb
 def start_cluster():
-    """Make initialised mbarriers visible, and know that every block of the cluster runs."""
+    """Make initialised mbarriers visible, and wait until every block of the cluster runs."""
     fence_mbarrier_init()
     barrier_cluster_arrive()
     barrier_cluster_wait()
@@ -205,7 +205,7 @@ class PartsSmem(NamedTuple):
 
 
 class Parts(Namespace):
-    """How the reading warps of a cluster put pairs of numbers together, row after row, without stopping the copies.
+    """Exchange of pairs of numbers among the reading warps of a cluster, row after row, without stopping the copies.
 
     `row_round` numbers the rows. A block may have several rows at once, each with warps and a barrier of its own.
     """

@@ -1,4 +1,4 @@
-"""Warpgroups with different work: the last of a block loads, the others multiply, with registers that it gives up."""
+"""Warpgroup specialization: the last warpgroup of a block loads and gives up registers, the others multiply."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Roles(Namespace):
 
 @cache
 def roles(consumers: int, *, most: bool = False) -> Roles:
-    """For so many warpgroups that multiply, 1 to 3; most: the one that loads does with fewer registers."""
+    """The roles of a block with 1 to 3 consumer warpgroups. most: the producer warpgroup uses fewer registers."""
     threads, registers = 128 * (consumers + 1), MOST_REGISTERS if most else REGISTERS
 
     @verb

@@ -1,4 +1,4 @@
-"""Which block makes which tile of a result, when fewer blocks than tiles walk through them.
+"""Persistent tile schedule: which block computes which tile, with fewer blocks than tiles.
 
 Tiles are numbered batch by batch, in groups of `group` rows of tiles, column by column within a group, so that blocks
 that run at once share rows of A and columns of B in L2. The blocks of a cluster take tiles that are neighbours.
@@ -25,7 +25,7 @@ class Position(NamedTuple):
 @cache
 @noun
 def schedule(group: int, cluster: Cluster) -> Members:
-    """The walk of a block. Clusters are numbered, and each takes every so-many-th number.
+    """The walk of a block. Positions of clusters are numbered; each of N running clusters takes every N-th number.
 
     group: rows of tiles, a multiple of the cluster's.
     """
@@ -44,7 +44,7 @@ def schedule(group: int, cluster: Cluster) -> Members:
 
     @verb
     def _clusters(m_blocks, n_blocks):
-        """Clusters above one another in a batch, and beside one another."""
+        """Return the number of clusters along the rows of a batch, and along its columns."""
         return u32(u32(m_blocks + (high - 1)) // u32(high)), u32(u32(n_blocks + (wide - 1)) // u32(wide))
 
     @verb

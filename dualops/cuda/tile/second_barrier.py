@@ -1,4 +1,4 @@
-"""A second part of a pipeline's stages, which readers wait for later, and give back with the first.
+"""A second full-barrier per stage of a pipeline: part of its data may arrive later. One release frees both.
 
     producer                                    readers
     stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)
@@ -8,10 +8,10 @@
                                                 part.leave()
                                                 pipe.release(barriers, i)
 
-It may have more stages than the pipeline, whose stage then tells the producer that this one's is free, too.
+It may have more stages than the pipeline. A free stage of the pipeline then means that its stage here is free, too.
 
-Its mbarriers count the producer, the bytes of the copies, and warps that write to the part beside them: each waits
-until the stage is free (`pipe.claim`), writes, and hands it on. They are told to all by the pipeline's `start`.
+Its mbarriers count the producer, the bytes of the copies, and the warps that also write to the part. Such a warp waits
+until the stage is free (`pipe.claim`), writes, and arrives. The pipeline's `start` makes the mbarriers visible to all.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Companion = Noun  # what `second_barrier` makes
 @cache
 @noun
 def second_barrier(stages: int, nbytes: int, writers: int = 0) -> Members:
-    """The verbs for `nbytes` of copies in each of so many stages, beside which so many warps write.
+    """The verbs for `stages` stages, each with `nbytes` of copies and with `writers` warps that write too.
 
     `i` numbers the pipeline's fillings.
     """
-    STAGES = u32(stages)  # no sign to look after in what follows
+    STAGES = u32(stages)  # unsigned: no sign handling below
 
     @verb
     def barriers():

@@ -1,10 +1,10 @@
-"""What lies where in a block's shared memory. The host lays tiles out; kernels ask them for places and fill them.
+"""Layout of a block's shared memory. The host lays out tiles; kernels get places from them and fill them.
 
     shared = Shared("bfloat16", threads)        numbers of float32 arithmetic
     q = shared.tile(BLOCK_Q, D)                 [BLOCK_Q, D]
     k = shared.tile(BLOCK_KV, D)
     v = shared.tile(BLOCK_KV, Dv, over=k)       takes turns with k
-    shared.nbytes                               what the launch asks for
+    shared.nbytes                               bytes that the launch requests
 
 A kernel's dynamic shared memory is one array of numbers, `smem`; places are indices of it. Everything begins at a
 multiple of four numbers, which are loaded at once. Rows are a multiple of four long and `PAD` apart, so that lanes on
@@ -33,7 +33,7 @@ class Lines(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The same, of which only so many columns are there; line r may be to be multiplied by smem[weights + r]."""
+    """`Lines` of which only `columns` columns exist. Line r may have to be multiplied by smem[weights + r]."""
 
     data: Any
     first: Any
@@ -89,7 +89,7 @@ class Shared:
         )
 
     def vector(self, count: int) -> int:
-        """Room for so many numbers: where they begin."""
+        """Reserve room for `count` numbers and return where they begin."""
         self._latest = self.count
         self.count += _align_up(count, 4)
         return self._latest

@@ -1,4 +1,4 @@
-"""The softmax of rows that come a tile of scores after the other, on accumulators of tensor cores, in base 2.
+"""Online softmax of rows, one tile of scores after the other, on tensor-core accumulators, in base 2.
 
     rows.new_max(new_max, scores, row_max)                 two rows a thread, each shared by four lanes
     rows.exponents(base, factor, new_max, units)           the exponent of a score is score * factor - base
@@ -56,7 +56,7 @@ SoftmaxRows = Noun  # what `softmax_rows` makes
 
 @cache
 def pairs_of(dtype: str, words: int) -> Callable[..., None]:
-    """The verb (packed, j, a, b): two numbers to word j of so many; of "float32", to one of so many for each part."""
+    """The verb (packed, j, a, b): pack two numbers into word j of `words`; for "float32", one word of each part."""
     pack_two: Any = PAIRS.get(dtype)
 
     @verb
@@ -110,10 +110,11 @@ def softmax_rows(
     sinks: bool = False,
     rest: bool = False,
 ) -> Members:
-    """The verbs for so many scores and results of a thread, and as many again for each strip of rows; probabilities are
-    packed as "bfloat16" or "float16", or those of "float32" as three parts of bfloat16 each (`split_bf16x3`).
+    """The verbs of online softmax, for the scores and results that a thread has for each strip of rows.
 
-    sinks: `close` joins them. rest: it keeps what rounding took from lse.
+    Probabilities are packed as "bfloat16" or "float16"; those of "float32" as three bfloat16 parts (`split_bf16x3`).
+
+    sinks: `close` adds the sinks. rest: `close` keeps the rounding error of lse.
 
     threes: maxima are those of words, three at a time, which Hopper does in one instruction, and half as many are
     needed. Signed integers are in the order of floats, but for those with a sign, whose order is the opposite: where a
@@ -233,7 +234,7 @@ def softmax_rows(
 
     @verb
     def settle(scores):
-        """Have the compiler know all scores before what comes next, which may be a wait for products."""
+        """Make the compiler compute all scores before the next code, which may wait for products."""
         bits = bits_of_f32(scores[0])
         for e in range(1, scores_size * strips):
             bits |= bits_of_f32(scores[e])

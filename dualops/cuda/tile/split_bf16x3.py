@@ -1,7 +1,7 @@
 """float32 numbers as three parts of bfloat16, whose sum they are: 8 bits of the mantissa each.
 
-    upper, middle, lower = parts_of(x)        each what is cut off from what is left: nothing is rounded
-    put_parts(words, at, apart, a, b)         those of two numbers, packed in pairs, `apart` words from part to part
+    upper, middle, lower = parts_of(x)        each cut off from the remainder: nothing is rounded
+    put_parts(words, at, apart, a, b)         the parts of two numbers, packed in pairs, `apart` words from part to part
 
 Of the nine products of two numbers' parts those of MEETINGS count. The others, lower by middle and by lower, are below
 2**-22 of the number's product, on average 2**-24 of it. Tensor cores multiply bfloat16 twice as fast as tf32, of which
@@ -23,7 +23,7 @@ ZERO = f32(0)
 
 @verb
 def upper_part(x):
-    """The 8 bits of x's mantissa that come first."""
+    """Return x with only the first 8 bits of its mantissa."""
     return f32_of_bits(bits_of_f32(x) & UPPER)
 
 
@@ -38,7 +38,7 @@ def parts_of(x):
     """The parts of any number.
 
     An infinity is its sign's 1, 0 and itself: lower parts meet upper ones alone, so that neither a part that is 0 nor
-    one of the other sign makes a NaN of it. A NaN likewise.
+    one of the other sign turns it into NaN. A NaN is split in the same way.
     """
     word = bits_of_f32(x)
     upper = upper_part(x)
@@ -52,7 +52,7 @@ def parts_of(x):
 
 @verb
 def put_parts(words, at, apart, a, b):
-    """Those of two numbers, which are finite or NaN, to words[at], words[at + apart] and words[at + 2 * apart]."""
+    """Write the parts of two numbers, finite or NaN, to words[at], words[at + apart] and words[at + 2 * apart]."""
     words[at] = packed_parts(a, b)
     a_rest, b_rest = f32(a - upper_part(a)), f32(b - upper_part(b))
     words[at + apart] = packed_parts(a_rest, b_rest)

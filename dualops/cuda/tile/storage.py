@@ -1,4 +1,4 @@
-"""How the values of a dtype lie in memory, and how they come into registers.
+"""Storage of a dtype's values in memory, and the verbs that load and store them.
 
 Arithmetic is float32 for every dtype but float64. A kernel asks for the verbs of its dtype once, when it is built, and
 is written once: half-precision arrays reach it as uint16, and become floats where they are loaded.

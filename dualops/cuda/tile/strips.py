@@ -51,7 +51,7 @@ class StripAb(Namespace):
 def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: bool, strips: int = 1) -> Members:
     """sums [16, columns] = A @ B.T. Lines of A and B run along the sum.
 
-    a, b: their boxes, of which they have so many. held: A's fragments stay in registers, else they are read anew.
+    a, b: a box of each; each has `boxes` of them. held: A's fragments stay in registers, else they are read again.
     strips: one or two, by the same B; held, one.
     """
     a_side, b_side = fragments(a, ROWS, left=True), fragments(b, b.rows, left=False)
@@ -135,7 +135,9 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
 
 @cache
 def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> StripAb:
-    """b: its boxes, which are so many columns. strips: so many by the same B; of float32, one."""
+    """The product A @ B. b: a box of B, which has `boxes` of them as columns. strips: strips of A that share B; for
+    float32, one.
+    """
     words, put, add_all = _ab_of_parts(b, boxes) if dtype == "float32" else _ab_of_pairs(dtype, b, boxes, strips)
     b_side, SIZE, ZERO = fragments(b, b.rows, left=False), b.rows // 2 * boxes * strips, f32(0)
 
@@ -188,7 +190,7 @@ def _ab_of_pairs(
 
 
 def _ab_of_parts(b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], Callable[..., None]]:
-    """The same of float32: a step's upper parts, then its lower ones."""
+    """A @ B in float32: a step's upper parts, then its lower ones."""
     mma, b_side = mma_m16n8k8_tf32, fragments(b, b.rows, left=False)
     STEPS, TILES, B_BOX, B_WORDS = b.depth // b.step, b.rows // 8, b.size, b_side.words
     SIZE, ZERO = 4 * TILES, f32(0)

@@ -31,7 +31,7 @@ def swizzled(address: int, span: int) -> int:
 
 
 def place(line: int, column: int, lines: int, itemsize: int, span: int) -> int:
-    """The byte, from its tile's first, where element [line, column] of a tile of so many lines begins."""
+    """Return the byte offset, within its tile of `lines` lines, at which element [line, column] begins."""
     box, byte = divmod(column * itemsize, span)
     return swizzled((box * lines + line) * span + byte, span)
 

@@ -17,7 +17,7 @@ def rounded(x):
 
 @verb
 def rounded_word(word):
-    """The same of a number's bits."""
+    """Round a float32 number, given as its bits, to tf32."""
     return tf32_of_f32(f32_of_bits(word))
 
 
@@ -33,7 +33,7 @@ def words_of_parts(x):
     """Their bits.
 
     An infinity is its sign's 1 and itself: the product of lower parts is left out, so that it meets upper parts alone,
-    and neither a lower part that is 0 nor one of the other sign makes a NaN of it. A NaN likewise.
+    and neither a lower part that is 0 nor one of the other sign turns it into NaN. A NaN is split in the same way.
     """
     upper = tf32_of_f32(x)
     lower = upper

@@ -1,7 +1,7 @@
-"""Rows of an array as boxes of swizzled shared memory, where products of a warp read them, copied beside the threads.
+"""Asynchronous copies of an array's rows to boxes of swizzled shared memory, from which a warp's products read them.
 
-A tile [lines, width] lies as boxes, one behind the other, each a `warp_mma.FactorSlice`: of all lines, so many elements
-side by side. What is beyond the array's rows, or beyond the width of a row, becomes 0 and is not read.
+A tile [lines, width] is stored as boxes, one after the other. Each is a `warp_mma.FactorSlice`: all lines, and some
+neighbouring elements of each. What is beyond the array's rows, or beyond the width of a row, becomes 0 and is not read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
     bytes, which comes through registers. paired: lines lie as `paired_line` says. Raises ValueError where threads
     can't share a box.
 
-    Called by all threads of a block. What is copied beside them is in no group yet.
+    Called by all threads of a block. The asynchronous copies are in no group yet.
     """
     units = copies(vector, box.itemsize)
     VECTOR, PITCH, BOX, SHIFT, FLIPS = units.vector, box.pitch, box.size, box.shift, box.flips
@@ -54,7 +54,7 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
 
     @verb
     def load_some(smem, at, lines, columns):
-        """Start to copy so many elements of each line; the others become zeros."""
+        """Start to copy `columns` elements of each line; the others become zeros."""
         tid = u32(cuda.threadIdx.x)
         line, column = tid // u32(LINE), tid % u32(LINE) * u32(VECTOR)
         lies = u32(paired_line(line)) if paired else line

@@ -91,8 +91,10 @@ class FactorSlice:
 
     @cached_property
     def shift(self) -> int:
-        """By the number of its line, moved by so many bits, a place changes, in the bits that `flips` has: as copies of
-        boxes swizzle. But float32 along "row" is read four lines at a time, of 8 numbers each, which `ldmatrix` is not.
+        """Bits by which the line number is shifted to give the swizzle of an address, within the bits of `flips`.
+
+        This matches the swizzle of box copies. But float32 along "row" is read without `ldmatrix`: four lines at a
+        time, 8 numbers of each.
         """
         return 3 if self.by_matrices else 2
 
@@ -122,7 +124,7 @@ class Fragments(Namespace):
 
 @cache
 def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
-    """The verbs for so many rows of a (left), or columns of b. Raises ValueError for rows that are no part of a box."""
+    """The verbs for `rows` rows of a (left), or columns of b. Raises ValueError for rows that are no part of a box."""
     MATRICES, SIZE = rows // 16, rows // 16 * 4
     ALONG_DEPTH, PITCH, BOX, STEP = factor.along == "depth", factor.pitch, factor.box, factor.step
     SHIFT, FLIPS, MATRIX = factor.shift, factor.flips, u32(factor.matrix)

@@ -53,8 +53,8 @@ class WarpRowsLayout:
 def warp_rows(rows: int, width: int, widest: int = 0) -> Members:
     """The verbs of a warp. smem: shared memory as float32.
 
-    The verbs for sums [rows, width] as `warp_mma.warp_products` has them. widest: a warp's place in shared memory has
-    room for rows of so many columns, so that rows of two widths can follow each other there.
+    The sums [rows, width] have the layout of `warp_mma.warp_products`. widest: columns of the widest row for which a
+    warp's shared memory has room, so that rows of two widths can use it one after the other.
     """
     layout, num = WarpRowsLayout(width), numbers(f32)
     SIZE = WarpRowsLayout(max(width, widest)).size

@@ -3,12 +3,12 @@
     mma = warpgroup_mma("bfloat16", a, b)           acc [64, b's rows] += A @ B, out of shared memory
     acc = mma.fragment()
     mma.start(acc, smem, a_at, b_at, part)          acc = A @ B
-    mma.add(acc, smem, a_at, b_at, part)            acc += A @ B; runs beside the threads
+    mma.add(acc, smem, a_at, b_at, part)            acc += A @ B; asynchronous
     mma.wait_but_one(acc)                           all but the latest is over; mma.wait_but(acc, N): the latest N
     mma.wait(acc)
 
-A descriptor is an address and constants. Of smem it is computed anew for each product; `from_base`, verbs take
-`base_of(smem)` in its place, which is found once and stays in a register of the warp.
+A descriptor is an address and constants. From smem it is computed again for each product. With `from_base`, verbs
+take `base_of(smem)` in place of smem: it is computed once and stays in a register of the warp.
 
 Element e of a thread's accumulators is where `fragment.accumulator` says.
 """
@@ -64,14 +64,14 @@ def _of_memory(smem, at, bits):
 
 
 def parts_multiplied(steps: int) -> list[tuple[int, int]]:
-    """Of lines of parts, which steps of a meet which of b: of each four steps two are upper parts, two lower ones."""
+    """Return the pairs of steps of A and B that are multiplied: of each four steps two are upper, two lower parts."""
     upper = [step for step in range(steps) if step % 4 < 2]
     lower = [step + 2 for step in upper]
     return [*zip(lower, upper), *zip(upper, lower), *zip(upper, upper)]
 
 
 def thirds_multiplied(steps: int) -> list[tuple[int, int]]:
-    """The same of lines whose parts are thirds of them."""
+    """Return the pairs of steps of A and B that are multiplied, for lines whose parts are thirds of the line."""
     third = steps // PARTS
     return [(of_a * third + step, of_b * third + step) for of_a, of_b in MEETINGS for step in range(third)]
 
@@ -148,7 +148,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
 
     @verb
     def wait_but(acc, count):
-        """Wait for all but so many products, a constant."""
+        """Wait for all but the latest `count` products, a constant."""
         wait_group(acc, count)
 
     return members(
@@ -167,9 +167,9 @@ def register_mma(
     Of parts (`split_bf16x3`), `sums` are those of one product, which threads add to acc: tensor cores round toward
     zero.
 
-    Of "bfloat16" or "float16". parts: B's columns are those of upper parts, then of middle ones, then of lower ones
-    (`split_bf16x3`), and A's words likewise. some: the steps of B that those of A meet, in their order; else all of
-    them.
+    Of "bfloat16" or "float16". parts: B's columns hold the upper parts, then the middle, then the lower ones
+    (`split_bf16x3`); A's words have the same order. some: the steps of B that the steps of A multiply, in their order;
+    else all of them.
     """
     n = (b.lines if b.major == "k" else b.width) // (PARTS if parts else 1)
     steps = tuple(range(b.steps)) if some is None else some

@@ -19,7 +19,7 @@ READ, READY, BEHIND, BOTH = 4, 6, 8, 256  # those of halves, which take no `turn
 @cache
 @noun
 def warpgroup_barrier(warpgroups: int) -> Members:
-    """The verbs of so many, 1 or 2.
+    """The verbs of a barrier of 1 or 2 warpgroups.
 
     Called by all threads of the warpgroups.
     """

@@ -7,8 +7,8 @@
     box.hand(barriers, i)                       box.free(barriers, i)
 
 Fillings are numbered, `i`; filling i is in place i % places, in the phase i // places of its two mbarriers, which count
-the warps of one warpgroup. A thread finds what the thread of its number left, 16 bytes of it beside those of its
-neighbours.
+the warps of one warpgroup. A thread reads what the thread of its number wrote. Its 16 bytes are next to those of
+its neighbours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Handover = Noun  # what `warpgroup_exchange` makes
 
 
 def exchange_bytes(size: int, places: int, exact: bool) -> int:
-    """Shared memory for so many numbers of each thread, in so many places."""
+    """Return the bytes of shared memory for `size` numbers of each thread, in `places` places."""
     return (4 if exact else 2) * THREADS * size * places
 
 
@@ -141,7 +141,7 @@ def _as_floats() -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 def _as_halves() -> tuple[Callable[..., None], Callable[..., None]]:
-    """The same of eight that lie side by side."""
+    """(smem, place, values, n) and (values, smem, place), of eight numbers that are stored side by side as float16."""
     LARGER, SMALLER, mem = f32(2**12), f32(2**-12), storage("float16")
 
     @verb

@@ -1,11 +1,11 @@
-"""What was measured of the ways to do a problem, kept on the disk beside kernels: `tune` writes it, calls read it.
+"""Measured times of the ways to compute a problem, kept on disk next to kernels. `tune` writes them, calls read them.
 
-A file is of an operator's direction, its arrays' shapes, each axis to the next power of two, their dtypes, the
-parameters, those that are fractions whatever they are, and the GPU; and of the sources and the compiler that the
-kernels were of, so that a change to either begins anew. In it is a record for each problem that was timed, its very
-sizes, strides and alignment, results included, the newest first, so many at most: times of different problems are not
-compared. What is in the arrays counts as nothing: neither a mask's blocks nor where sequences end. One process at a
-time writes a file: two that measure the same problem add to what the other kept.
+There is one file for each combination of operator, direction, array shapes (each axis rounded up to a power of two),
+dtypes, parameters (any value for fractions), GPU, sources and compiler. So a change of the sources or the compiler
+starts a new file. A file has a record for each problem that was timed: its exact sizes, strides and alignment, results
+included. The newest is first, and at most MOST are kept. Times of different problems are not compared. The contents
+of arrays do not count: neither a mask's blocks nor where sequences end. One process at a time writes a file: two
+processes that measure the same problem add to each other's records.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def fastest_of(choices: Sequence[Choice], records: Iterable[Record]) -> tuple[Ch
 def recorded(op: str, problem: Problem, device: Device, lengths: Iterable[str]) -> list[Record]:
     """What was kept of problems like this one, the newest first. lengths: the parameters that are sizes.
 
-    Where nothing was kept of an operation at all, sizes are not looked at.
+    If the operation has no records at all, sizes are not read.
     """
     return _read(_path(op, title(op, problem, lengths), device)) if os.path.isdir(_folder(op)) else []
 

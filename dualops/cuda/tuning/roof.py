@@ -20,7 +20,7 @@ from ..tile.storage import access
 
 BURST = 20  # launches back to back, so that the host's time for a launch is hidden
 MIXES = ((1, 0), (1, 1), (2, 1), (3, 2))
-# for each write: beside more, what is written counts as read; of 4097 for one a few blocks would have all to move
+# for each write: with more, writes count as reads; at 4097 reads a write, a few blocks would have to move everything
 MOST_READS = 8
 BLOCKINGS = tuple(product((128, 256, 512), (1, 2, 4)))  # threads, vectors of a thread
 
@@ -56,7 +56,7 @@ def build_stream(threads: int, vectors: int, reads: int, writes: int) -> Kernel:
 
 
 def stream_roof(bytes_read: int, bytes_written: int) -> float:
-    """Seconds in which the current GPU reads and writes so many bytes at best; needs a GPU.
+    """Return the least seconds in which the current GPU reads and writes these bytes; needs a GPU.
 
     The mix is taken as the nearest ratio of small numbers; the best of several blockings counts, each measured as the
     median of five bursts over buffers of more than four times the L2 cache.
@@ -74,7 +74,7 @@ class Blocking(NamedTuple):
 
 @cache
 def best_blocking(bytes_read: int, bytes_written: int, enough: float = 0.0) -> Blocking:
-    """The fastest one for so many bytes; no other is tried after one that takes no longer than `enough` seconds."""
+    """Return the fastest blocking for these bytes. Stops at the first one that takes at most `enough` seconds."""
     device.require()
     found: list[Blocking] = []
     for threads, vectors in BLOCKINGS:
@@ -89,7 +89,7 @@ class Stream:
     """The kernel over buffers of its own, of more than four times the L2 cache: a call launches it on the next of them.
 
     bytes_read, bytes_written: what is to be moved. A launch moves whole blocks in the nearest ratio of small numbers;
-    `scale` times the seconds of one is what so many bytes take. Launches go to the default stream.
+    `scale` times the seconds of one launch is the time of these bytes. Launches go to the default stream.
     """
 
     def __init__(self, bytes_read: int, bytes_written: int, threads: int, vectors: int):

@@ -24,8 +24,8 @@ from .planning import named_call
 from .records import Record, Timed, Way, keep, measured, way_of
 
 SLOW = "naive"  # the rung that nobody takes for its speed
-CALLS, BURSTS = 20, 5  # calls back to back, and the median of so many bursts of them
-BURST_SECONDS = 0.1  # fewer calls where so many would take longer
+CALLS, BURSTS = 20, 5  # calls back to back in a burst; bursts, of which the median counts
+BURST_SECONDS = 0.1  # fewer calls if CALLS would take longer
 
 Ranked = TypeVar("Ranked", Choice, Offer)
 
@@ -45,9 +45,9 @@ def tune(
         dualops.cuda.tune("matmul", a, b)
         dualops.cuda.tune("flash_attention", q, k, v, o, lse, do, causal=True, backward=True)
 
-    operator, arrays, out, backward, params: as `plan` takes them. The arrays are read and never written: results go to
-    memory of their own, or to `out`. top: so many ways, of those that the operator puts first; the rung "naive" is not
-    among them. anew: also those that were timed before. begin: is told of each way as its turn comes.
+    operator, arrays, out, backward, params: as in `plan`. The arrays are read and never written: results go to new
+    memory, or to `out`. top: how many ways are timed, of those that the operator puts first; the rung "naive" is not
+    among them. `anew`: time again what was timed before. begin: is called with each way before it is timed.
 
     Calls like it have shapes whose axes are as long up to the next power of two, the same dtypes and parameters, the
     same first way by the operator's own rules, and a GPU of the same name; `plan` says of a call what was measured. Of
@@ -99,7 +99,7 @@ def tune(
 
 
 def worth_timing(ways: Iterable[Ranked]) -> list[Ranked]:
-    """But for those of the rung that is there to be read, unless there is no other."""
+    """Return the ways except those of the rung "naive", which exists to be read, unless there is no other."""
     found = [*ways]
     return [way for way in found if way.rung != SLOW] or found
 

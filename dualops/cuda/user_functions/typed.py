@@ -1,7 +1,7 @@
 """A user's function inside a kernel, where arithmetic stays in the kernel's own type.
 
 To Numba a Python float is a float64, and so is float32 by int32: `score + 0.1 * (i - j)` would be slow, and another
-number. So the function's tree is written anew, with the kind of every value worked out from its parameters on: numbers
+number. So the function's tree is rewritten. The kind of every value is inferred from the parameters: numbers
 from Python become constants of the kernel's type, an integer that meets a float is converted first, and a variable that
 is a float somewhere is one everywhere.
 
@@ -74,7 +74,7 @@ def typed(user: UserFunction, number: Any, quick: bool = False) -> Callable[...,
 
 
 class _Typing:
-    """One function, with parameters of these kinds, written anew. `helpers`: those that were, of functions it calls."""
+    """Rewrite one function with parameters of these kinds. `helpers`: the rewritten functions that it calls."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class _Typing:
     # --- expressions -----------------------------------------------------------------------------
 
     def expression(self, node: ast.expr) -> Typed:
-        """The expression anew, and the kind of its value."""
+        """Return the rewritten expression and the kind of its value."""
         match node:
             case ast.Constant() | ast.Attribute():
                 return self._number(self._value(node))
@@ -242,7 +242,7 @@ class _Typing:
         return ast.BinOp(self._cast(a, kind), op, self._cast(b, kind)), kind
 
     def _to_power(self, base: Typed, exponent: Typed) -> Typed:
-        """Integers stay what they are only under an exponent that is known not to be negative."""
+        """Keep integers only if the exponent is known not to be negative."""
         known = exponent[0].value if isinstance(exponent[0], ast.Constant) else None
         if not isinstance(known, int):
             return ast.BinOp(self._cast(base, FLOAT), ast.Pow(), self._cast(exponent, FLOAT)), FLOAT

@@ -106,7 +106,7 @@ def _arrivals() -> None:
         mbarrier_arrive(bars, 0)
         mbarrier_wait(bars, 0, 0)
 
-    with pytest.raises(Deadlock, match=r"32 threads wait for ever: .* at mbarrier 0, phase 0: threads 0\.\.31"):
+    with pytest.raises(Deadlock, match=r"32 threads wait forever: .* at mbarrier 0, phase 0: threads 0\.\.31"):
         run(one_too_few, np.zeros(1))
 
     def one_too_many(y):
@@ -266,7 +266,7 @@ def _warp_barrier() -> None:
         if cuda.threadIdx.x != 3:
             bar_warp_sync(0xFFFFFFFF)
 
-    with pytest.raises(Deadlock, match=r"31 threads wait for ever: .* at bar\.warp\.sync with lanes 0xffffffff"):
+    with pytest.raises(Deadlock, match=r"31 threads wait forever: .* at bar\.warp\.sync with lanes 0xffffffff"):
         run(absent, np.zeros(1))
 
 
@@ -293,7 +293,7 @@ def _arrival_at_a_barrier() -> None:
         if cuda.threadIdx.x < 32:
             bar_sync(3, 64)
 
-    with pytest.raises(Deadlock, match=r"32 threads wait for ever: .* at bar\.sync 3"):
+    with pytest.raises(Deadlock, match=r"32 threads wait forever: .* at bar\.sync 3"):
         run(never_comes, y, threads=64)
 
     def nobody_waits(y):
@@ -380,7 +380,7 @@ def _block_barrier() -> None:
         if cuda.threadIdx.x < 64:
             bar_sync(1, 96)
 
-    with pytest.raises(Deadlock, match=r"64 threads wait for ever: .* at bar\.sync 1: threads 0\.\.63"):
+    with pytest.raises(Deadlock, match=r"64 threads wait forever: .* at bar\.sync 1: threads 0\.\.63"):
         run(absent, np.zeros(1), threads=96)
 
 

@@ -161,7 +161,7 @@ def _multicast() -> None:
         run(lambda y: sends(y, False), y, threads=1, blocks=2, cluster=2)
     with pytest.raises(RuntimeError, match="blocks of 0x0004, in a cluster of 2"):
         run(lambda y: sends(y, True, 4), y, threads=1, blocks=2, cluster=2)
-    with pytest.raises(Deadlock, match="2 threads wait for ever"):
+    with pytest.raises(Deadlock, match="2 threads wait forever"):
         run(lambda y: sends(y, True, 1 << cluster_ctarank()), y, threads=1, blocks=2, cluster=2)
 
 

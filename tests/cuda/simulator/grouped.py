@@ -136,5 +136,5 @@ def _copies_that_arrive() -> None:
             cp_async_mbarrier_arrive(bars, 0)
         mbarrier_wait(bars, 0, 0)
 
-    with pytest.raises(Deadlock, match=r"32 threads wait for ever: .* at mbarrier 0, phase 0"):
+    with pytest.raises(Deadlock, match=r"32 threads wait forever: .* at mbarrier 0, phase 0"):
         run(forgets_one, y, x)

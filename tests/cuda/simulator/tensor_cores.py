@@ -151,7 +151,7 @@ def _lost_lane(mma: Any) -> None:
         if cuda.threadIdx.x != 7:
             mma(d, 0, a, 0, b, 0)
 
-    with pytest.raises(Deadlock, match=r"31 threads wait for ever: .* at mma\.m16n8k"):
+    with pytest.raises(Deadlock, match=r"31 threads wait forever: .* at mma\.m16n8k"):
         run(kernel, np.zeros(1))
 
     def refused(d_size, d_type, d_index):
@@ -215,7 +215,7 @@ def _matrices() -> None:
         if cuda.threadIdx.x:
             ldmatrix(1)(to, 0, tile, 0)
 
-    with pytest.raises(Deadlock, match=r"31 threads wait for ever: .* at ldmatrix_x1 with lanes 0xffffffff"):
+    with pytest.raises(Deadlock, match=r"31 threads wait forever: .* at ldmatrix_x1 with lanes 0xffffffff"):
         run(one_lane_short, np.zeros(1))
 
 
@@ -259,7 +259,7 @@ def _stored_matrices() -> None:
         if cuda.threadIdx.x:
             stmatrix(1)(tile, 0, values, 0)
 
-    with pytest.raises(Deadlock, match=r"31 threads wait for ever: .* at stmatrix_x1 with lanes 0xffffffff"):
+    with pytest.raises(Deadlock, match=r"31 threads wait forever: .* at stmatrix_x1 with lanes 0xffffffff"):
         run(one_lane_short, np.zeros(1))
 
 

@@ -36,9 +36,7 @@ def test_a_lane_that_does_not_come_to_a_shuffle(order):
         if tid != 7:
             y[tid] = shfl_bfly_f32(tid, 1, FULL)
 
-    with pytest.raises(
-        Deadlock, match=r"31 threads wait for ever: block \(0, 0, 0\) at shfl.sync.bfly with lanes 0xff"
-    ):
+    with pytest.raises(Deadlock, match=r"31 threads wait forever: block \(0, 0, 0\) at shfl.sync.bfly with lanes 0xff"):
         run(absent, np.zeros(32))
 
 
@@ -47,7 +45,7 @@ def test_a_barrier_in_a_branch(order):
         if cuda.threadIdx.x < 3:
             cuda.syncthreads()
 
-    with pytest.raises(Deadlock, match=r"3 threads wait for ever: block \(0, 0, 0\) at syncthreads: threads 0, 1, 2$"):
+    with pytest.raises(Deadlock, match=r"3 threads wait forever: block \(0, 0, 0\) at syncthreads: threads 0, 1, 2$"):
         run(branch, np.zeros(1), threads=64)
 
 

@@ -59,7 +59,7 @@ def test_rows_that_are_not_there_are_zeros_and_are_not_stored(kind, rows, order)
 # --- mutants --------------------------------------------------------------------------------------------
 
 NAN = "nan|differs"
-STUCK = r"Deadlock: \d+ threads wait for ever"
+STUCK = r"Deadlock: \d+ threads wait forever"
 NEVER_OVER = r"products of thread \d+ are not waited for|nan|are written before the wait"
 MUTANTS: dict[str, tuple[type, Callable[..., dict[str, Any]], str, tuple[Kind, ...]]] = {}
 

@@ -255,7 +255,7 @@ def _what_is_not_in_order() -> None:
     ):
         with pytest.raises(RuntimeError, match=told):
             steps(order)
-    with pytest.raises(Deadlock, match=r"96 threads wait for ever: .* at m64n8k16.*, which not all threads"):
+    with pytest.raises(Deadlock, match=r"96 threads wait forever: .* at m64n8k16.*, which not all threads"):
         steps(whole, warps=3)
     with pytest.raises(RuntimeError, match="warp 4 is in no warpgroup of four, of 160 threads"):
         steps(whole, threads=160)

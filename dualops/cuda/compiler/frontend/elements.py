@@ -1,7 +1,7 @@
 """Elements of one-dimensional arrays: a pointer out of the array, an addition, and the load or store.
 
-Numba takes an array apart into its seven fields and back by way of the stack: 30 instructions for each element, which
-LLVM then removes. The machine code is the same.
+Numba splits an array into its seven fields and rebuilds it through the stack: 30 instructions for each element. LLVM
+then removes them. The machine code is the same.
 """
 
 # numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:

@@ -187,7 +187,7 @@ class Inferer(TypeInferer):
         known = self.typevars[var]
         before = known.type
         if before is tp:
-            return  # unified with itself it stays what it is
+            return  # unified with itself it is unchanged
         if before is None:
             known.type, known.define_loc = tp, loc
         elif (unless_locked and known.locked) or known.add_type(tp, loc=loc) == before:

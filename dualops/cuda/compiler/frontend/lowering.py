@@ -4,7 +4,7 @@
     words             Numba prepares the words of an error for each statement, formats it for a print that is off, and
                       asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
     implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
-                      anew where there is none. Here: once a kernel.
+                      again if there is none. Here: once a kernel.
     zeros             Numba stores a zero in each variable when the kernel begins, and NVVM then walks through all
                       blocks for each variable. Here, in kernels of MANY_BLOCKS: just before the value, where there is
                       one assignment.

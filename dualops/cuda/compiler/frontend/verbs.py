@@ -1,6 +1,6 @@
 """The IR of functions that are to be inlined: each function's own, and its bytecode interpreted once per code object.
 
-A noun makes its verbs anew for each of its configurations: many functions share one code object, and differ in what
+A noun creates new verbs for each of its configurations: many functions share one code object, and differ in what
 their closures hold. Numba interprets the bytecode of each. Here `interpreted` keeps the result without the values, and
 fills in those of the function that asks, at every request, so a changed closure or global is never missed. Code
 objects are held weakly: the IR of a user's function goes with it.
@@ -126,7 +126,7 @@ class Return(NamedTuple):
 
 
 class Verb:
-    """A function's own IR: what Numba's passes make of it up to inlining. Never changed."""
+    """A function's own IR, after Numba's passes up to inlining. Never changed."""
 
     def __init__(self, function: Any, func_ir: Any):
         callee_ir_validator(func_ir)
