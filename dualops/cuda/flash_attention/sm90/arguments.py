@@ -41,6 +41,13 @@ class KeysTo(NamedTuple):
     dv: Any
 
 
+class QueriesTo(NamedTuple):
+    """Where dq goes: its tensor map, 0 where threads store the rows (`output`), and the array (`by_token`)."""
+
+    dq_map: Any
+    dq: Any
+
+
 class Work(NamedTuple):
     """The size of the problem, and what is done to scores."""
 
@@ -79,6 +86,15 @@ def keys_to(problem: Problem, metas: Mapping[str, ArrayMeta], stored: Mapping[st
 
 def keys_to_type(found: Variant, dk_stored: str, dv_stored: str) -> Any:
     return types.NamedTuple((map_type(dk_stored), map_type(dv_stored), *[array_type(found)] * 2), KeysTo)
+
+
+def queries_to(problem: Problem, metas: Mapping[str, ArrayMeta], stored: str, kernel: str) -> QueriesTo:
+    """Return where a kernel's launch stores dq. stored: how it gets to memory (`output`)."""
+    return QueriesTo(f"{kernel}_dq_map" if stored == "boxes" else 0, by_token(metas, "dq", is_varlen(problem)))
+
+
+def queries_to_type(found: Variant, stored: str) -> Any:
+    return types.NamedTuple((map_type(stored), array_type(found)), QueriesTo)
 
 
 def work(problem: Problem, section: Any, sizes: tuple[Any, ...]) -> Work:
