@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ...compiler.backend import i32, i64, tensor_map, types
+from ...compiler.backend import f32, i32, i64, pointer, tensor_map, types
 from ...launch.views import by_token
 from ..arguments import Variant, array_type, is_varlen, size_types, statistic_type
 from ..tile_scheduler import Extent
@@ -48,6 +48,14 @@ class QueriesTo(NamedTuple):
     dq: Any
 
 
+class Sums(NamedTuple):
+    """dq in float32, as the fused kernel adds it up."""
+
+    data: Any  # fragment after fragment of each tile, tile after tile of each head
+    flags: Any  # zeros at first: a counter, then one for each tile
+    tiles: Any  # of queries: of a head of a batch, or, of varlen, of a head of all sequences
+
+
 class Work(NamedTuple):
     """The size of the problem, and what is done to scores."""
 
@@ -58,6 +66,7 @@ class Work(NamedTuple):
 
 
 MAPS_TYPE = types.NamedUniTuple(tensor_map, len(Maps._fields), Maps)
+SUMS_TYPE = types.NamedTuple((pointer(f32), pointer(i64), i32), Sums)
 
 
 def maps_of(kernel: str) -> Maps:
