@@ -41,6 +41,23 @@ class KeysTo(NamedTuple):
     dv: Any
 
 
+class QKV(NamedTuple):
+    """Of forward's inputs the tensor maps, or the arrays (`by_token`)."""
+
+    q: Any
+    k: Any
+    v: Any
+
+
+class OutputTo(NamedTuple):
+    """Where o and lse go."""
+
+    o_map: Any  # 0 where threads store the rows (`output`)
+    o: Any  # along batch, head and token (`by_token`); parts of split keys along split too (`split_kv`)
+    lse: Any
+    kept: Any  # a pointer where a Config is serial (`split_kv_serial`), else nothing
+
+
 class QueriesTo(NamedTuple):
     """Where dq goes: its tensor map, 0 where threads store the rows (`output`), and the array (`by_token`)."""
 
@@ -65,6 +82,7 @@ class Work(NamedTuple):
     options: Any
 
 
+QKV_MAPS_TYPE = types.NamedUniTuple(tensor_map, len(QKV._fields), QKV)
 MAPS_TYPE = types.NamedUniTuple(tensor_map, len(Maps._fields), Maps)
 SUMS_TYPE = types.NamedTuple((pointer(f32), pointer(i64), i32), Sums)
 
@@ -77,6 +95,10 @@ def maps_of(kernel: str) -> Maps:
 def map_type(stored: str) -> Any:
     """Return the type of a result's map. stored: how the result gets to memory (`output`)."""
     return tensor_map if stored == "boxes" else i64
+
+
+def qkv_type(found: Variant) -> Any:
+    return types.NamedUniTuple(array_type(found), len(QKV._fields), QKV)
 
 
 def inputs(problem: Problem, metas: Mapping[str, ArrayMeta]) -> Inputs:
