@@ -29,6 +29,7 @@ from ..arguments import Served, fewest_queries, has_usual_scale, is_varlen, serv
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..options import having
 from ..tile_scheduler import section_of
+from .arguments import QKV, OutputTo, work
 from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
 from .queries import box_of_group
@@ -137,10 +138,10 @@ def forward_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm9
     stored, heads = how_stored(metas, "o", varlen), p.B * p.H
     found = variant(p)
     build, alike = build_forward(config, found, p.return_lse, stored), is_static(config, found)
-    maps = ("q_map", "k_map", "v_map", "o_map" if stored == "boxes" else 0)
-    arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
+    o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *QKV._fields))
+    to, maps = OutputTo("o_map" if stored == "boxes" else 0, o, lse, ()), QKV("q_map", "k_map", "v_map")
     bias_maps = ("bias_map",) if config.bias_stages else ()
-    args = (*maps, bias_maps, "counter", heads, section_of(p, alike), (), *arrays, *sizes(p))
+    args = (maps, bias_maps, "counter", to, QKV(*arrays), work(p, section_of(p, alike), sizes(p)))
     blocks = heads * cdiv(p.Sq, config.block_q) * config.slices
     return Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
 
@@ -152,20 +153,21 @@ def split_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90
 def split_launches(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
     """Few queries: what each split of the keys finds, and all of it merged; or both by the same blocks."""
     p, metas, varlen, serial = problem, {**problem.arrays, **results}, is_varlen(problem), config.serial
-    maps, heads = ("split_q_map", "split_k_map", "split_v_map", 0, ()), p.B * p.H
-    arrays, stored = ([by_token(metas, name, varlen) for name in names] for names in (("q", "k", "v"), ("o", "lse")))
+    maps, heads = QKV("split_q_map", "split_k_map", "split_v_map"), p.B * p.H
+    o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *QKV._fields))
+    x, sized = QKV(*arrays), work(p, 0, sizes(p))
     blocks = heads // config.heads * cdiv(p.Sq, config.queries) * config.slices
     build = build_forward(config, variant(p), p.return_lse or not serial, "")
     shared = config.shared_bytes(padded(p.D), p.Dv)
     if serial:
-        args = (*maps, "counter", heads, 0, ("kept",), *stored, *arrays, *sizes(p))
+        args = (maps, (), "counter", OutputTo(0, o, lse, ("kept",)), x, sized)
         return [Step(build, (min(blocks, MOST_BLOCKS),), args, shared, resident=True)]
     found, count = workspace(p, config), most_splits(p.Sk, config.block_kv)
     parts = [_by_split(name, found[name].strides, varlen) for name in ("o_parts", "lse_parts")]
-    args = (*maps, "counter", heads, 0, (), *parts, *arrays, *sizes(p))
+    args = (maps, (), "counter", OutputTo(0, *parts, ()), x, sized)
     step = Step(build, (blocks * count,), args, shared, resident=True)
     merge, rows = build_merge(variant(p), config.block_kv, p.return_lse), heads * p.Sq
-    return [step, Step(merge, (cdiv(rows, WARPS),), (*stored, *parts, rows, *sizes(p)))]
+    return [step, Step(merge, (cdiv(rows, WARPS),), (o, lse, *parts, rows, sized))]
 
 
 def _by_split(name: str, strides: tuple[int, ...], varlen: bool) -> Strided:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ....spec import ArrayMeta, Problem
 from ...launch.arrays import cdiv
@@ -24,7 +24,7 @@ from ...launch.device import Device
 from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
-from ...launch.views import boxed, by_token, how_stored
+from ...launch.views import boxed, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from .. import simt
 from ..arguments import Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
@@ -32,6 +32,7 @@ from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..block_mask_transpose import steps_by_keys, workspace_by_keys
 from ..options import having
 from ..tile_scheduler import section_of
+from .arguments import inputs, maps_of, queries_to, work
 from .config import BOX, SLACK, padded
 from .dbias_config import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
@@ -150,15 +151,15 @@ def dq_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) 
 def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDqConfig) -> Sequence[Step]:
     """The launches, after delta's. metas: of the problem's arrays, the results and workspaces."""
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
-    maps: list[Any] = [f"dq_{name}_map" for name in ("q", "k", "v", "do")]
+    stored, bias_maps = "", ()
     if isinstance(config, DqThirdsConfig):
         build = build_dq_split_f32(config, variant(p))
     else:
         stored = "" if config.thirds else how_stored(metas, "dq", varlen)
-        maps += ["dq_dq_map" if stored == "boxes" else 0, ("dq_bias_map",) if config.bias_stages else ()]
+        bias_maps = ((("dq_bias_map",) if config.bias_stages else ()),)
         build = build_dq(config, variant(p), stored)
-    arrays = (by_token(metas, name, varlen) for name in ("dq", "q", "k", "v", "do", "lse", "delta"))
-    args = (*maps, "counter", heads, section_of(p), *arrays, *sizes(p))
+    to, x = queries_to(p, metas, stored, "dq"), inputs(p, metas)
+    args = (maps_of("dq"), *bias_maps, "counter", to, x, work(p, section_of(p), sizes(p)))
     blocks, shared_bytes = heads * cdiv(p.Sq, config.block_q), config.shared_bytes(padded(p.D), padded(p.Dv))
     step = Step(build, (blocks,), args, shared_bytes, resident=True)
     return after_counter(step, alike=False)

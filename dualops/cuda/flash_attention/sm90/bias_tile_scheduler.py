@@ -22,18 +22,19 @@ LEAST_VISITS = 8  # of a piece
 
 
 class BiasExtent(NamedTuple):
-    """How much there is: of scores, of the bias, whose axes are 1 where it is broadcast, and pieces of each tile."""
+    """The sizes of the bias, 1 along axes where it is broadcast, the pieces of each tile, and the sizes of scores."""
 
-    B: Any
-    H: Any
-    group: Any
-    Sq: Any
-    Sk: Any
     B_bias: Any
     H_bias: Any
     Sq_bias: Any
     Sk_bias: Any
     pieces: Any
+    B: Any
+    H: Any
+    group: Any
+    Sq: Any
+    Sk: Any
+    aligned: Any  # 1 where the last query stands at the last key, else 0
 
 
 class Part(NamedTuple):

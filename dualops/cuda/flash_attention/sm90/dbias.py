@@ -33,7 +33,7 @@ Registers: BLOCK_KV / 2 scores, as many of dP and totals, and about 40.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, i32, kernel, tensor_map, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, i32, kernel, types, u8, u32
 from ...launch.views import strided
 from ...tile.boxes import box_tile, prefetch_maps
 from ...tile.pipeline import pipeline
@@ -48,6 +48,7 @@ from ..gradient_of_queries import rows_of_queries
 from ..options import chain_of
 from ..pingpong import turns
 from ..tiles import Where
+from .arguments import MAPS_TYPE
 from .bias_tile_scheduler import BiasExtent, Broadcast, bias_walk
 from .config import padded
 from .dbias_config import DbiasConfig
@@ -57,11 +58,9 @@ from .dbias_sums import PLACES, bias_sums
 
 @builds
 def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype: str, vectors: bool) -> Kernel:
-    """flash_attention_dbias_sm90(q_map, k_map, do_map, v_map, to, B_bias, H_bias, Sq_bias, Sk_bias, pieces, B, lse,
-    delta, H, group, Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_dbias_sm90(maps, to, lse, delta, extent, scale, options). maps: `Maps`. extent: `BiasExtent`.
 
-    to: dbias, or its parts, of this dtype; vectors: eight neighbours of a row may be stored at once. B_bias to Sk_bias
-    are the bias's sizes, 1 where it is broadcast.
+    to: dbias, or its parts, of this dtype. vectors: whether eight neighbours of a row may be stored at once.
     """
     D, Dv, BLOCK_KV = padded(variant.D), padded(variant.Dv), config.block_kv
     chain, role = chain_of(in_words(variant.having), variant.dtype), roles(config.consumers)
@@ -81,52 +80,27 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
     gradient, statistics = gradient_of_bias(qk.size), rows_of_queries(qk.size)
     sums = bias_sums(to_dtype, qk.size, config.consumers, one, vectors=vectors)
 
-    @kernel(
-        *[tensor_map] * 4,
-        strided(to_dtype, PLACES),
-        *[i32] * 6,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
-        threads=role.threads,
-    )
-    def flash_attention_dbias_sm90(
-        q_map,
-        k_map,
-        do_map,
-        v_map,
-        to,
-        B_bias,
-        H_bias,
-        Sq_bias,
-        Sk_bias,
-        pieces,
-        B,
-        lse,
-        delta,
-        H,
-        group,
-        Sq,
-        Sk,
-        aligned,
-        scale,
-        lengths,
-        options,
-    ):
+    to_type, statistic_types = strided(to_dtype, PLACES), [statistic_type(variant)] * 2
+    extent_type = types.NamedUniTuple(i32, len(BiasExtent._fields), BiasExtent)
+    *_, scale_type, _, options_type = size_types(variant)
+
+    @kernel(MAPS_TYPE, to_type, *statistic_types, extent_type, scale_type, options_type, threads=role.threads)
+    def flash_attention_dbias_sm90(maps, to, lse, delta, extent, scale, options):
         smem = cuda.shared.array(0, u8, alignment=1024)
         query_bars, key_bars, words = queries.barriers(), keys.barriers(), own.words()
-        extent = BiasExtent(B, H, group, Sq, Sk, B_bias, H_bias, Sq_bias, Sk_bias, pieces)
-        offset, warpgroup = i32(aligned * (Sk - Sq)), my_warpgroup()
+        Sq, Sk = extent.Sq, extent.Sk
+        offset, warpgroup = i32(extent.aligned * (Sk - Sq)), my_warpgroup()
         if cuda.threadIdx.x == 0:
             queries.init(query_bars)
             keys.init(key_bars)
-        prefetch_maps((q_map, k_map, do_map, v_map), 1)
+        prefetch_maps(maps, 1)
         q_pipe.start()
         if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
-                queries.bring(smem, (q_map, do_map), query_bars, extent, offset, options)
+                queries.bring(smem, (maps.q, maps.do), query_bars, extent, offset, options)
             elif cuda.threadIdx.x % 128 == 32:
-                keys.bring(smem, (k_map, v_map), key_bars, extent, offset, options)
+                keys.bring(smem, (maps.k, maps.v), key_bars, extent, offset, options)
         else:
             role.consume()
             scores, d_probs, totals = qk.fragment(), dov.fragment(), qk.fragment()
@@ -143,7 +117,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                 if visit.v < part.end:
                     statistics.read(next_lse, lse, visit, row)
                     statistics.read(next_delta, delta, visit, row)
-                    own.fill(words, options, part.b, part.h, part.m0, part.n0, Sq_bias, Sk_bias)
+                    own.fill(words, options, part.b, part.h, part.m0, part.n0, extent.Sq_bias, extent.Sk_bias)
                 while visit.v < part.end:
                     of_queries, of_keys = (kept, i) if ONE_COLUMN else (i, kept)
                     where = Where(visit.b, visit.h, i32(visit.m0 + row), visit.n0, Sq, Sk, offset)

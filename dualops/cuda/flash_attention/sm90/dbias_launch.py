@@ -15,7 +15,8 @@ from ...launch.step import Step
 from ...launch.views import boxed, by_token
 from ..arguments import sizes, variant
 from ..options import having
-from .bias_tile_scheduler import Broadcast, pieces_of, visits_of_tile
+from .arguments import maps_of
+from .bias_tile_scheduler import BiasExtent, Broadcast, pieces_of, visits_of_tile
 from .config import BOX, SLACK, padded
 from .dbias import build_dbias
 from .dbias_config import DbiasConfig, dbias_configs
@@ -103,9 +104,9 @@ def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Dbia
     delta = p.arrays["lse"]
     dbias, found = Strided("dbias", (0, *broadcast_strides(results["dbias"]))), dbias_workspace(p, config)
     to, dtype = (Strided(PARTS, found[PARTS].strides), "float32") if found else (dbias, p.dtype)
-    maps = tuple(f"dbias_{name}_map" for name in ("q", "k", "do", "v"))
     statistics = by_token(metas, "lse", False), Strided("delta", contiguous_strides(delta.shape))
-    args = (*maps, to, *shape, pieces, p.B, *statistics, *sizes(p))
+    *extent, scale, _, options = sizes(p)
+    args = (maps_of("dbias"), to, *statistics, BiasExtent(*shape, pieces, p.B, *extent), scale, options)
     blocks, shared_bytes = shape[0] * pieces * _tiles(p, config), config.shared_bytes(padded(p.D), padded(p.Dv))
     vectors = not (one.row or one.column) and _in_vectors(found.get(PARTS, results["dbias"]), config)
     build = build_dbias(config, variant(p), one, dtype, vectors)

@@ -32,7 +32,7 @@ to the next tile.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
 from ...tile.boxes import box_tile, prefetch_maps
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
@@ -41,7 +41,7 @@ from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
-from ..arguments import Variant, array_type, size_types, statistic_type
+from ..arguments import Variant
 from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
@@ -50,8 +50,9 @@ from ..load_once import load_once
 from ..lse_delta_smem import lse_delta_of
 from ..nan_repair_keys import nan_repair_keys
 from ..options import chain_of
-from ..tile_scheduler import Extent, walk_by_keys
+from ..tile_scheduler import walk_by_keys
 from ..tiles import Where
+from .arguments import MAPS_TYPE, inputs_type, keys_to_type, work_type
 from .bias_dkv import bias_dkv
 from .config import factors, padded
 from .dkv_config import DkvConfig
@@ -62,12 +63,10 @@ from .q_tiles import q_tiles_of
 
 @builds
 def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: str, packed: bool = False) -> Kernel:
-    """flash_attention_dkv_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, bias_maps, heads, section, dk, dv, q, k, v,
-    do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_dkv_sm90(maps, bias_maps, to, x, work). These are `Maps`, one map of the bias where it comes as
+    boxes, `KeysTo`, `Inputs` and `Work`.
 
-    dk_stored, dv_stored: how they get to memory (`output`); a map is 0 where it is not as boxes. bias_maps:
-    one, where the bias comes as boxes. heads: of all batches.
-    section: heads of keys whose queries blocks share at a time. packed: as `walk_by_keys` has it.
+    dk_stored, dv_stored: how dk and dv get to memory (`output`). packed: see `walk_by_keys`.
     """
     D, Dv, BLOCK_Q, BESIDE, num = padded(variant.D), padded(variant.Dv), config.block_q, config.beside, numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, most=True)
@@ -97,50 +96,17 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     else:
         dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
         dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, config.consumers)
+    to_type = keys_to_type(variant, dk_stored, dv_stored)
     last = dv_output if dv_stored == "boxes" else dk_output  # the copies of both are one group
 
-    @kernel(
-        *[tensor_map] * 4,
-        *(tensor_map if stored == "boxes" else i64 for stored in (dk_stored, dv_stored)),
-        bias.maps_type,
-        *[i32] * 2,
-        *[array_type(variant)] * 6,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
-        threads=role.threads,
-    )
-    def flash_attention_dkv_sm90(
-        q_map,
-        do_map,
-        k_map,
-        v_map,
-        dk_map,
-        dv_map,
-        bias_maps,
-        heads,
-        section,
-        dk,
-        dv,
-        q,
-        k,
-        v,
-        do,
-        lse,
-        delta,
-        H,
-        group,
-        Sq,
-        Sk,
-        aligned,
-        scale,
-        lengths,
-        options,
-    ):
+    @kernel(MAPS_TYPE, bias.maps_type, to_type, inputs_type(variant), work_type(variant), threads=role.threads)
+    def flash_attention_dkv_sm90(maps, bias_maps, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         kv_full, q_bars, do_full = kv_once.barrier(), q_pipe.barriers(), do_part.barriers()
         slots = columns.slots()
         warpgroup = my_warpgroup()
-        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        extent, scale, lengths, options = work
+        group = extent.group
         task = task_of(cuda.blockIdx.x, extent, lengths, options)
         if task.n0 >= task.Sk:
             return
@@ -148,15 +114,15 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             kv_once.init(kv_full)
             q_pipe.init(q_bars)
             do_part.init(do_full)
-        prefetch_maps((q_map, do_map, k_map, v_map), 1)
+        prefetch_maps(maps, 1)
         bias.prefetch(bias_maps)
         q_pipe.start()
         i, end = u32(0), visits.count(task, group, options)
         h, m0, full = visits.first(task, group, options)
         if warpgroup == config.consumers:
             role.produce()
-            maps, bars = (q_map, do_map, k_map, v_map), (kv_full, q_bars, do_full)
-            load(smem, maps, bars, (lse, delta, slots), (bias_maps, group, options), task, (h, m0), end)
+            bars = kv_full, q_bars, do_full
+            load(smem, maps, bars, (x.lse, x.delta, slots), (bias_maps, group, options), task, (h, m0), end)
         else:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
@@ -206,14 +172,13 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     dk_acc[e] = num.zero
                 for e in range(pdo.size):
                     dv_acc[e] = num.zero
-            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
-            arrays = q, k, v, do, lse, delta
-            hidden.repair(dk_acc, dv_acc, arrays, task, i32(ROWS * warpgroup), group, scale, options)
+            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
+            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), group, scale, options)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             rows = key_rows_of(task)
-            dk_output.store(smem, dk_map, dk, dk_acc, rows, i32(ROWS * warpgroup), i32(0))
-            dv_output.store(smem, dv_map, dv, dv_acc, rows, i32(ROWS * warpgroup), i32(0))
+            dk_output.store(smem, to.dk_map, to.dk, dk_acc, rows, i32(ROWS * warpgroup), i32(0))
+            dv_output.store(smem, to.dv_map, to.dv, dv_acc, rows, i32(ROWS * warpgroup), i32(0))
             last.finish()
 
     return flash_attention_dkv_sm90

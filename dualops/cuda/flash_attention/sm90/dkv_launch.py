@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ....spec import ArrayMeta, Problem
 from ...launch.arrays import cdiv
 from ...launch.device import Device
 from ...launch.maps import Mapped
 from ...launch.step import Step
-from ...launch.views import boxed, by_token, how_stored
+from ...launch.views import boxed, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ..arguments import has_usual_scale, is_varlen, variant
 from ..bias_tiles import bias_map, boxed_bias
@@ -17,6 +18,7 @@ from ..block_mask_transpose import sizes_by_keys
 from ..options import having
 from ..tile_scheduler import section_of_queries
 from ..varlen_tiles import packed_count
+from .arguments import inputs, keys_to, maps_of, work
 from .config import BOX, padded
 from .dkv import build_dkv
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig, dkv_configs
@@ -68,17 +70,17 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
         of_tokens = packed_count(p.packed_k, config.block_kv, p.B)
         packed = tiles > MOST_OF_LONGEST * of_tokens
         tiles = of_tokens if packed else tiles
+    in_parts = isinstance(config, DkvThirdsConfig) or (isinstance(config, DkvConfig) and config.thirds)
+    stored = {name: "" if in_parts else how_stored(metas, name, varlen) for name in RESULTS}
+    bias_maps: tuple[Any, ...] = ()
     if isinstance(config, DkvConfig):
-        stored = {name: "" if config.thirds else how_stored(metas, name, varlen) for name in RESULTS}
         build = build_dkv(config, variant(p), stored["dk"], stored["dv"], packed)
         bias_maps = ((("dkv_bias_map",) if config.bias else ()),)
     elif isinstance(config, DkvThirdsConfig):
-        stored, build, bias_maps = {}, build_dkv_split_f32(config, variant(p), packed), ()
+        build = build_dkv_split_f32(config, variant(p), packed)
     else:
-        stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
-        build, bias_maps = build_dkv_split(config, variant(p), stored["dk"], stored["dv"], packed), ()
-    maps = [f"dkv_{name}_map" for name in ("q", "do", "k", "v")]
-    maps += [f"dkv_{name}_map" if stored[name] == "boxes" else 0 for name in stored]
-    arrays = (by_token(metas, name, varlen) for name in (*RESULTS, "q", "k", "v", "do", "lse", "delta"))
-    args = (*maps, *bias_maps, p.B * p.H, section_of_queries(p, packed=packed), *arrays, *sizes_by_keys(p))
+        build = build_dkv_split(config, variant(p), stored["dk"], stored["dv"], packed)
+    section = section_of_queries(p, packed=packed)
+    to, x = keys_to(p, metas, stored, "dkv"), inputs(p, metas)
+    args = (maps_of("dkv"), *bias_maps, to, x, work(p, section, sizes_by_keys(p)))
     return Step(build, (heads_kv * tiles,), args, config.shared_bytes(padded(p.D), padded(p.Dv)))

@@ -37,7 +37,7 @@ def loads_of(
     varlen: bool,
 ) -> Callable[..., None]:
     """The verb (smem, maps, barriers, statistics, more, task, first, end), by the warpgroup that loads, of `end` tiles
-    from the first one on, whose head and query are `first`. maps: of q, do, k and v; barriers: those of `once`, `pipe`
+    from the first one on, whose head and query are `first`. maps: `Maps`; barriers: those of `once`, `pipe`
     and `part`, which has dO and the bias; statistics: lse, delta, and their slots in shared memory; more: the bias's
     maps, how many heads share the keys, and options.
     """
@@ -45,7 +45,6 @@ def loads_of(
 
     @verb
     def load(smem, maps, barriers, statistics, more, task, first, end):
-        q_map, do_map, k_map, v_map = maps
         kv_full, q_bars, do_full = barriers
         lse, delta, slots = statistics
         bias_maps, group, options = more
@@ -54,14 +53,14 @@ def loads_of(
         if tid == u32(0) and end != u32(0):
             token = i32(task.k_first + task.n0)
             once.expect(kv_full)
-            k_tile.load(smem, 0, k_map, Corner(token, 0, (task.h_kv, b)), kv_full)
-            v_tile.load(smem, 0, v_map, Corner(token, 0, (task.h_kv, b)), kv_full)
+            k_tile.load(smem, 0, maps.k, Corner(token, 0, (task.h_kv, b)), kv_full)
+            v_tile.load(smem, 0, maps.v, Corner(token, 0, (task.h_kv, b)), kv_full)
             while i != end:
                 token = i32(task.q_first + m0)
                 stage = pipe.acquire(q_bars, i)
-                q_tile.load(smem, stage, q_map, Corner(token, 0, (h, b)), q_bars.full)
+                q_tile.load(smem, stage, maps.q, Corner(token, 0, (h, b)), q_bars.full)
                 part.expect(do_full, i)
-                do_tile.load(smem, stage, do_map, Corner(token, 0, (h, b)), do_full)
+                do_tile.load(smem, stage, maps.do, Corner(token, 0, (h, b)), do_full)
                 bias.bring(smem, stage, bias_maps, options, task, h, m0, do_full)
                 h, m0, _ = visits.after(h, m0, i, end, task, group, options)
                 i = pipe.next(i)

@@ -34,7 +34,7 @@ Dv / 2, and about 30; BLOCK_Q / 2 more where options have slopes.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
 from ...tile.boxes import box_tile, prefetch_maps
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
@@ -45,7 +45,7 @@ from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ...tile.warpgroup_exchange import warpgroup_exchange
-from ..arguments import Variant, array_type, size_types, statistic_type
+from ..arguments import Variant
 from ..fragment_scores import fragment_scores
 from ..key_rows import key_rows_of
 from ..load_once import load_once
@@ -53,8 +53,9 @@ from ..lse_delta_smem import lse_delta_of
 from ..nan_repair_keys import nan_repair_keys
 from ..options import chain_of
 from ..split_gradient import split_gradient
-from ..tile_scheduler import Extent, walk_by_keys
+from ..tile_scheduler import walk_by_keys
 from ..tiles import Where
+from .arguments import MAPS_TYPE, inputs_type, keys_to_type, work_type
 from .bias_dkv import bias_dkv
 from .config import padded
 from .dkv_config import CONSUMERS_APART, DkvApartConfig
@@ -68,9 +69,8 @@ from .split_probs import split_probs
 def build_dkv_split(
     config: DkvApartConfig, variant: Variant, dk_stored: str, dv_stored: str, packed: bool = False
 ) -> Kernel:
-    """flash_attention_dkv_split_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, heads, section, dk, dv, q, k, v, do,
-    lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options), as `build_dkv` has them. Raises ValueError for
-    options with slopes in a Config that is not exact.
+    """flash_attention_dkv_split_sm90(maps, to, x, work), with the records of `build_dkv`. Raises ValueError for options
+    with slopes in a Config that is not exact.
     """
     D, Dv, BLOCK_Q, num = padded(variant.D), padded(variant.Dv), config.block_q, numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS_APART, most=True)
@@ -98,48 +98,16 @@ def build_dkv_split(
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1's: a box further
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
     hand_probs, take_probs = split_probs(chain, score, visits, gradient, box)
-    BESIDE = config.beside
+    BESIDE, to_type = config.beside, keys_to_type(variant, dk_stored, dv_stored)
 
-    @kernel(
-        *[tensor_map] * 4,
-        *(tensor_map if stored == "boxes" else i64 for stored in (dk_stored, dv_stored)),
-        *[i32] * 2,
-        *[array_type(variant)] * 6,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
-        threads=role.threads,
-    )
-    def flash_attention_dkv_split_sm90(
-        q_map,
-        do_map,
-        k_map,
-        v_map,
-        dk_map,
-        dv_map,
-        heads,
-        section,
-        dk,
-        dv,
-        q,
-        k,
-        v,
-        do,
-        lse,
-        delta,
-        H,
-        group,
-        Sq,
-        Sk,
-        aligned,
-        scale,
-        lengths,
-        options,
-    ):
+    @kernel(MAPS_TYPE, to_type, inputs_type(variant), work_type(variant), threads=role.threads)
+    def flash_attention_dkv_split_sm90(maps, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         kv_full, q_bars, do_full, p_bars = kv_once.barrier(), q_pipe.barriers(), do_part.barriers(), box.barriers()
         slots = columns.slots()
         warpgroup = my_warpgroup()
-        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        extent, scale, lengths, options = work
+        group = extent.group
         task = task_of(cuda.blockIdx.x, extent, lengths, options)
         if task.n0 >= task.Sk:
             return
@@ -148,14 +116,14 @@ def build_dkv_split(
             q_pipe.init(q_bars)
             do_part.init(do_full)
             box.init(p_bars)
-        prefetch_maps((q_map, do_map, k_map, v_map), 1)
+        prefetch_maps(maps, 1)
         q_pipe.start()
         i, end = u32(0), visits.count(task, group, options)
         h, m0, full = visits.first(task, group, options)
         if warpgroup == CONSUMERS_APART:
             role.produce()
-            maps, bars = (q_map, do_map, k_map, v_map), (kv_full, q_bars, do_full)
-            load(smem, maps, bars, (lse, delta, slots), ((), group, options), task, (h, m0), end)
+            bars = kv_full, q_bars, do_full
+            load(smem, maps, bars, (x.lse, x.delta, slots), ((), group, options), task, (h, m0), end)
         elif warpgroup == 0:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
@@ -198,9 +166,9 @@ def build_dkv_split(
                 pdo.add(dv_acc, packed, smem, do_tile.at(q_pipe.stage(i - 1)), ONE)
                 pdo.wait(dv_acc)
                 both.gather()  # dv goes where V was
-            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
-            hidden_dv.repair(dv_acc, dv_acc, (q, k, v, do, lse, delta), task, ZERO, group, scale, options)
-            dv_output.store(smem, dv_map, dv, dv_acc, key_rows_of(task), ZERO, ZERO)
+            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
+            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, group, scale, options)
+            dv_output.store(smem, to.dv_map, to.dv, dv_acc, key_rows_of(task), ZERO, ZERO)
             dv_output.finish()
         else:
             role.consume()
@@ -242,11 +210,11 @@ def build_dkv_split(
                 dsq.add(dk_acc, packed, smem, q_tile.at(q_pipe.stage(i - 1)), ONE)
                 dsq.wait(dk_acc)
                 both.gather()  # dk goes where K was
-            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
-            hidden_dk.repair(dk_acc, dk_acc, (q, k, v, do, lse, delta), task, ZERO, group, scale, options)
+            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
+            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, group, scale, options)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
-            dk_output.store(smem, dk_map, dk, dk_acc, key_rows_of(task), ZERO, ZERO)
+            dk_output.store(smem, to.dk_map, to.dk, dk_acc, key_rows_of(task), ZERO, ZERO)
             dk_output.finish()
 
     return flash_attention_dkv_split_sm90

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...compiler.backend import Kernel, builds, cuda, i32, kernel, tensor_map, u8, u32, verb
+from ...compiler.backend import Kernel, builds, cuda, i32, kernel, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.pipeline import Pipeline, pipeline
 from ...tile.products import opaque_i32
@@ -41,7 +41,7 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.second_barrier import Companion, second_barrier
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_exchange import warpgroup_exchange
-from ..arguments import Variant, array_type, size_types, statistic_type
+from ..arguments import Variant
 from ..fragment_scores import fragment_scores
 from ..key_rows import key_rows_of
 from ..load_once import Once, load_once
@@ -49,8 +49,9 @@ from ..lse_delta_smem import Columns, lse_delta_of
 from ..nan_repair_keys import nan_repair_keys
 from ..options import chain_of
 from ..split_gradient import split_gradient
-from ..tile_scheduler import Extent, walk_by_keys
+from ..tile_scheduler import walk_by_keys
 from ..tiles import Where
+from .arguments import MAPS_TYPE, inputs_type, keys_to_type, work_type
 from .config import factors, padded
 from .dkv_config import CONSUMERS_APART, DkvThirdsConfig
 from .dkv_loads import LoadedTiles
@@ -61,9 +62,7 @@ from .split_probs import split_probs
 
 @builds
 def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool = False) -> Kernel:
-    """flash_attention_dkv_split_f32_sm90(q_map, do_map, k_map, v_map, heads, section, dk, dv, q, k, v, do, lse, delta,
-    H, group, Sq, Sk, aligned, scale, lengths, options), as `build_dkv` has them.
-    """
+    """flash_attention_dkv_split_f32_sm90(maps, to, x, work), with the records of `build_dkv`."""
     D, Dv, BLOCK_Q = padded(variant.D), padded(variant.Dv), config.block_q
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS_APART)
     warps, tiles, dtype = 4 * CONSUMERS_APART, config.tiles(D, Dv), factors(variant.dtype)
@@ -87,45 +86,17 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
     load = _loads_of(LoadedTiles(k_tile, v_tile, q_tile, do_tile), kv_once, q_pipe, do_pipe, visits, variant.varlen)
     bring = _statistics_of(q_pipe, statistics, columns, visits)
     task_of, ZERO = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=packed), i32(0)
+    to_type = keys_to_type(variant, "", "")
     dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
 
-    @kernel(
-        *[tensor_map] * 4,
-        *[i32] * 2,
-        *[array_type(variant)] * 6,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
-        threads=role.threads,
-    )
-    def flash_attention_dkv_split_f32_sm90(
-        q_map,
-        do_map,
-        k_map,
-        v_map,
-        heads,
-        section,
-        dk,
-        dv,
-        q,
-        k,
-        v,
-        do,
-        lse,
-        delta,
-        H,
-        group,
-        Sq,
-        Sk,
-        aligned,
-        scale,
-        lengths,
-        options,
-    ):
+    @kernel(MAPS_TYPE, to_type, inputs_type(variant), work_type(variant), threads=role.threads)
+    def flash_attention_dkv_split_f32_sm90(maps, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         kv_full, q_bars, do_bars = kv_once.barrier(), q_pipe.barriers(), do_pipe.barriers()
         known, p_bars, slots = statistics.barriers(), box.barriers(), columns.slots()
         warpgroup = my_warpgroup()
-        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        extent, scale, lengths, options = work
+        group = extent.group
         task = task_of(cuda.blockIdx.x, extent, lengths, options)
         if task.n0 >= task.Sk:
             return
@@ -135,17 +106,16 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
             do_pipe.init(do_bars)
             statistics.init(known)
             box.init(p_bars)
-        prefetch_maps((q_map, do_map, k_map, v_map), 1)
+        prefetch_maps(maps, 1)
         q_pipe.start()
         i, end = u32(0), visits.count(task, group, options)
         h, m0, full = visits.first(task, group, options)
         if warpgroup == CONSUMERS_APART:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
-                maps, bars = (q_map, do_map, k_map, v_map), (kv_full, q_bars, do_bars)
-                load(smem, maps, bars, (group, options), task, (h, m0), end)
+                load(smem, maps, (kv_full, q_bars, do_bars), (group, options), task, (h, m0), end)
             elif u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
-                bring(slots, (q_bars, known), (lse, delta), (group, options), task, (h, m0), end)
+                bring(slots, (q_bars, known), (x.lse, x.delta), (group, options), task, (h, m0), end)
         elif warpgroup == 0:
             role.consume()
             end, base = u32(shfl_idx_i32(i32(end), 0, FULL_WARP)), base_of(smem)
@@ -169,9 +139,9 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 pdo.finish(dv_acc, sums)  # dv [64, Dv] += P.T @ dO
                 do_pipe.release(do_bars, i)
                 i = q_pipe.next(i)
-            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
-            hidden_dv.repair(dv_acc, dv_acc, (q, k, v, do, lse, delta), task, ZERO, group, scale, options)
-            dv_output.store(smem, 0, dv, dv_acc, key_rows_of(task), ZERO, ZERO)
+            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
+            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, group, scale, options)
+            dv_output.store(smem, to.dv_map, to.dv, dv_acc, key_rows_of(task), ZERO, ZERO)
         else:
             role.consume()
             end, base = u32(shfl_idx_i32(i32(end), 0, FULL_WARP)), base_of(smem)
@@ -192,11 +162,11 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 dsq.finish(dk_acc, sums)  # dk [64, D] += dS.T @ Q
                 q_pipe.release(q_bars, i)
                 i = q_pipe.next(i)
-            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
-            hidden_dk.repair(dk_acc, dk_acc, (q, k, v, do, lse, delta), task, ZERO, group, scale, options)
+            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
+            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, group, scale, options)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
-            dk_output.store(smem, 0, dk, dk_acc, key_rows_of(task), ZERO, ZERO)
+            dk_output.store(smem, to.dk_map, to.dk, dk_acc, key_rows_of(task), ZERO, ZERO)
 
     return flash_attention_dkv_split_f32_sm90
 
@@ -211,7 +181,6 @@ def _loads_of(
 
     @verb
     def load(smem, maps, barriers, more, task, first, end):
-        q_map, do_map, k_map, v_map = maps
         kv_full, q_bars, do_bars = barriers
         group, options = more
         h, first_query = first
@@ -219,12 +188,12 @@ def _loads_of(
         if end != u32(0):
             token = i32(task.k_first + task.n0)
             once.expect(kv_full)
-            k_tile.load(smem, 0, k_map, Corner(token, 0, (task.h_kv, b)), kv_full)
-            v_tile.load(smem, 0, v_map, Corner(token, 0, (task.h_kv, b)), kv_full)
+            k_tile.load(smem, 0, maps.k, Corner(token, 0, (task.h_kv, b)), kv_full)
+            v_tile.load(smem, 0, maps.v, Corner(token, 0, (task.h_kv, b)), kv_full)
             while i != end:
                 corner = Corner(i32(task.q_first + m0), 0, (h, b))
-                q_tile.load(smem, q_pipe.acquire(q_bars, i), q_map, corner, q_bars.full)
-                do_tile.load(smem, do_pipe.acquire(do_bars, i), do_map, corner, do_bars.full)
+                q_tile.load(smem, q_pipe.acquire(q_bars, i), maps.q, corner, q_bars.full)
+                do_tile.load(smem, do_pipe.acquire(do_bars, i), maps.do, corner, do_bars.full)
                 h, m0, _ = visits.after(h, m0, i, end, task, group, options)
                 i = q_pipe.next(i)
 

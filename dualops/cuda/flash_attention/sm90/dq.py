@@ -34,7 +34,7 @@ times as wide, dS is three times as many words, and D / 2 registers more have wh
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, u8, u32
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
@@ -42,16 +42,17 @@ from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
-from ..arguments import Variant, array_type, size_types, statistic_type
+from ..arguments import Variant
 from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_queries import gradient_of_queries
 from ..nan_repair import nan_repair
 from ..options import chain_of
 from ..pingpong import turns
-from ..tile_scheduler import ROWS_OF_A_HEAD, Extent, walk_by_queries
+from ..tile_scheduler import ROWS_OF_A_HEAD, walk_by_queries
 from ..tiles import Where
 from ..work_queue import work_queue
+from .arguments import MAPS_TYPE, inputs_type, queries_to_type, work_type
 from .bias_fwd import bias_stages
 from .config import factors, padded
 from .dq_config import DqConfig
@@ -62,11 +63,10 @@ from .tile_scheduler import SIZE, get_of, put, put_end
 
 @builds
 def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
-    """flash_attention_dq_sm90(q_map, k_map, v_map, do_map, dq_map, bias_maps, counter, heads, section, dq, q, k, v, do,
-    lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_dq_sm90(maps, bias_maps, counter, to, x, work). These are `Maps`, one map of the bias where it
+    comes as boxes, a counter that is 0, `QueriesTo`, `Inputs` and `Work`.
 
-    stored: how dq gets to memory (`output`); dq_map: 0 where it is not as boxes. bias_maps: one, where the bias comes
-    as boxes. counter: 0. heads: of all batches.
+    stored: how dq gets to memory (`output`).
     """
     D, Dv, BLOCK_KV, DQ_OVER_Q = padded(variant.D), padded(variant.Dv), config.block_kv, config.dq_over_q
     num, role, ZEROED = numbers(f32), roles(config.consumers, most=True), int(config.zeroed)
@@ -91,52 +91,18 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     walk, get = walk_by_queries(config.block_q, visits.between, variant.varlen, chain), get_of()
     hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
     beside = config.consumers if DQ_OVER_Q else 0
+    to_type, x_type = queries_to_type(variant, stored), inputs_type(variant)
     if thirds:
         output = rows_from_registers(variant.D, D)
     else:
         output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, beside)
 
-    @kernel(
-        *[tensor_map] * 4,
-        tensor_map if stored == "boxes" else i64,
-        bias.maps_type,
-        pointer(i64),
-        *[i32] * 2,
-        *[array_type(variant)] * 5,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
-        threads=role.threads,
-    )
-    def flash_attention_dq_sm90(
-        q_map,
-        k_map,
-        v_map,
-        do_map,
-        dq_map,
-        bias_maps,
-        counter,
-        heads,
-        section,
-        dq,
-        q,
-        k,
-        v,
-        do,
-        lse,
-        delta,
-        H,
-        group,
-        Sq,
-        Sk,
-        aligned,
-        scale,
-        lengths,
-        options,
-    ):
+    @kernel(MAPS_TYPE, bias.maps_type, pointer(i64), to_type, x_type, work_type(variant), threads=role.threads)
+    def flash_attention_dq_sm90(maps, bias_maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()
         bias_bars = bias.barriers()
-        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        extent, scale, lengths, options = work
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
@@ -144,7 +110,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
             v_pipe.init(v_bars)
             bias.init(bias_bars)
             ticket.init(slots)
-        prefetch_maps((q_map, k_map, v_map, do_map), 1)
+        prefetch_maps(maps, 1)
         bias.prefetch(bias_maps)
         q_pipe.start()
         i, piece = u32(0), u32(0)  # fillings of K's and V's stages, and of Q's
@@ -159,15 +125,15 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         ticket.hand(slots, piece)
                         b = i32(0) if variant.varlen else task.b
                         stage, token = q_pipe.acquire(q_bars, piece), i32(task.q_first + task.m0)
-                        q_tile.load(smem, stage, q_map, Corner(token, 0, (task.h, b)), q_bars.full)
-                        do_tile.load(smem, stage, do_map, Corner(token, 0, (task.h, b)), q_bars.full)
+                        q_tile.load(smem, stage, maps.q, Corner(token, 0, (task.h, b)), q_bars.full)
+                        do_tile.load(smem, stage, maps.do, Corner(token, 0, (task.h, b)), q_bars.full)
                         tile, end = visits.last(task, options), u32(i + task.count)
                         while i != end:
                             token = i32(task.k_first + tile.n0)
                             stage = v_pipe.acquire(v_bars, i)
-                            v_tile.load(smem, stage, v_map, Corner(token, 0, (task.h_kv, b)), v_bars.full)
+                            v_tile.load(smem, stage, maps.v, Corner(token, 0, (task.h_kv, b)), v_bars.full)
                             stage = k_pipe.acquire(k_bars, i)
-                            k_tile.load(smem, stage, k_map, Corner(token, 0, (task.h_kv, b)), k_bars.full)
+                            k_tile.load(smem, stage, maps.k, Corner(token, 0, (task.h_kv, b)), k_bars.full)
                             bias.bring(smem, bias_maps, bias_bars, options, task, tile.n0, i)
                             i = k_pipe.next(i)
                             tile = visits.before(tile, task, options)
@@ -186,8 +152,8 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
                 row = i32(ROWS * warpgroup)
                 m = i32(task.m0 + row)
-                gradient.read(row_lse, lse, task, row)
-                gradient.read(row_delta, delta, task, row)
+                gradient.read(row_lse, x.lse, task, row)
+                gradient.read(row_delta, x.delta, task, row)
                 gradient.bases(row_base, row_lse)
                 stage = q_pipe.wait(q_bars, piece)
                 q_at, do_at, sums = q_tile.at(stage), do_tile.at(stage), dsk.sums(acc)
@@ -241,7 +207,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         gradient.d_scores(scores, d_probs, options, where, row_delta)
                         rows.pack(d_scores, scores)
                         i = k_pipe.next(i)
-                    task, _ = get(slots.numbers, ticket.place(piece), extent)  # anew: it held registers
+                    task, _ = get(slots.numbers, ticket.place(piece), extent)  # again: it held registers
                     if not DQ_OVER_Q:
                         q_pipe.release(q_bars, piece)
                     dsk.add(sums, d_scores, smem, k_tile.at(k_pipe.stage(i - 1)), adds)
@@ -254,11 +220,11 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                     if not ZEROED:
                         for n in range(dsk.size):
                             acc[n] = num.zero
-                gradient.read(row_lse, lse, task, row)
+                gradient.read(row_lse, x.lse, task, row)
                 lse_pair = (row_lse[0], row_lse[1])
-                hidden.repair(acc, lse_pair, (q, k, v, do, delta), task, row, i32(0), scale, options)
+                hidden.repair(acc, lse_pair, (x.q, x.k, x.v, x.do, x.delta), task, row, i32(0), scale, options)
                 gradient.scale(acc, scale, row_lse)
-                output.store(smem, dq_map, dq, acc, task, row, i32(0))
+                output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
                 if DQ_OVER_Q:
                     output.free()
                 piece = u32(piece + 1)

@@ -27,7 +27,7 @@ bytes. Registers of warpgroup 1: BLOCK_KV / 2 of dP, BLOCK_KV * 3 / 4 of dS in t
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer, tensor_map, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer, u8, u32
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.pipeline import pipeline
 from ...tile.roles import roles
@@ -35,14 +35,15 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_exchange import warpgroup_exchange
-from ..arguments import Variant, array_type, size_types, statistic_type
+from ..arguments import Variant
 from ..fragment_scores import fragment_scores
 from ..gradient_of_queries import d_scores_apart, gradient_of_queries
 from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..tile_scheduler import ROWS_OF_A_HEAD, Extent, walk_by_queries
+from ..tile_scheduler import ROWS_OF_A_HEAD, walk_by_queries
 from ..tiles import Where
 from ..work_queue import work_queue
+from .arguments import MAPS_TYPE, inputs_type, queries_to_type, work_type
 from .config import factors, padded
 from .dq_config import DqThirdsConfig
 from .kv_tiles import kv_tiles_of
@@ -54,9 +55,7 @@ CONSUMERS, WARPS = 2, 4
 
 @builds
 def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
-    """flash_attention_dq_split_f32_sm90(q_map, k_map, v_map, do_map, counter, heads, section, dq, q, k, v, do, lse,
-    delta, H, group, Sq, Sk, aligned, scale, lengths, options), as `build_dq` has them.
-    """
+    """flash_attention_dq_split_f32_sm90(maps, counter, to, x, work), with the arguments of `build_dq`."""
     D, Dv, BLOCK_KV = padded(variant.D), padded(variant.Dv), config.block_kv
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS)
     tiles, dtype, ticket = config.tiles(D, Dv), factors(variant.dtype), work_queue(2, SIZE)
@@ -76,45 +75,15 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
     visits = kv_tiles_of(config.block_q, BLOCK_KV, variant, score)
     walk, get = walk_by_queries(config.block_q, visits.between, variant.varlen, chain), get_of()
     hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
+    to_type = queries_to_type(variant, "")
     output, ZERO = rows_from_registers(variant.D, D), i32(0)
 
-    @kernel(
-        *[tensor_map] * 4,
-        pointer(i64),
-        *[i32] * 2,
-        *[array_type(variant)] * 5,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
-        threads=role.threads,
-    )
-    def flash_attention_dq_split_f32_sm90(
-        q_map,
-        k_map,
-        v_map,
-        do_map,
-        counter,
-        heads,
-        section,
-        dq,
-        q,
-        k,
-        v,
-        do,
-        lse,
-        delta,
-        H,
-        group,
-        Sq,
-        Sk,
-        aligned,
-        scale,
-        lengths,
-        options,
-    ):
+    @kernel(MAPS_TYPE, pointer(i64), to_type, inputs_type(variant), work_type(variant), threads=role.threads)
+    def flash_attention_dq_split_f32_sm90(maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, p_bars = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), box.barriers()
         slots = ticket.slots()
-        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        extent, scale, lengths, options = work
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
@@ -122,7 +91,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
             v_pipe.init(v_bars)
             box.init(p_bars)
             ticket.init(slots)
-        prefetch_maps((q_map, k_map, v_map, do_map), 1)
+        prefetch_maps(maps, 1)
         q_pipe.start()
         i, piece = u32(0), u32(0)  # fillings of K's and V's stages, and of Q's
         if warpgroup == CONSUMERS:
@@ -136,13 +105,13 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
                         ticket.hand(slots, piece)
                         b = i32(0) if variant.varlen else task.b
                         stage, token = q_pipe.acquire(q_bars, piece), i32(task.q_first + task.m0)
-                        q_tile.load(smem, stage, q_map, Corner(token, 0, (task.h, b)), q_bars.full)
-                        do_tile.load(smem, stage, do_map, Corner(token, 0, (task.h, b)), q_bars.full)
+                        q_tile.load(smem, stage, maps.q, Corner(token, 0, (task.h, b)), q_bars.full)
+                        do_tile.load(smem, stage, maps.do, Corner(token, 0, (task.h, b)), q_bars.full)
                         tile, end = visits.last(task, options), u32(i + task.count)
                         while i != end:
                             corner = Corner(i32(task.k_first + tile.n0), 0, (task.h_kv, b))
-                            k_tile.load(smem, k_pipe.acquire(k_bars, i), k_map, corner, k_bars.full)
-                            v_tile.load(smem, v_pipe.acquire(v_bars, i), v_map, corner, v_bars.full)
+                            k_tile.load(smem, k_pipe.acquire(k_bars, i), maps.k, corner, k_bars.full)
+                            v_tile.load(smem, v_pipe.acquire(v_bars, i), maps.v, corner, v_bars.full)
                             i = k_pipe.next(i)
                             tile = visits.before(tile, task, options)
                         piece = u32(piece + 1)
@@ -156,7 +125,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
             task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
             while task.m0 >= 0:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
-                gradient.read(row_lse, lse, task, ZERO)
+                gradient.read(row_lse, x.lse, task, ZERO)
                 gradient.bases(row_base, row_lse)
                 q_at = q_tile.at(q_pipe.wait(q_bars, piece))
                 tile, end = visits.last(task, options), u32(i + task.count)
@@ -183,7 +152,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
             task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
             while task.m0 >= 0:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
-                gradient.read(row_delta, delta, task, ZERO)
+                gradient.read(row_delta, x.delta, task, ZERO)
                 do_at, sums = do_tile.at(q_pipe.wait(q_bars, piece)), dsk.sums(acc)
                 tile, end = visits.last(task, options), u32(i + task.count)
                 while i != end:
@@ -199,13 +168,13 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
                     dsk.finish(acc, sums)  # acc [64, D] += dS @ K
                     k_pipe.release(k_bars, i)
                     i = k_pipe.next(i)
-                task, _ = get(slots.numbers, ticket.place(piece), extent)  # anew: it held registers
+                task, _ = get(slots.numbers, ticket.place(piece), extent)  # again: it held registers
                 q_pipe.release(q_bars, piece)
-                gradient.read(row_lse, lse, task, ZERO)
+                gradient.read(row_lse, x.lse, task, ZERO)
                 lse_pair = (row_lse[0], row_lse[1])
-                hidden.repair(acc, lse_pair, (q, k, v, do, delta), task, ZERO, ZERO, scale, options)
+                hidden.repair(acc, lse_pair, (x.q, x.k, x.v, x.do, x.delta), task, ZERO, ZERO, scale, options)
                 gradient.scale(acc, scale, row_lse)
-                output.store(smem, 0, dq, acc, task, ZERO, ZERO)
+                output.store(smem, to.dq_map, to.dq, acc, task, ZERO, ZERO)
                 piece = u32(piece + 1)
                 task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
 

@@ -50,7 +50,7 @@ P, and Dv / 2 more.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32, verb
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, types, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
@@ -59,7 +59,7 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import settle, softmax_rows
 from ...tile.split_bf16x3 import PARTS
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma
-from ..arguments import Variant, array_type, size_types, statistic_type
+from ..arguments import Variant, array_type, statistic_type
 from ..bias_registers import in_words
 from ..fragment_probabilities import are_curves, fragment_probabilities
 from ..fragment_scores import fragment_scores, my_row
@@ -67,9 +67,9 @@ from ..nan_repair import nan_repair
 from ..options import chain_of
 from ..pingpong import turns
 from ..register_a import register_a
-from ..tile_scheduler import Extent
 from ..tiles import Where
 from ..work_queue import work_queue
+from .arguments import QKV_MAPS_TYPE, OutputTo, map_type, qkv_type, work_type
 from .bias_fwd import bias_stages
 from .config import Sm90Config, factors, padded
 from .kv_tiles import kv_tiles_of
@@ -88,12 +88,11 @@ WIDE = 128
 
 @builds
 def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: str) -> Kernel:
-    """flash_attention_sm90(q_map, k_map, v_map, o_map, bias_maps, counter, heads, section, kept, o, lse, q, k, v, H,
-    group, Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_sm90(maps, bias_maps, counter, to, x, work). These are `QKV` of maps, one map of the bias where
+    it comes as boxes, a counter that is 0 where pieces are not alike (`static_schedule`), `OutputTo`, `QKV` of arrays
+    and `Work`.
 
-    stored: how o gets to memory (`output`); o_map: 0 where it is not as boxes. bias_maps: one, where the bias comes as
-    boxes. counter: 0, where pieces are not alike (`static_schedule`). heads: of all batches. kept: where Configs are
-    serial, a pointer (`split_kv_serial`), else nothing. o, lse: the parts of Configs that split keys among blocks.
+    stored: how o gets to memory (`output`).
     """
     D, BLOCK_KV, O_OVER_Q = padded(variant.D), config.block_kv, config.o_over_q
     num = numbers(f32)
@@ -138,52 +137,22 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     output = output_of(config, variant, queries, stored)
     serial, stores_lse = serial_of(config, variant, chain, queries, with_lse), with_lse and not config.serial
     piece_of = slices_of(config.slices, tiles.v.width)
+    in_parts = config.split and not config.serial
+    results = [PARTS_TYPE] * 2 if in_parts else [array_type(variant), statistic_type(variant)]
+    to_type = types.NamedTuple((map_type(stored), *results, serial.kept_type), OutputTo)
+    x_type = qkv_type(variant)
 
     @verb
     def where_of_next(where, tile):
         """There may be none: of the first keys then."""
         return Where(where.b, where.h, where.m0, max(tile.n0, i32(0)), where.Sq, where.Sk, where.offset)
 
-    @kernel(
-        *[tensor_map] * 3,
-        tensor_map if stored == "boxes" else i64,
-        bias.maps_type,
-        pointer(i64),
-        *[i32] * 2,
-        serial.kept_type,
-        *([PARTS_TYPE] * 2 if config.split and not config.serial else [array_type(variant), statistic_type(variant)]),
-        *[array_type(variant)] * 3,
-        *size_types(variant),
-        threads=role.threads,
-    )
-    def flash_attention_sm90(
-        q_map,
-        k_map,
-        v_map,
-        o_map,
-        bias_maps,
-        counter,
-        heads,
-        section,
-        kept,
-        o,
-        lse,
-        q,
-        k,
-        v,
-        H,
-        group,
-        Sq,
-        Sk,
-        aligned,
-        scale,
-        lengths,
-        options,
-    ):
+    @kernel(QKV_MAPS_TYPE, bias.maps_type, pointer(i64), to_type, x_type, work_type(variant), threads=role.threads)
+    def flash_attention_sm90(maps, bias_maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()
         bias_bars = bias.barriers()
-        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        extent, scale, lengths, options = work
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
@@ -191,7 +160,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
             v_pipe.init(v_bars)
             bias.init(bias_bars)
             ticket.init(slots)
-        prefetch_maps((q_map, k_map, v_map), 1)
+        prefetch_maps(maps, 1)
         bias.prefetch(bias_maps)
         q_pipe.start()
         i, piece = u32(0), u32(0)  # fillings of K's and V's stages, and of Q's
@@ -206,15 +175,15 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         ticket.hand(slots, piece)
                         b = i32(0) if variant.varlen else task.b
                         stage = q_pipe.acquire(q_bars, piece)
-                        queries.load(smem, stage, q_map, task, b, q_bars.full)
+                        queries.load(smem, stage, maps.q, task, b, q_bars.full)
                         tile, end = visits.last(task, options), u32(i + task.count)
                         while i != end:
                             token = i32(task.k_first + tile.n0)
                             stage = k_pipe.acquire(k_bars, i)
-                            k_tile.load(smem, stage, k_map, Corner(token, 0, (task.h_kv, b)), k_bars.full)
+                            k_tile.load(smem, stage, maps.k, Corner(token, 0, (task.h_kv, b)), k_bars.full)
                             bias.bring(smem, bias_maps, bias_bars, options, task, tile.n0, i)
                             stage = v_pipe.acquire(v_bars, i)
-                            v_tile.load(smem, stage, v_map, Corner(column, token, (task.h_kv, b)), v_bars.full)
+                            v_tile.load(smem, stage, maps.v, Corner(column, token, (task.h_kv, b)), v_bars.full)
                             i = k_pipe.next(i)
                             tile = visits.before(tile, task, options)
                         piece = u32(piece + 1)
@@ -312,7 +281,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 else:
                     if not O_OVER_Q:
                         q_pipe.skip(q_bars, piece)
-                    if has_sinks:  # whose share is no sum of 0
+                    if has_sinks:  # a row with only a sink still has a sum
                         sink = chain.sink(options, i64(h))
                         for n in range(pv.size):
                             acc[n] = num.zero
@@ -323,13 +292,13 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 rows.divide(acc, row_sum, score.growth(options))
                 upper, lower, rests = row_max[0], row_max[1], (rescale[0], rescale[1])
                 if stores_lse and column == 0:
-                    output.store_lse(lse, task, i32(row + my_row()), upper, rests[0])
-                    output.store_lse(lse, task, i32(row + my_row() + 8), lower, rests[1])
-                hidden.repair(acc, (upper, lower), (q, k, v), task, row, column, scale, options)
+                    output.store_lse(to.lse, task, i32(row + my_row()), upper, rests[0])
+                    output.store_lse(to.lse, task, i32(row + my_row() + 8), lower, rests[1])
+                hidden.repair(acc, (upper, lower), x, task, row, column, scale, options)
                 if config.serial:
-                    serial.add(kept, o, lse, acc, (upper, lower), rests, task, row, column, options)
+                    serial.add(to.kept, to.o, to.lse, acc, (upper, lower), rests, task, row, column, options)
                 else:
-                    output.store(smem, o_map, o, acc, task, row, column)
+                    output.store(smem, to.o_map, to.o, acc, task, row, column)
                 if O_OVER_Q:
                     output.free()
                 piece = u32(piece + 1)

@@ -40,7 +40,7 @@ half of that for P.T and dS.T packed, D / 2 + Dv / 2 of dk and dv, D / 4 of a he
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32, verb
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import put_matrices
 from ...tile.grids import let_next_grid_begin
@@ -52,7 +52,7 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
-from ..arguments import Variant, array_type, size_types, statistic_type
+from ..arguments import Variant
 from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
@@ -64,8 +64,9 @@ from ..options import chain_of
 from ..ordered_sums import draw, ordered_sums
 from ..register_a import register_a
 from ..store_queue import store_queue
-from ..tile_scheduler import Extent, walk_by_keys
+from ..tile_scheduler import walk_by_keys
 from ..tiles import Where
+from .arguments import MAPS_TYPE, SUMS_TYPE, inputs_type, keys_to_type, work_type
 from .bias_dkv import bias_dkv
 from .config import padded
 from .fused_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
@@ -75,13 +76,10 @@ from .probs_product import probs_at_once, probs_by_steps
 
 @builds
 def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored: str) -> Kernel:
-    """flash_attention_fused_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, bias_maps, sums, flags, tiles, heads,
-    section, dk, dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_fused_sm90(maps, bias_maps, sums, to, x, work). These are `Maps`, one map of the bias where it
+    comes as boxes, `Sums`, `KeysTo`, `Inputs` and `Work`. Of varlen, `section` counts queries.
 
-    sums: dq in float32, `tiles` tiles of each head, each fragment after fragment. flags: zeros; a counter, then one a
-    tile. dk_stored, dv_stored: how they get to memory (`output`); a map is 0 where it is not as boxes. bias_maps: one,
-    where the bias comes as boxes. heads: of all batches. section: heads of keys whose queries blocks share at a time;
-    of varlen, how many queries these are.
+    dk_stored, dv_stored: how dk and dv get to memory (`output`).
     """
     D, Dv, BLOCK_Q, BLOCK_KV, num = padded(variant.D), padded(variant.Dv), config.block_q, config.block_kv, numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS, most=config.most)
@@ -120,6 +118,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     MY_QUERIES, MY_COLUMNS = (DS_BYTES, 0) if config.parts > 1 else (0, tiles.k_columns.nbytes)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, CONSUMERS)
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, CONSUMERS)
+    to_type, x_type = keys_to_type(variant, dk_stored, dv_stored), inputs_type(variant)
     last = dv_output if dv_stored == "boxes" else dk_output  # the copies of both are one group
 
     @verb
@@ -132,64 +131,25 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
             num.store_vector(floats, i32(DQ_AT + place + 128 * n), values, n)
         box.hand(bars, i)
 
-    @kernel(
-        *[tensor_map] * 4,
-        *(tensor_map if stored == "boxes" else i64 for stored in (dk_stored, dv_stored)),
-        bias.maps_type,
-        pointer(f32),
-        pointer(i64),
-        *[i32] * 3,
-        *[array_type(variant)] * 6,
-        *[statistic_type(variant)] * 2,
-        *size_types(variant),
-        threads=role.threads,
-    )
-    def flash_attention_fused_sm90(
-        q_map,
-        do_map,
-        k_map,
-        v_map,
-        dk_map,
-        dv_map,
-        bias_maps,
-        sums,
-        flags,
-        q_tiles,
-        heads,
-        section,
-        dk,
-        dv,
-        q,
-        k,
-        v,
-        do,
-        lse,
-        delta,
-        H,
-        group,
-        Sq,
-        Sk,
-        aligned,
-        scale,
-        lengths,
-        options,
-    ):
+    @kernel(MAPS_TYPE, bias.maps_type, SUMS_TYPE, to_type, x_type, work_type(variant), threads=role.threads)
+    def flash_attention_fused_sm90(maps, bias_maps, sums, to, x, work):
         smem, floats = cuda.shared.array(0, u8, alignment=1024), cuda.shared.array(0, f32, alignment=1024)
         kv_full, q_bars, do_full = kv_once.barrier(), q_pipe.barriers(), do_part.barriers()
         dq_bars, drawn = box.barriers(), cuda.shared.array(1, i32)
         slots = columns.slots()
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
-            drawn[0] = draw(flags)
+            drawn[0] = draw(sums.flags)
             kv_once.init(kv_full)
             q_pipe.init(q_bars)
             do_part.init(do_full)
             box.init(dq_bars)
             let_next_grid_begin()
-        prefetch_maps((q_map, do_map, k_map, v_map), 1)
+        prefetch_maps(maps, 1)
         bias.prefetch(bias_maps)
         q_pipe.start()
-        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        extent, scale, lengths, options = work
+        group = extent.group
         task = task_of(drawn[0], extent, lengths, options)
         if task.n0 >= task.Sk:
             return
@@ -202,31 +162,30 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
             if tid == u32(0) and end != u32(0):
                 token = i32(task.k_first + task.n0)
                 kv_once.expect(kv_full)
-                k_tile.load(smem, 0, k_map, Corner(token, 0, (task.h_kv, b)), kv_full)
-                v_tile.load(smem, 0, v_map, Corner(token, 0, (task.h_kv, b)), kv_full)
+                k_tile.load(smem, 0, maps.k, Corner(token, 0, (task.h_kv, b)), kv_full)
+                v_tile.load(smem, 0, maps.v, Corner(token, 0, (task.h_kv, b)), kv_full)
                 while i != end:
                     token, stage = i32(task.q_first + m0), q_pipe.acquire(q_bars, i)
-                    q_tile.load(smem, stage, q_map, Corner(token, 0, (h, b)), q_bars.full)
+                    q_tile.load(smem, stage, maps.q, Corner(token, 0, (h, b)), q_bars.full)
                     do_part.expect(do_full, i)
-                    do_tile.load(smem, stage, do_map, Corner(token, 0, (h, b)), do_full)
+                    do_tile.load(smem, stage, maps.do, Corner(token, 0, (h, b)), do_full)
                     bias.bring(smem, stage, bias_maps, options, task, h, m0, do_full)
                     h, m0 = order.next(task, h, m0, start)
                     i = q_pipe.next(i)
             elif tid // u32(32) == u32(1):
                 own = columns.own()
                 while i != end:
-                    columns.fetch(own, lse, delta, task, h, m0)
+                    columns.fetch(own, x.lse, x.delta, task, h, m0)
                     columns.put(slots, q_pipe.claim(q_bars, i), own)
                     do_part.hand(do_full, i)
                     h, m0 = order.next(task, h, m0, start)
                     i = q_pipe.next(i)
             elif tid == u32(64):
                 while i != end:
-                    tile = i32(place_of(task, H, h, i32(u32(m0) // u32(BLOCK_Q)), q_tiles))
+                    tile = i32(place_of(task, extent.H, h, i32(u32(m0) // u32(BLOCK_Q)), sums.tiles))
                     at = i32(DQ_AT + box.take(dq_bars, i) * PLACE)
-                    ordered.add(
-                        sums, i64(tile) * PLACE, floats, at, flags, i64(tile) + 1, order.rank(task, m0, options)
-                    )
+                    rank = order.rank(task, m0, options)
+                    ordered.add(sums.data, i64(tile) * PLACE, floats, at, sums.flags, i64(tile) + 1, rank)
                     box.free(dq_bars, i)
                     h, m0 = order.next(task, h, m0, start)
                     i = q_pipe.next(i)
@@ -293,14 +252,13 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     dk_acc[e] = num.zero
                 for e in range(pdo.size):
                     dv_acc[e] = num.zero
-            task = task_of(opaque_i32(drawn[0]), extent, lengths, options)  # anew: no register kept it until now
-            arrays = q, k, v, do, lse, delta
-            hidden.repair(dk_acc, dv_acc, arrays, task, i32(ROWS * warpgroup), group, scale, options)
+            task = task_of(opaque_i32(drawn[0]), extent, lengths, options)  # again: no register kept it
+            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), group, scale, options)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             rows = key_rows_of(task)
-            dk_output.store(smem, dk_map, dk, dk_acc, rows, i32(ROWS * warpgroup), i32(0))
-            dv_output.store(smem, dv_map, dv, dv_acc, rows, i32(ROWS * warpgroup), i32(0))
+            dk_output.store(smem, to.dk_map, to.dk, dk_acc, rows, i32(ROWS * warpgroup), i32(0))
+            dv_output.store(smem, to.dv_map, to.dv, dv_acc, rows, i32(ROWS * warpgroup), i32(0))
             last.finish()
 
     return flash_attention_fused_sm90

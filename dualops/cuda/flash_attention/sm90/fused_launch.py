@@ -14,13 +14,14 @@ from ...launch.device_words import CLEARED, build_clear
 from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
-from ...launch.views import boxed, by_token, how_stored
+from ...launch.views import boxed, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from .. import simt
 from ..arguments import has_usual_scale, is_varlen, sizes, variant
 from ..bias_tiles import bias_map, boxed_bias
 from ..options import having
 from ..varlen_tiles import LEAST_HEADS, MOST_HEADS, packed_count
+from .arguments import Sums, inputs, keys_to, maps_of, queries_to, work
 from .config import BOX, padded
 from .dbias_config import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
@@ -144,25 +145,23 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
     elsewhere = ("dq", "dk", "dbias") if configs.dbias else ("dq", "dk")
     delta, *others = simt.backward_steps(p, results, configs.others, elsewhere)
     metas = {**p.arrays, **results, **workspace(p, config)}
-    heads, tiles, D = p.B * p.H, tiles_of(p, config), padded(p.D)
+    tiles, D = tiles_of(p, config), padded(p.D)
     stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
-    maps = {name: f"fused_{name}_map" if stored[name] == "boxes" else 0 for name in RESULTS}
     count = 1 + tiles.queries
     clear = Step(build_clear(), (cdiv(count, CLEARED),), ("flags", count))
-    arrays = [by_token(metas, name, varlen) for name in ("q", "k", "v", "do", "lse", "delta")]
-    own = (by_token(metas, name, varlen) for name in ("dk", "dv"))
-    loaded = (f"fused_{name}_map" for name in LOADED)
-    sums = ("sums", "flags", tiles.of_head, heads, section_of(p, config))
+    sums, x, section = Sums("sums", "flags", tiles.of_head), inputs(p, metas), section_of(p, config)
     bias_maps = ("fused_bias_map",) if config.bias else ()
-    args = (*loaded, maps["dk"], maps["dv"], bias_maps, *sums, *own, *arrays)
+    to = keys_to(p, metas, stored, "fused")
+    args = (maps_of("fused"), bias_maps, sums, to, x, work(p, section, sizes(p)))
     shared_bytes = config.shared_bytes(D, padded(p.Dv))
     fused = build_fused(config, found, stored["dk"], stored["dv"])
-    rest = (maps["dq"], *sums, by_token(metas, "dq", varlen), *arrays, *sizes(p))
+    to_dq = queries_to(p, metas, stored["dq"], "fused")
+    rest = (sums, to_dq, x, work(p, section if varlen else section * p.group, sizes(p)))
     finish = build_dq_convert(config, found, stored["dq"])
     return [
         delta,
         clear,
-        Step(fused, (tiles.keys,), (*args, *sizes(p)), shared_bytes),
+        Step(fused, (tiles.keys,), args, shared_bytes),
         Step(finish, (tiles.queries * config.parts,), rest, 2 * ROWS * D, overlaps=p.Sq <= MOST_BESIDE),
         *others,
         *(dbias_steps(p, results, configs.dbias) if configs.dbias else ()),

@@ -9,8 +9,9 @@ from ...launch.views import start
 from ...tile.numbers import numbers
 from ...tile.rows import FULL_WARP, shfl_idx_f32
 from ...tile.storage import storage
-from ..arguments import Variant, array_type, size_types, spans, statistic_type
+from ..arguments import Variant, array_type, spans, statistic_type
 from ..options import chain_of
+from .arguments import work_type
 from .split_kv import MOST_SPLITS, PARTS_TYPE, part_start, splits_of
 from .split_kv_sums import inverse_of, join, lse_of, shares_of, total_of
 
@@ -21,7 +22,7 @@ AT_ONCE = 8  # splits of which loads are on their way
 
 @builds
 def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
-    """flash_attention_merge(o, lse, o_parts, lse_parts, rows, H, group, Sq, Sk, aligned, scale, lengths, options)."""
+    """flash_attention_merge(o, lse, o_parts, lse_parts, rows, work). work: `Work`. rows: of all heads and batches."""
     mem, num = storage(variant.dtype), numbers(f32)
     split, span, chain = splits_of(block_kv), spans(variant.varlen), chain_of(variant.having, variant.dtype)
     COLUMNS, OF_LANE = -(-variant.Dv // 32), MOST_SPLITS // 32
@@ -29,19 +30,19 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
     @kernel(
         array_type(variant),
         statistic_type(variant),
-        PARTS_TYPE,
-        PARTS_TYPE,
+        *[PARTS_TYPE] * 2,
         i32,
-        *size_types(variant),
+        work_type(variant),
         threads=THREADS,
     )
-    def flash_attention_merge(o, lse, o_parts, lse_parts, rows, H, group, Sq, Sk, aligned, scale, lengths, options):
+    def flash_attention_merge(o, lse, o_parts, lse_parts, rows, work):
+        extent, options = work.extent, work.options
         lane, row = i32(cuda.threadIdx.x % 32), i32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // 32)
-        head, i = i32(row // Sq), i32(row % Sq)
-        b, h = i32(head // H), i32(head % H)
+        head, i = i32(row // extent.Sq), i32(row % extent.Sq)
+        b, h = i32(head // extent.H), i32(head % extent.H)
         if row >= rows:
             return
-        q_first, _, Sq, Sk = span.of_batch(lengths, b, Sq, Sk)
+        q_first, _, Sq, Sk = span.of_batch(work.lengths, b, extent.Sq, extent.Sk)
         if i >= Sq:
             return
         token, count = i64(q_first + i), split.count(Sk)

@@ -1,0 +1,139 @@
+"""The argument records of attention's sm90 kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ....spec import ArrayMeta, Problem
+from ...compiler.backend import f32, i32, i64, pointer, tensor_map, types
+from ...launch.views import by_token
+from ..arguments import Variant, array_type, is_varlen, size_types, statistic_type
+from ..tile_scheduler import Extent
+
+
+class Maps(NamedTuple):
+    """Tensor maps of the arrays that a gradient loads."""
+
+    q: Any
+    do: Any
+    k: Any
+    v: Any
+
+
+class Inputs(NamedTuple):
+    """Arrays that a gradient reads, each along batch, head and token (`by_token`)."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+    lse: Any
+    delta: Any
+
+
+class KeysTo(NamedTuple):
+    """Where dk and dv go: tensor maps, 0 where threads store the rows (`output`), and arrays (`by_token`)."""
+
+    dk_map: Any
+    dv_map: Any
+    dk: Any
+    dv: Any
+
+
+class QKV(NamedTuple):
+    """Of forward's inputs the tensor maps, or the arrays (`by_token`)."""
+
+    q: Any
+    k: Any
+    v: Any
+
+
+class OutputTo(NamedTuple):
+    """Where o and lse go."""
+
+    o_map: Any  # 0 where threads store the rows (`output`)
+    o: Any  # along batch, head and token (`by_token`); parts of split keys along split too (`split_kv`)
+    lse: Any
+    kept: Any  # a pointer where a Config is serial (`split_kv_serial`), else nothing
+
+
+class QueriesTo(NamedTuple):
+    """Where dq goes: its tensor map, 0 where threads store the rows (`output`), and the array (`by_token`)."""
+
+    dq_map: Any
+    dq: Any
+
+
+class Sums(NamedTuple):
+    """dq in float32, as the fused kernel adds it up."""
+
+    data: Any  # fragment after fragment of each tile, tile after tile of each head
+    flags: Any  # zeros at first: a counter, then one for each tile
+    tiles: Any  # of queries: of a head of a batch, or, of varlen, of a head of all sequences
+
+
+class Work(NamedTuple):
+    """The size of the problem, and what is done to scores."""
+
+    extent: Any  # `Extent`
+    scale: Any
+    lengths: Any  # of varlen: `spans`
+    options: Any
+
+
+QKV_MAPS_TYPE = types.NamedUniTuple(tensor_map, len(QKV._fields), QKV)
+MAPS_TYPE = types.NamedUniTuple(tensor_map, len(Maps._fields), Maps)
+SUMS_TYPE = types.NamedTuple((pointer(f32), pointer(i64), i32), Sums)
+
+
+def maps_of(kernel: str) -> Maps:
+    """Return the names of the maps of this kernel's launch."""
+    return Maps(*(f"{kernel}_{name}_map" for name in Maps._fields))
+
+
+def map_type(stored: str) -> Any:
+    """Return the type of a result's map. stored: how the result gets to memory (`output`)."""
+    return tensor_map if stored == "boxes" else i64
+
+
+def qkv_type(found: Variant) -> Any:
+    return types.NamedUniTuple(array_type(found), len(QKV._fields), QKV)
+
+
+def inputs(problem: Problem, metas: Mapping[str, ArrayMeta]) -> Inputs:
+    return Inputs(*(by_token(metas, name, is_varlen(problem)) for name in Inputs._fields))
+
+
+def inputs_type(found: Variant) -> Any:
+    return types.NamedTuple((*[array_type(found)] * 4, *[statistic_type(found)] * 2), Inputs)
+
+
+def keys_to(problem: Problem, metas: Mapping[str, ArrayMeta], stored: Mapping[str, str], kernel: str) -> KeysTo:
+    """Return where a kernel's launch stores dk and dv. stored: how each gets to memory (`output`)."""
+    maps = (f"{kernel}_{name}_map" if stored[name] == "boxes" else 0 for name in ("dk", "dv"))
+    return KeysTo(*maps, *(by_token(metas, name, is_varlen(problem)) for name in ("dk", "dv")))
+
+
+def keys_to_type(found: Variant, dk_stored: str, dv_stored: str) -> Any:
+    return types.NamedTuple((map_type(dk_stored), map_type(dv_stored), *[array_type(found)] * 2), KeysTo)
+
+
+def queries_to(problem: Problem, metas: Mapping[str, ArrayMeta], stored: str, kernel: str) -> QueriesTo:
+    """Return where a kernel's launch stores dq. stored: how it gets to memory (`output`)."""
+    return QueriesTo(f"{kernel}_dq_map" if stored == "boxes" else 0, by_token(metas, "dq", is_varlen(problem)))
+
+
+def queries_to_type(found: Variant, stored: str) -> Any:
+    return types.NamedTuple((map_type(stored), array_type(found)), QueriesTo)
+
+
+def work(problem: Problem, section: Any, sizes: tuple[Any, ...]) -> Work:
+    """section: as in `Extent`. sizes: those of `..arguments`, or `sizes_by_keys`."""
+    *extent, scale, lengths, options = sizes
+    return Work(Extent(problem.B * problem.H, *extent, section), scale, lengths, options)
+
+
+def work_type(found: Variant) -> Any:
+    *_, scale, lengths, options = size_types(found)
+    return types.NamedTuple((types.NamedUniTuple(i32, len(Extent._fields), Extent), scale, lengths, options), Work)
