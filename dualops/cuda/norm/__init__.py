@@ -25,7 +25,7 @@ from ..compiler.backend import Kernel
 from ..launch.arrays import align_up, cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
-from ..launch.step import Step
+from ..launch.step import Argument, Step
 from ..tile.storage import storage
 from . import cluster_rows, long_rows, naive, ring, ring_backward, ring_prefetch, rows
 from .arguments import Call
@@ -50,7 +50,7 @@ def forward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
 
 def rows_steps(config: RowsConfig, call: Call) -> list[Step]:
     """The launch of such rows."""
-    return _step(rows.build_forward, config, call, cdiv(call.M, config.rows))
+    return _step(rows.build_forward, config, call, cdiv(call.M, config.rows), call.args)
 
 
 def backward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -79,10 +79,11 @@ def gradient_steps(
     """The launches of a gradient whose blocks stay and keep dw and db, and their workspace."""
     if isinstance(config, RowsConfig):
         slots = slots_of(call.M, config, 1, device)
-        make = partial(_step, rows.build_backward, config, call, slots, slots, resident=True)
+        make = partial(_step, rows.build_backward, config, call, slots, call.partials_args(slots), resident=True)
     else:
         slots = slots_of(call.M, config, config.cluster, device)
-        make = partial(_ring_step, ring_backward.build_backward, config, call, slots * config.cluster, slots)
+        blocks, args = slots * config.cluster, call.partials_args(slots)
+        make = partial(_ring_step, ring_backward.build_backward, config, call, blocks, args)
     return _with_sums(call, device, slots, make)
 
 
@@ -103,11 +104,11 @@ def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 def cluster_steps(config: ClusterRowsConfig, call: Call, device: Device) -> list[Step]:
     """The launch of such rows."""
     blocks = config.cluster * clusters_of(call.M, config.rows, config, device)
-    return _ring_step(cluster_rows.build_forward, config, call, blocks, resident=False)
+    return _ring_step(cluster_rows.build_forward, config, call, blocks, call.args, resident=False)
 
 
 def clusters_of(M: int, rows: int, config: ClusterRowsConfig, device: Device) -> int:
-    """How many take M rows: so many each, but all clusters that run at once have one."""
+    """Return how many clusters M rows need: each has `rows`, but every cluster that can run has one."""
     at_once = max(device.sms * config.min_blocks // config.cluster, 1)
     return max(cdiv(M, rows), min(M, at_once))
 
@@ -119,7 +120,7 @@ def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
     if config is not None:
         blocks = cdiv(call.M, config.rows) * config.cluster
         build = ring_prefetch.build_forward if config.overlap else ring.build_forward
-        make = partial(_ring_step, build, config, call, blocks)
+        make = partial(_ring_step, build, config, call, blocks, call.args)
         yield Choice("sm90", config, "rows are copied to shared memory ahead", make)
 
 
@@ -134,7 +135,7 @@ def forward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], device
     """Rows read again."""
     call = Call(problem, results, backward=False)
     config = LongRowsConfig(512, 2 if call.aligned else 8, call.aligned)
-    make = partial(_step, long_rows.build_forward, config, call, call.M)
+    make = partial(_step, long_rows.build_forward, config, call, call.M, call.args)
     yield Choice("simt", config, "a row is too long to be kept, and is read again", make)
 
 
@@ -152,7 +153,7 @@ def backward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], devic
 def forward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Rows by one thread each."""
     call, config = Call(problem, results, backward=False), NaiveConfig()
-    make = partial(_step, naive.build_forward, config, call, cdiv(call.M, config.threads))
+    make = partial(_step, naive.build_forward, config, call, cdiv(call.M, config.threads), call.args)
     yield Choice("naive", config, "one thread a row", make)
 
 
@@ -168,9 +169,9 @@ BACKWARD = (backward_first, backward_ring, backward_rows, backward_long_rows, ba
 def _with_sums(
     call: Call, device: Device, slots: int, steps: Callable[[], list[Step]]
 ) -> tuple[Callable[[], list[Step]], dict[str, ArrayMeta]]:
-    """Steps whose kernels leave partial sums in so many slots, with the one that sums them; and their workspace.
+    """Return `steps`, whose kernels write partial sums to `slots`, then the step that adds them; and their workspace.
 
-    Where there are no rows, there is but the sum of nothing.
+    Without rows, only the sum of nothing remains.
     """
     wanted, N = call.variant.weight_gradients, call.N
     if not wanted:
@@ -187,9 +188,14 @@ def _with_sums(
 
 
 def _step(
-    build: Callable[..., Kernel], config: Any, call: Call, blocks: int, *more: int, resident: bool = False
+    build: Callable[..., Kernel],
+    config: Any,
+    call: Call,
+    blocks: int,
+    args: tuple[Argument, ...],
+    resident: bool = False,
 ) -> list[Step]:
-    return [Step(build(config, call.variant), (blocks,), (*call.args, *more), resident=resident)]
+    return [Step(build(config, call.variant), (blocks,), args, resident=resident)]
 
 
 def _ring_step(
@@ -197,18 +203,17 @@ def _ring_step(
     config: RingConfig | ClusterRowsConfig,
     call: Call,
     blocks: int,
-    *more: int,
+    args: tuple[Argument, ...],
     resident: bool = True,
 ) -> list[Step]:
     vector, each = storage(call.dtype).vector, cdiv(call.N, config.cluster)
     lines, vectors = (min(align_up(each, step), config.columns(call.dtype)) for step in (8 * vector, vector))
     share = lines if lines * (config.cluster - 1) < call.N else vectors  # every block has columns
-    args = (*call.args, *more, share)
     return [
         Step(
             build(config, call.variant),
             (blocks,),
-            args,
+            (*args, share),
             config.layout(call.variant).nbytes,
             resident=resident,
         )
@@ -216,10 +221,9 @@ def _ring_step(
 
 
 def _long_rows_steps(config: LongRowsConfig, call: Call, blocks: int, slots: int) -> list[Step]:
-    args = ("means", *call.args, slots)
     return [
-        Step(long_rows.build_means(config, call.variant), (call.M,), args),
-        Step(long_rows.build_backward(config, call.variant), (blocks,), args),
+        Step(long_rows.build_means(config, call.variant), (call.M,), ("means", *call.args)),
+        Step(long_rows.build_backward(config, call.variant), (blocks,), ("means", *call.partials_args(slots))),
     ]
 
 
@@ -228,6 +232,8 @@ def _naive_steps(config: NaiveConfig, call: Call) -> list[Step]:
     sums = []
     if call.variant.weight_gradients:
         kernel = naive.build_sums(config, call.variant, *call.sums_dtypes)
-        sums = [Step(kernel, (cdiv(call.N, config.threads),), ("dw", "db", *call.args, 0))]
-    rows = _step(naive.build_backward, config, call, cdiv(call.M, config.threads), 0) if call.M else []
-    return [*sums, *rows]
+        sums = [Step(kernel, (cdiv(call.N, config.threads),), ("dw", "db", *call.args[:2]))]
+    if not call.M:
+        return sums
+    blocks, args = cdiv(call.M, config.threads), (call.dx, *call.args)
+    return [*sums, *_step(naive.build_backward, config, call, blocks, args)]

@@ -1,4 +1,4 @@
-"""A call of rms_norm or layer_norm: what kernels for it are built for, and what they are launched with."""
+"""A call of rms_norm or layer_norm: the variant of its kernels, and their arguments."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ...spec.meta import compute_dtype, contiguous_strides
 from ..launch.step import Argument
 from ..row_walk import walk
 from ..tile.storage import storage
-from .variant import STATISTICS, Variant
+from .variant import STATISTICS, GradientInputs, Inputs, Results, Rows, Variant
 
 VECTORS = ("w", "b", "dw", "db")
 
 
 class Call:
-    """A problem with its results."""
+    """A problem with its results. args: (to, inputs, rows, eps, offset); backward: (inputs, rows, offset)."""
 
     def __init__(self, problem: Problem, results: Mapping[str, ArrayMeta], *, backward: bool):
-        # of b, backward wants to know no more than that there is one
+        # backward does not read b
         arrays = {name: meta for name, meta in problem.arrays.items() if not (backward and name == "b")}
         metas = {**results, **arrays}
         self.M, self.N, self.dtype = problem.M, problem.N, problem.dtype
@@ -39,13 +39,14 @@ class Call:
         )
         self.aligned = self._aligned(metas, [walked.rows[name].strides for name in walked.rows.keys() - STATISTICS])
         offset = problem.params.get("offset", 0.0)
-        sizes = self.M, self.N, walked.sizes
+        rows = Rows(self.M, self.N, walked.sizes)
         if backward:
-            rows = walked.of("x", "mean", "rstd", "dy", "dsummed")
-            self.args: tuple[Argument, ...] = (*walked.of("dx"), "partials", *rows, "w", *sizes, offset)
+            self.dx = walked.of("dx")[0]
+            inputs = GradientInputs(*walked.of("x", "mean", "rstd", "dy", "dsummed"), "w")
+            self.args: tuple[Argument, ...] = (inputs, rows, offset)
         else:
-            rows = walked.of("y", "summed", "mean", "rstd", "x", "residual")
-            self.args = (*rows, "w", "b", *sizes, problem.eps, offset)
+            to = Results(*walked.of("y", "summed", "mean", "rstd"))
+            self.args = (to, Inputs(*walked.of("x", "residual"), "w", "b"), rows, problem.eps, offset)
 
     def _aligned(self, metas: Mapping[str, ArrayMeta], strides: list[tuple[int, ...]]) -> bool:
         """Whether every row begins at a multiple of 16 bytes and holds whole 16-byte vectors."""
@@ -55,6 +56,10 @@ class Call:
             and all(step % vector == 0 for steps in strides for step in steps)
             and all(meta.pointer % 16 == 0 for name, meta in metas.items() if name not in STATISTICS)
         )
+
+    def partials_args(self, slots: int) -> tuple[Argument, ...]:
+        """Return the arguments of a kernel that writes dx, and sums for dw and db to `slots` slots."""
+        return (self.dx, "partials", *self.args, slots)
 
     def numbers(self, *shape: int) -> ArrayMeta:
         """An array of the type that arithmetic is carried in."""

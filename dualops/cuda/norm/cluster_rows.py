@@ -31,7 +31,7 @@ from .verbs import cluster_sums, norm_axes
 
 @builds
 def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
-    """norm_cluster_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share): M rows of N."""
+    """norm_cluster_rows(to, inputs, rows, eps, offset, share): M rows of N."""
     mem, num, regs = storage(variant.dtype), numbers(storage(variant.dtype).number), packed(variant.dtype)
     axes, weights = norm_axes(variant), shared_weights(config, variant)
     group = cluster_sums(mem.number, config.row_threads, 1, config.cluster)
@@ -39,11 +39,11 @@ def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
     STEP = config.row_threads * mem.vector  # columns between a thread's vectors
 
     @verb
-    def load(held, other, v, x, residual, place, n, keep):
+    def load(held, other, v, inputs, place, n, keep):
         """Vector v of my part of a row, whose columns begin at n."""
-        regs.load(held, v, x.data, axes.start(place, x) + n + v * STEP, keep, num.zero)
+        regs.load(held, v, inputs.x.data, axes.start(place, inputs.x) + n + v * STEP, keep, num.zero)
         if variant.added:
-            regs.load(other, v, residual.data, axes.start(place, residual) + n + v * STEP, keep, num.zero)
+            regs.load(other, v, inputs.residual.data, axes.start(place, inputs.residual) + n + v * STEP, keep, num.zero)
 
     @verb
     def add(frag, held, other, v):
@@ -55,45 +55,45 @@ def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
         regs.pack(held, v, frag, 0)
 
     @kernel(*forward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
-    def norm_cluster_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share):
+    def norm_cluster_rows(to, inputs, rows, eps, offset, share):
         sent, waiting, listed = group.smem(), weights.smem(), merging.smem()
         held = cuda.local.array(config.vectors * regs.size, regs.element)  # my part of x[row], then of h
         other = cuda.local.array(config.vectors * regs.size, regs.element)  # of residual[row]
         frag = cuda.local.array(mem.vector, mem.number)
         w_frag, b_frag = cuda.local.array(mem.vector, mem.number), cuda.local.array(mem.vector, mem.number)
         place, coming = axes.place(), axes.place()
-        tid, columns = cuda.threadIdx.x, columns_of_block(N, share)
+        tid, columns = cuda.threadIdx.x, columns_of_block(rows.N, share)
         column = tid * mem.vector
         left, n = i32(columns.width - column), i64(columns.begin + column)  # columns from my first one on, which is n
         row, step = i64(cuda.blockIdx.x // config.cluster), i64(cuda.gridDim.x // config.cluster)
-        axes.locate(coming, row, sizes)
+        axes.locate(coming, row, rows.sizes)
         for v in range(config.vectors):
-            load(held, other, v, x, residual, coming, n, left > v * STEP)
-        merging.fill(listed, N, share)
+            load(held, other, v, inputs, coming, n, left > v * STEP)
+        merging.fill(listed, rows.N, share)
         if tid == 0:
             group.init(sent)
             weights.init(waiting)
         start_mbarriers()
         if tid == 0:
-            weights.copy(waiting, w, b, columns)
+            weights.copy(waiting, inputs.w, inputs.b, columns)
 
         i = i32(0)
-        while row < M:
-            axes.locate(place, row, sizes)
-            axes.locate(coming, row + step, sizes)
+        while row < rows.M:
+            axes.locate(place, row, rows.sizes)
+            axes.locate(coming, row + step, rows.sizes)
             mine, left = moments.none(), i32(anew_i32(left))
             for v in range(config.vectors):
                 regs.unpack(frag, 0, held, v)
                 if variant.added:
                     add(frag, held, other, v)
-                    summed_row = axes.start(place, summed) + n
-                    mem.store_kept(summed.data, summed_row + v * STEP, left > v * STEP, frag, 0)
+                    summed_row = axes.start(place, to.summed) + n
+                    mem.store_kept(to.summed.data, summed_row + v * STEP, left > v * STEP, frag, 0)
                 mine = moments.add(mine, frag, i32(left > v * STEP))
             total = group.of_warp(mine.total) if variant.centred else num.zero
             squares = group.of_warp(moments.squares(mine, total * merging.my_inverse(listed)))
             group.send(sent, i, squares, total)
             weights.wait(waiting)
-            inverse_N = num.one / mem.number(anew_i32(N))
+            inverse_N = num.one / mem.number(anew_i32(rows.N))
             row_mean, found = num.zero, group.wait(sent, i)
             if variant.centred:
                 row_mean, squares = merging.merge(sent, found, listed, inverse_N)
@@ -102,7 +102,7 @@ def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
             row_rstd = num.rsqrt(squares * inverse_N + eps)
 
             regs.anew(held)
-            y_row = axes.start(place, y) + n
+            y_row = axes.start(place, to.y) + n
             for v in range(config.vectors):
                 keep = left > v * STEP
                 regs.unpack(frag, 0, held, v)
@@ -116,11 +116,11 @@ def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
                         frag[c] *= w_frag[c]
                     if variant.b is not None:
                         frag[c] += b_frag[c]
-                mem.store_kept(y.data, y_row + v * STEP, keep, frag, 0)
-                load(held, other, v, x, residual, coming, n, keep & (row + step < M))
+                mem.store_kept(to.y.data, y_row + v * STEP, keep, frag, 0)
+                load(held, other, v, inputs, coming, n, keep & (row + step < rows.M))
             if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
                 if (column == 0) & (cluster_ctarank() == 0):
-                    axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
+                    axes.write_statistics(place, to, row_mean, row_rstd)
             row += step
             i = i32(i + 1)
 

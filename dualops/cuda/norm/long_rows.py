@@ -19,7 +19,7 @@ from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer, 
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .sums import PIECE, partial_sums
-from .variant import Variant, backward_types, forward_types
+from .variant import Variant, backward_types, forward_types, gradient_types
 from .verbs import Columns, meet_block, norm_axes, row_sums, weights
 
 
@@ -38,84 +38,84 @@ class LongRowsConfig:
 
 @builds
 def build_forward(config: LongRowsConfig, variant: Variant) -> Kernel:
-    """norm_long_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset)."""
+    """norm_long_rows(to, inputs, rows, eps, offset)."""
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes = numbers(mem.number), norm_axes(variant)
     w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.threads, 1)
     COLUMNS = config.columns(variant.dtype)
 
     @verb
-    def read(frag, x, x_row, residual, residual_row, first, N):
+    def read(frag, inputs, x_row, residual_row, first, N):
         """A thread's part of the columns from `first` on, 0 beyond the row."""
         other = cuda.local.array(config.vectors * vec.vector, mem.number)
         for j in range(config.vectors):
             at = first + j * config.threads * vec.vector
-            vec.load(frag, j * vec.vector, x.data, x_row + at, at < N, num.zero)
+            vec.load(frag, j * vec.vector, inputs.x.data, x_row + at, at < N, num.zero)
             if variant.added:
-                vec.load(other, j * vec.vector, residual.data, residual_row + at, at < N, num.zero)
+                vec.load(other, j * vec.vector, inputs.residual.data, residual_row + at, at < N, num.zero)
         if variant.added:
             for i in range(len(frag)):
                 frag[i] = mem.rounded(frag[i] + other[i])
 
     @kernel(*forward_types(variant), threads=config.threads)
-    def norm_long_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset):
+    def norm_long_rows(to, inputs, rows, eps, offset):
         parts = group.smem()
         tid = cuda.threadIdx.x
         place = axes.place()
         frag = cuda.local.array(config.vectors * vec.vector, mem.number)
         other = cuda.local.array(config.vectors * vec.vector, mem.number)
-        axes.locate(place, i64(cuda.blockIdx.x), sizes)
-        x_row, residual_row = axes.start(place, x), axes.start(place, residual)
+        axes.locate(place, i64(cuda.blockIdx.x), rows.sizes)
+        x_row, residual_row = axes.start(place, inputs.x), axes.start(place, inputs.residual)
         row_mean = num.zero
         if variant.centred:
             total = num.zero
-            for first in range(tid * vec.vector, N, COLUMNS):
-                read(frag, x, x_row, residual, residual_row, first, N)
+            for first in range(tid * vec.vector, rows.N, COLUMNS):
+                read(frag, inputs, x_row, residual_row, first, rows.N)
                 piece = num.zero  # added as one, so that a long row's sum keeps its last bits
                 for i in range(len(frag)):
                     piece += frag[i]
                 total += piece
-            row_mean = group.sum(total, i32(0), parts) / mem.number(N)
+            row_mean = group.sum(total, i32(0), parts) / mem.number(rows.N)
         squares = num.zero
-        for first in range(tid * vec.vector, N, COLUMNS):
-            read(frag, x, x_row, residual, residual_row, first, N)
+        for first in range(tid * vec.vector, rows.N, COLUMNS):
+            read(frag, inputs, x_row, residual_row, first, rows.N)
             piece = num.zero
             for j in range(config.vectors):
-                if first + j * config.threads * vec.vector < N:
+                if first + j * config.threads * vec.vector < rows.N:
                     for i in range(j * vec.vector, (j + 1) * vec.vector):
                         piece += (frag[i] - row_mean) * (frag[i] - row_mean)
             squares += piece
         squares = group.sum(squares, i32(1), parts)
-        row_rstd = num.rsqrt(squares / mem.number(N) + eps)
+        row_rstd = num.rsqrt(squares / mem.number(rows.N) + eps)
 
-        y_row, summed_row = axes.start(place, y), axes.start(place, summed)
-        for first in range(tid * vec.vector, N, COLUMNS):
-            read(frag, x, x_row, residual, residual_row, first, N)
+        y_row, summed_row = axes.start(place, to.y), axes.start(place, to.summed)
+        for first in range(tid * vec.vector, rows.N, COLUMNS):
+            read(frag, inputs, x_row, residual_row, first, rows.N)
             for j in range(config.vectors):
                 at = first + j * config.threads * vec.vector
                 if variant.added:
-                    vec.store(summed.data, summed_row + at, at < N, frag, j * vec.vector)
+                    vec.store(to.summed.data, summed_row + at, at < rows.N, frag, j * vec.vector)
                 for i in range(j * vec.vector, (j + 1) * vec.vector):
                     frag[i] = (frag[i] - row_mean) * row_rstd
-                w_and_b.load_w(other, j * vec.vector, w, i64(at), at < N)
+                w_and_b.load_w(other, j * vec.vector, inputs.w, i64(at), at < rows.N)
                 if variant.w is not None:
                     for i in range(j * vec.vector, (j + 1) * vec.vector):
                         frag[i] *= other[i] + offset
-                w_and_b.load_b(other, j * vec.vector, b, i64(at), at < N)
+                w_and_b.load_b(other, j * vec.vector, inputs.b, i64(at), at < rows.N)
                 if variant.b is not None:
                     for i in range(j * vec.vector, (j + 1) * vec.vector):
                         frag[i] += other[i]
-                vec.store(y.data, y_row + at, at < N, frag, j * vec.vector)
+                vec.store(to.y.data, y_row + at, at < rows.N, frag, j * vec.vector)
         if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
             if tid == 0:
-                axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
+                axes.write_statistics(place, to, row_mean, row_rstd)
 
     return norm_long_rows
 
 
 @builds
 def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
-    """norm_long_rows_means(means, dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots).
+    """norm_long_rows_means(means, inputs, rows, offset).
 
     means [2, M]: level, then along.
     """
@@ -124,8 +124,8 @@ def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
     w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.threads, 1)
     COLUMNS = config.columns(variant.dtype)
 
-    @kernel(pointer(mem.number), *backward_types(variant), threads=config.threads)
-    def norm_long_rows_means(means, dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
+    @kernel(pointer(mem.number), *gradient_types(variant), mem.number, threads=config.threads)
+    def norm_long_rows_means(means, inputs, rows, offset):
         parts = group.smem()
         tid = cuda.threadIdx.x
         place = axes.place()
@@ -133,19 +133,19 @@ def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
         dy_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
         w_frag = cuda.local.array(vec.vector, mem.number)
         row = i64(cuda.blockIdx.x)
-        axes.locate(place, row, sizes)
-        x_row, dy_row = axes.start(place, x), axes.start(place, dy)
-        row_mean, row_rstd = axes.statistics(place, mean, rstd)
+        axes.locate(place, row, rows.sizes)
+        x_row, dy_row = axes.start(place, inputs.x), axes.start(place, inputs.dy)
+        row_mean, row_rstd = axes.statistics(place, inputs)
         level, along = num.zero, num.zero
-        for first in range(0, N, COLUMNS):
+        for first in range(0, rows.N, COLUMNS):
             for j in range(config.vectors):
                 at = first + (j * config.threads + tid) * vec.vector
-                vec.load(x_frag, j * vec.vector, x.data, x_row + at, at < N, num.zero)
-                vec.load(dy_frag, j * vec.vector, dy.data, dy_row + at, at < N, num.zero)
+                vec.load(x_frag, j * vec.vector, inputs.x.data, x_row + at, at < rows.N, num.zero)
+                vec.load(dy_frag, j * vec.vector, inputs.dy.data, dy_row + at, at < rows.N, num.zero)
             level_piece, along_piece = num.zero, num.zero
             for j in range(config.vectors):
                 at = first + (j * config.threads + tid) * vec.vector
-                w_and_b.load_w(w_frag, 0, w, i64(at), at < N)
+                w_and_b.load_w(w_frag, 0, inputs.w, i64(at), at < rows.N)
                 for c in range(vec.vector):
                     i = j * vec.vector + c
                     g = dy_frag[i] * (w_frag[c] + offset) if variant.w is not None else dy_frag[i]
@@ -153,20 +153,20 @@ def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
                     along_piece += g * ((x_frag[i] - row_mean) * row_rstd)
             level += level_piece
             along += along_piece
-        level = group.sum(level, i32(0), parts) / mem.number(N)
-        along = group.sum(along, i32(1), parts) / mem.number(N)
+        level = group.sum(level, i32(0), parts) / mem.number(rows.N)
+        along = group.sum(along, i32(1), parts) / mem.number(rows.N)
         if tid == 0:
             means[row] = level if variant.centred else num.zero
-            means[M + row] = along
+            means[rows.M + row] = along
 
     return norm_long_rows_means
 
 
 @builds
 def build_backward(config: LongRowsConfig, variant: Variant) -> Kernel:
-    """norm_long_rows_backward(means, dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots).
+    """norm_long_rows_backward(means, dx, partials, inputs, rows, offset, slots).
 
-    Of every `slots` rows, a block takes those that have its place among them.
+    A block takes one of every `slots` rows.
     """
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes, w_and_b = numbers(mem.number), norm_axes(variant), weights(variant, config.aligned)
@@ -174,8 +174,8 @@ def build_backward(config: LongRowsConfig, variant: Variant) -> Kernel:
     COLUMNS = config.columns(variant.dtype)
 
     @kernel(pointer(mem.number), *backward_types(variant), threads=config.threads)
-    def norm_long_rows_backward(means, dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
-        table = sums.table(partials, slots, N)
+    def norm_long_rows_backward(means, dx, partials, inputs, rows, offset, slots):
+        table = sums.table(partials, slots, rows.N)
         tid = cuda.threadIdx.x
         place = axes.place()
         x_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
@@ -184,31 +184,31 @@ def build_backward(config: LongRowsConfig, variant: Variant) -> Kernel:
         w_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
         dw_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
         db_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
-        tiles = (N + COLUMNS - 1) // COLUMNS
+        tiles = (rows.N + COLUMNS - 1) // COLUMNS
         begin = cuda.blockIdx.x % tiles * COLUMNS
         slot = i64(cuda.blockIdx.x // tiles)
         for j in range(config.vectors):
             at = begin + (j * config.threads + tid) * vec.vector
-            w_and_b.load_w_plus(w_frag, j * vec.vector, w, i64(at), at < N, offset)
+            w_and_b.load_w_plus(w_frag, j * vec.vector, inputs.w, i64(at), at < rows.N, offset)
         row = slot
         more = False  # than one piece
-        while row < M:
+        while row < rows.M:
             for i in range(len(x_frag)):
                 dw_frag[i] = num.zero
                 db_frag[i] = num.zero
-            end = min(row + PIECE * slots, M)
+            end = min(row + PIECE * slots, rows.M)
             while row < end:
-                axes.locate(place, row, sizes)
-                x_row, dy_row = axes.start(place, x), axes.start(place, dy)
-                dx_row, dsummed_row = axes.start(place, dx), axes.start(place, dsummed)
+                axes.locate(place, row, rows.sizes)
+                x_row, dy_row = axes.start(place, inputs.x), axes.start(place, inputs.dy)
+                dx_row, dsummed_row = axes.start(place, dx), axes.start(place, inputs.dsummed)
                 for j in range(config.vectors):
                     at = begin + (j * config.threads + tid) * vec.vector
-                    vec.load(x_frag, j * vec.vector, x.data, x_row + at, at < N, num.zero)
-                    vec.load(dy_frag, j * vec.vector, dy.data, dy_row + at, at < N, num.zero)
+                    vec.load(x_frag, j * vec.vector, inputs.x.data, x_row + at, at < rows.N, num.zero)
+                    vec.load(dy_frag, j * vec.vector, inputs.dy.data, dy_row + at, at < rows.N, num.zero)
                     if variant.added:
-                        vec.load(other, j * vec.vector, dsummed.data, dsummed_row + at, at < N, num.zero)
-                row_mean, row_rstd = axes.statistics(place, mean, rstd)
-                level, along = means[row], means[M + row]
+                        vec.load(other, j * vec.vector, inputs.dsummed.data, dsummed_row + at, at < rows.N, num.zero)
+                row_mean, row_rstd = axes.statistics(place, inputs)
+                level, along = means[row], means[rows.M + row]
                 for i in range(len(x_frag)):
                     xhat = (x_frag[i] - row_mean) * row_rstd
                     g = dy_frag[i] * w_frag[i] if variant.w is not None else dy_frag[i]
@@ -221,9 +221,9 @@ def build_backward(config: LongRowsConfig, variant: Variant) -> Kernel:
                         x_frag[i] += other[i]
                 for j in range(config.vectors):
                     at = begin + (j * config.threads + tid) * vec.vector
-                    vec.store(dx.data, dx_row + at, at < N, x_frag, j * vec.vector)
+                    vec.store(dx.data, dx_row + at, at < rows.N, x_frag, j * vec.vector)
                 row += slots
-            sums.write(table, slot, Columns(begin, N - begin), dw_frag, db_frag, more)
+            sums.write(table, slot, Columns(begin, rows.N - begin), dw_frag, db_frag, more)
             more = True
 
     return norm_long_rows_backward

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ..compiler.backend import Kernel, Members, builds, cuda, i64, kernel, noun, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .variant import Variant, backward_types, forward_types
+from .variant import Variant, array_type, forward_types, gradient_types
 from .verbs import norm_axes
 
 
@@ -40,10 +40,10 @@ def elements(variant: Variant) -> Members:
     w_mem, b_mem = storage(variant.w or variant.dtype), storage(variant.b or variant.dtype)
 
     @verb
-    def h(x, x_index, residual, residual_index):
-        value = mem.load(x, x_index)
-        if variant.added and not variant.backward:
-            value = mem.rounded(value + mem.load(residual, residual_index))
+    def h(inputs, x_index, residual_index):
+        value = mem.load(inputs.x.data, x_index)
+        if variant.added:
+            value = mem.rounded(value + mem.load(inputs.residual.data, residual_index))
         return value
 
     @verb
@@ -65,74 +65,74 @@ def elements(variant: Variant) -> Members:
 
 @builds
 def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
-    """norm_naive(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset)."""
+    """norm_naive(to, inputs, rows, eps, offset)."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     element, axes = elements(variant), norm_axes(variant)
 
     @kernel(*forward_types(variant), threads=config.threads)
-    def norm_naive(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset):
+    def norm_naive(to, inputs, rows, eps, offset):
         row = i64(cuda.grid(1))
-        if row < M:
+        if row < rows.M:
             place = axes.place()
-            axes.locate(place, row, sizes)
-            x_row, residual_row = axes.start(place, x), axes.start(place, residual)
+            axes.locate(place, row, rows.sizes)
+            x_row, residual_row = axes.start(place, inputs.x), axes.start(place, inputs.residual)
             row_mean = num.zero
             if variant.centred:
                 total, lost = num.zero, num.zero  # what the last additions rounded away
-                for n in range(N):
-                    h = element.h(x.data, x_row + n, residual.data, residual_row + n)
+                for n in range(rows.N):
+                    h = element.h(inputs, x_row + n, residual_row + n)
                     total, lost = num.add_compensated(total, lost, h)
-                row_mean = total / mem.number(N)
+                row_mean = total / mem.number(rows.N)
             squares, lost = num.zero, num.zero
-            for n in range(N):
-                c = element.centred(element.h(x.data, x_row + n, residual.data, residual_row + n), row_mean)
+            for n in range(rows.N):
+                c = element.centred(element.h(inputs, x_row + n, residual_row + n), row_mean)
                 squares, lost = num.add_compensated(squares, lost, c * c)
-            row_rstd = num.rsqrt(squares / mem.number(N) + eps)
-            y_row, summed_row = axes.start(place, y), axes.start(place, summed)
-            for n in range(N):
-                h = element.h(x.data, x_row + n, residual.data, residual_row + n)
-                value = element.centred(h, row_mean) * row_rstd * element.weight(w, i64(n), offset)
+            row_rstd = num.rsqrt(squares / mem.number(rows.N) + eps)
+            y_row, summed_row = axes.start(place, to.y), axes.start(place, to.summed)
+            for n in range(rows.N):
+                h = element.h(inputs, x_row + n, residual_row + n)
+                value = element.centred(h, row_mean) * row_rstd * element.weight(inputs.w, i64(n), offset)
                 if variant.b is not None:
-                    value += element.bias(b, i64(n))
-                mem.store(y.data, y_row + n, value)
+                    value += element.bias(inputs.b, i64(n))
+                mem.store(to.y.data, y_row + n, value)
                 if variant.added:
-                    mem.store(summed.data, summed_row + n, h)
+                    mem.store(to.summed.data, summed_row + n, h)
             if variant.statistics:
-                axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
+                axes.write_statistics(place, to, row_mean, row_rstd)
 
     return norm_naive
 
 
 @builds
 def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
-    """norm_naive_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots): dx alone."""
+    """norm_naive_backward(dx, inputs, rows, offset): dx alone."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     element, axes = elements(variant), norm_axes(variant)
 
-    @kernel(*backward_types(variant), threads=config.threads)
-    def norm_naive_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
+    @kernel(array_type(variant), *gradient_types(variant), mem.number, threads=config.threads)
+    def norm_naive_backward(dx, inputs, rows, offset):
         row = i64(cuda.grid(1))
-        if row < M:
+        if row < rows.M:
             place = axes.place()
-            axes.locate(place, row, sizes)
-            x_row, dy_row = axes.start(place, x), axes.start(place, dy)
-            row_mean, row_rstd = axes.statistics(place, mean, rstd)
+            axes.locate(place, row, rows.sizes)
+            x_row, dy_row = axes.start(place, inputs.x), axes.start(place, inputs.dy)
+            row_mean, row_rstd = axes.statistics(place, inputs)
             level, level_lost, along, along_lost = num.zero, num.zero, num.zero, num.zero
-            for n in range(N):
-                xhat = element.centred(mem.load(x.data, x_row + n), row_mean) * row_rstd
-                g = mem.load(dy.data, dy_row + n) * element.weight(w, i64(n), offset)
+            for n in range(rows.N):
+                xhat = element.centred(mem.load(inputs.x.data, x_row + n), row_mean) * row_rstd
+                g = mem.load(inputs.dy.data, dy_row + n) * element.weight(inputs.w, i64(n), offset)
                 if variant.centred:
                     level, level_lost = num.add_compensated(level, level_lost, g)
                 along, along_lost = num.add_compensated(along, along_lost, g * xhat)
-            level /= mem.number(N)
-            along /= mem.number(N)
-            dx_row, dsummed_row = axes.start(place, dx), axes.start(place, dsummed)
-            for n in range(N):
-                xhat = element.centred(mem.load(x.data, x_row + n), row_mean) * row_rstd
-                g = mem.load(dy.data, dy_row + n) * element.weight(w, i64(n), offset)
+            level /= mem.number(rows.N)
+            along /= mem.number(rows.N)
+            dx_row, dsummed_row = axes.start(place, dx), axes.start(place, inputs.dsummed)
+            for n in range(rows.N):
+                xhat = element.centred(mem.load(inputs.x.data, x_row + n), row_mean) * row_rstd
+                g = mem.load(inputs.dy.data, dy_row + n) * element.weight(inputs.w, i64(n), offset)
                 value = (g - level - xhat * along) * row_rstd
                 if variant.added:
-                    value += mem.load(dsummed.data, dsummed_row + n)
+                    value += mem.load(inputs.dsummed.data, dsummed_row + n)
                 mem.store(dx.data, dx_row + n, value)
 
     return norm_naive_backward
@@ -140,22 +140,22 @@ def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
 
 @builds
 def build_sums(config: NaiveConfig, variant: Variant, dw_dtype: str | None, db_dtype: str | None) -> Kernel:
-    """norm_naive_sums(dw, db, dx, partials, x, mean, rstd, dy, ...), the last as norm_naive_backward has them."""
+    """norm_naive_sums(dw, db, inputs, rows)."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     element, axes = elements(variant), norm_axes(variant)
     dw_mem, db_mem = storage(dw_dtype or variant.dtype), storage(db_dtype or variant.dtype)
 
-    @kernel(pointer(dw_mem.element), pointer(db_mem.element), *backward_types(variant), threads=config.threads)
-    def norm_naive_sums(dw, db, dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
+    @kernel(pointer(dw_mem.element), pointer(db_mem.element), *gradient_types(variant), threads=config.threads)
+    def norm_naive_sums(dw, db, inputs, rows):
         n = i64(cuda.grid(1))
-        if n < N:
+        if n < rows.N:
             place = axes.place()
             w_sum, w_lost, b_sum, b_lost = num.zero, num.zero, num.zero, num.zero
-            for row in range(M):
-                axes.locate(place, row, sizes)
-                row_mean, row_rstd = axes.statistics(place, mean, rstd)
-                xhat = element.centred(mem.load(x.data, axes.start(place, x) + n), row_mean) * row_rstd
-                gradient = mem.load(dy.data, axes.start(place, dy) + n)
+            for row in range(rows.M):
+                axes.locate(place, row, rows.sizes)
+                row_mean, row_rstd = axes.statistics(place, inputs)
+                xhat = element.centred(mem.load(inputs.x.data, axes.start(place, inputs.x) + n), row_mean) * row_rstd
+                gradient = mem.load(inputs.dy.data, axes.start(place, inputs.dy) + n)
                 if variant.dw:
                     w_sum, w_lost = num.add_compensated(w_sum, w_lost, gradient * xhat)
                 if variant.db:

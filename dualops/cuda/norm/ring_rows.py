@@ -61,21 +61,21 @@ def ring_rows(
         return Block(smem, sent, waiting, columns)
 
     @verb
-    def feed(block, turns, arrays, w, b):
+    def feed(block, turns, inputs):
         """Copy w, b and all rows; by the warp that copies."""
         if cuda.threadIdx.x % 32 == 0:
-            w_and_b.copy(block.waiting, w, b, block.columns)
-            staging.feed(block.smem, turns, block.columns, arrays)
+            w_and_b.copy(block.waiting, inputs.w, inputs.b, block.columns)
+            staging.feed(block.smem, turns, block.columns, (inputs.x, inputs.residual))
 
     @verb
-    def load(weighting, block, w, b):
+    def load(weighting, block, inputs):
         """Load w and b of my columns, when they are there."""
         column = cuda.threadIdx.x % config.row_threads * mem.vector
         w_and_b.wait(block.waiting)
         for v in range(config.vectors):
             n, keep = i64(block.columns.begin + column) + v * STEP, block.columns.width - column > v * STEP
-            w_and_b.load_w_plus(weighting.w_frag, v * mem.vector, w, n, keep, weighting.offset)
-            w_and_b.load_b(weighting.b_frag, v * mem.vector, b, n, keep)
+            w_and_b.load_w_plus(weighting.w_frag, v * mem.vector, inputs.w, n, keep, weighting.offset)
+            w_and_b.load_b(weighting.b_frag, v * mem.vector, inputs.b, n, keep)
 
     @verb
     def sums(frag, left, of_warps):
@@ -122,11 +122,11 @@ def ring_rows(
                 frag[at + c] += weighting.b_frag[first + c]
 
     @verb
-    def end(place, mean, rstd, row_mean, row_rstd, own):
+    def end(place, to, row_mean, row_rstd, own):
         """Store the row's statistics, if they are wanted."""
         if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
             if own & (cuda.threadIdx.x % config.row_threads == 0) & (cluster_ctarank() == 0):
-                axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
+                axes.write_statistics(place, to, row_mean, row_rstd)
 
     return members(
         locals(),

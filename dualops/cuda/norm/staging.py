@@ -45,7 +45,7 @@ class RingConfig:
 
     @cached_property
     def copier(self) -> int:
-        """The number of the warp that copies: how many there are beside it."""
+        """The number of the warp that copies: how many other warps there are."""
         return self.readers // 32
 
     def columns(self, dtype: str) -> int:
@@ -72,7 +72,7 @@ class ClusterRowsConfig:
     vectors: int  # 16-byte vectors of a row that each of them has
     cluster: int  # blocks that share a row
     min_blocks: int = 1  # blocks that the registers must leave room for on an SM
-    rows: int = 2  # that a cluster takes, if there are so many
+    rows: int = 2  # that a cluster takes, if there are enough
 
     @cached_property
     def threads(self) -> int:
@@ -148,10 +148,10 @@ def copies(config: RingConfig, variant: Variant, pipe: Ring) -> Members:
     MAY_BE_ONE = (variant.rank == 1) & (config.cluster == 1)
 
     @verb
-    def turns(M, sizes):
+    def turns(rows):
         """Return the turns of my cluster."""
         cluster, clusters = cuda.blockIdx.x // config.cluster, cuda.gridDim.x // config.cluster
-        return Turns(i64(cluster) * config.rows, clusters * config.rows, M, sizes)
+        return Turns(i64(cluster) * config.rows, clusters * config.rows, rows.M, rows.sizes)
 
     @verb
     def rounds(turns):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..compiler.backend import i32, i64, pointer, types
 from ..launch.views import number_type, strided
@@ -18,10 +18,10 @@ STATISTICS = frozenset({"mean", "rstd"})
 
 @dataclass(frozen=True)
 class Variant:
-    """What a kernel is built for, beside its Config. eps and offset are numbers of the launch."""
+    """What a kernel is built for, in addition to its Config. eps and offset are numbers of the launch."""
 
     dtype: str  # of x
-    centred: bool  # the mean is taken away first: layer_norm
+    centred: bool  # the mean is subtracted first: layer_norm
     rank: int  # axes along which rows lie
     w: str | None  # dtype of the weights
     b: str | None = None
@@ -42,19 +42,77 @@ class Variant:
         return self.dw + self.db
 
 
+class Results(NamedTuple):
+    """What forward writes. Arrays of rows are `Strided`, null pointers where a call has none."""
+
+    y: Any  # [M, N]
+    summed: Any  # [M, N]: x + residual
+    mean: Any  # [M]: layer_norm alone
+    rstd: Any  # [M]
+
+
+class Inputs(NamedTuple):
+    """What forward reads."""
+
+    x: Any  # [M, N]
+    residual: Any  # [M, N]
+    w: Any  # [N]
+    b: Any  # [N]
+
+
+class GradientInputs(NamedTuple):
+    """What the gradient reads."""
+
+    x: Any  # [M, N]
+    mean: Any  # [M]: layer_norm alone
+    rstd: Any  # [M]
+    dy: Any  # [M, N]
+    dsummed: Any  # [M, N]
+    w: Any  # [N]
+
+
+class Rows(NamedTuple):
+    """How many rows there are, and how they lie."""
+
+    M: Any  # rows
+    N: Any  # columns
+    sizes: Any  # of the axes along which rows lie, the product of which is M
+
+
 def forward_types(variant: Variant) -> tuple[Any, ...]:
-    """(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset)."""
-    data, statistic = strided(variant.dtype, variant.rank), number_type(variant.dtype, variant.rank)
+    """Return the types of `Results`, `Inputs`, `Rows`, eps and offset."""
+    data, statistic = array_type(variant), _statistic_type(variant)
     number = storage(variant.dtype).number
-    vectors = [pointer(storage(dtype or variant.dtype).element) for dtype in (variant.w, variant.b)]
-    sizes = types.UniTuple(i64, variant.rank)
-    return data, data, statistic, statistic, data, data, *vectors, i64, i32, sizes, number, number
+    to = types.NamedTuple((data, data, statistic, statistic), Results)
+    inputs = types.NamedTuple((data, data, *(_vector_type(variant, dtype) for dtype in (variant.w, variant.b))), Inputs)
+    return to, inputs, _rows_type(variant), number, number
 
 
 def backward_types(variant: Variant) -> tuple[Any, ...]:
-    """(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots)."""
-    data, statistic = strided(variant.dtype, variant.rank), number_type(variant.dtype, variant.rank)
+    """Return the types of dx, partials, `GradientInputs`, `Rows`, offset and slots."""
     number = storage(variant.dtype).number
-    vector = pointer(storage(variant.w or variant.dtype).element)
-    sizes = types.UniTuple(i64, variant.rank)
-    return data, pointer(number), data, statistic, statistic, data, data, vector, i64, i32, sizes, number, i64
+    return array_type(variant), pointer(number), *gradient_types(variant), number, i64
+
+
+def gradient_types(variant: Variant) -> tuple[Any, ...]:
+    """Return the types of `GradientInputs` and `Rows`."""
+    data, statistic = array_type(variant), _statistic_type(variant)
+    fields = (data, statistic, statistic, data, data, _vector_type(variant, variant.w))
+    return types.NamedTuple(fields, GradientInputs), _rows_type(variant)
+
+
+def array_type(variant: Variant) -> Any:
+    """Return the type of x, and of every array of its shape."""
+    return strided(variant.dtype, variant.rank)
+
+
+def _statistic_type(variant: Variant) -> Any:
+    return number_type(variant.dtype, variant.rank)
+
+
+def _vector_type(variant: Variant, dtype: str | None) -> Any:
+    return pointer(storage(dtype or variant.dtype).element)
+
+
+def _rows_type(variant: Variant) -> Any:
+    return types.NamedTuple((i64, i32, types.UniTuple(i64, variant.rank)), Rows)

@@ -26,8 +26,8 @@ class Columns(NamedTuple):
 class NormAxes(RowAxes):
     """Where rows begin, and the numbers that each of them has."""
 
-    statistics: Callable[..., Any]  # (place, mean, rstd) -> the row's mean, 0 where there is none, and rstd
-    write_statistics: Callable[..., None]  # (place, mean, rstd, row_mean, row_rstd)
+    statistics: Callable[..., Any]  # (place, inputs) -> the row's mean, 0 where there is none, and rstd
+    write_statistics: Callable[..., None]  # (place, to, row_mean, row_rstd)
 
 
 @cache
@@ -37,17 +37,17 @@ def norm_axes(variant: Variant) -> NormAxes:
     axes = row_axes(variant.rank)
 
     @verb
-    def statistics(place, mean, rstd):
-        row_mean, row_rstd = num.zero, mem.load(rstd.data, axes.start(place, rstd))
+    def statistics(place, inputs):
+        row_mean, row_rstd = num.zero, mem.load(inputs.rstd.data, axes.start(place, inputs.rstd))
         if variant.centred:
-            row_mean = mem.load(mean.data, axes.start(place, mean))
+            row_mean = mem.load(inputs.mean.data, axes.start(place, inputs.mean))
         return row_mean, row_rstd
 
     @verb
-    def write_statistics(place, mean, rstd, row_mean, row_rstd):
-        mem.store(rstd.data, axes.start(place, rstd), row_rstd)
+    def write_statistics(place, to, row_mean, row_rstd):
+        mem.store(to.rstd.data, axes.start(place, to.rstd), row_rstd)
         if variant.centred:
-            mem.store(mean.data, axes.start(place, mean), row_mean)
+            mem.store(to.mean.data, axes.start(place, to.mean), row_mean)
 
     return NormAxes(
         place=axes.place,
@@ -65,7 +65,7 @@ def weights(variant: Variant, aligned: bool) -> Members:
 
     Of what a call does not have, nothing is loaded.
 
-    The verbs for w and b beside x.
+    The verbs for w and b of the variant's dtypes.
     """
     count, load_w = access(variant.dtype, aligned).vector, _loads(variant.dtype, variant.w, aligned)
 
@@ -85,7 +85,7 @@ def weights(variant: Variant, aligned: bool) -> Members:
 
 
 def _loads(dtype: str, weights_dtype: str | None, aligned: bool) -> Callable[..., None]:
-    """The verb (frag, at, w, index, keep) for weights of weights_dtype beside an x of dtype."""
+    """The verb (frag, at, w, index, keep) for weights of weights_dtype with an x of dtype."""
     mem, num = storage(weights_dtype or dtype), numbers(storage(dtype).number)
     count = access(dtype, aligned).vector
 
