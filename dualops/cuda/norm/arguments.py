@@ -9,7 +9,7 @@ from ...spec.meta import compute_dtype, contiguous_strides
 from ..launch.step import Argument
 from ..row_walk import walk
 from ..tile.storage import storage
-from .variant import STATISTICS, Variant
+from .variant import STATISTICS, BackwardGiven, BackwardWork, Given, Results, Variant, Work
 
 VECTORS = ("w", "b", "dw", "db")
 
@@ -42,10 +42,16 @@ class Call:
         sizes = self.M, self.N, walked.sizes
         if backward:
             rows = walked.of("x", "mean", "rstd", "dy", "dsummed")
-            self.args: tuple[Argument, ...] = (*walked.of("dx"), "partials", *rows, "w", *sizes, offset)
+            self.args: tuple[Argument, ...] = (
+                *walked.of("dx"),
+                "partials",
+                BackwardGiven(*rows, "w"),
+                BackwardWork(*sizes, offset),
+            )
         else:
-            rows = walked.of("y", "summed", "mean", "rstd", "x", "residual")
-            self.args = (*rows, "w", "b", *sizes, problem.eps, offset)
+            to = Results(*walked.of("y", "summed", "mean", "rstd"))
+            given = Given(*walked.of("x", "residual"), "w", "b")
+            self.args = (to, given, Work(*sizes, problem.eps, offset))
 
     def _aligned(self, metas: Mapping[str, ArrayMeta], strides: list[tuple[int, ...]]) -> bool:
         """Whether every row begins at a multiple of 16 bytes and holds whole 16-byte vectors."""

@@ -31,7 +31,7 @@ from .verbs import cluster_sums, norm_axes
 
 @builds
 def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
-    """norm_cluster_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share): M rows of N."""
+    """norm_cluster_rows(to, given, work, share): M rows of N."""
     mem, num, regs = storage(variant.dtype), numbers(storage(variant.dtype).number), packed(variant.dtype)
     axes, weights = norm_axes(variant), shared_weights(config, variant)
     group = cluster_sums(mem.number, config.row_threads, 1, config.cluster)
@@ -55,58 +55,58 @@ def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
         regs.pack(held, v, frag, 0)
 
     @kernel(*forward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
-    def norm_cluster_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share):
+    def norm_cluster_rows(to, given, work, share):
         sent, waiting, listed = group.smem(), weights.smem(), merging.smem()
         held = cuda.local.array(config.vectors * regs.size, regs.element)  # my part of x[row], then of h
         other = cuda.local.array(config.vectors * regs.size, regs.element)  # of residual[row]
         frag = cuda.local.array(mem.vector, mem.number)
         w_frag, b_frag = cuda.local.array(mem.vector, mem.number), cuda.local.array(mem.vector, mem.number)
         place, coming = axes.place(), axes.place()
-        tid, columns = cuda.threadIdx.x, columns_of_block(N, share)
+        tid, columns = cuda.threadIdx.x, columns_of_block(work.N, share)
         column = tid * mem.vector
         left, n = i32(columns.width - column), i64(columns.begin + column)  # columns from my first one on, which is n
         row, step = i64(cuda.blockIdx.x // config.cluster), i64(cuda.gridDim.x // config.cluster)
-        axes.locate(coming, row, sizes)
+        axes.locate(coming, row, work.sizes)
         for v in range(config.vectors):
-            load(held, other, v, x, residual, coming, n, left > v * STEP)
-        merging.fill(listed, N, share)
+            load(held, other, v, given.x, given.residual, coming, n, left > v * STEP)
+        merging.fill(listed, work.N, share)
         if tid == 0:
             group.init(sent)
             weights.init(waiting)
         start_mbarriers()
         if tid == 0:
-            weights.copy(waiting, w, b, columns)
+            weights.copy(waiting, given.w, given.b, columns)
 
         i = i32(0)
-        while row < M:
-            axes.locate(place, row, sizes)
-            axes.locate(coming, row + step, sizes)
+        while row < work.M:
+            axes.locate(place, row, work.sizes)
+            axes.locate(coming, row + step, work.sizes)
             mine, left = moments.none(), i32(anew_i32(left))
             for v in range(config.vectors):
                 regs.unpack(frag, 0, held, v)
                 if variant.added:
                     add(frag, held, other, v)
-                    summed_row = axes.start(place, summed) + n
-                    mem.store_kept(summed.data, summed_row + v * STEP, left > v * STEP, frag, 0)
+                    summed_row = axes.start(place, to.summed) + n
+                    mem.store_kept(to.summed.data, summed_row + v * STEP, left > v * STEP, frag, 0)
                 mine = moments.add(mine, frag, i32(left > v * STEP))
             total = group.of_warp(mine.total) if variant.centred else num.zero
             squares = group.of_warp(moments.squares(mine, total * merging.my_inverse(listed)))
             group.send(sent, i, squares, total)
             weights.wait(waiting)
-            inverse_N = num.one / mem.number(anew_i32(N))
+            inverse_N = num.one / mem.number(anew_i32(work.N))
             row_mean, found = num.zero, group.wait(sent, i)
             if variant.centred:
                 row_mean, squares = merging.merge(sent, found, listed, inverse_N)
             else:
                 squares = group.sum(sent, found)
-            row_rstd = num.rsqrt(squares * inverse_N + eps)
+            row_rstd = num.rsqrt(squares * inverse_N + work.eps)
 
             regs.anew(held)
-            y_row = axes.start(place, y) + n
+            y_row = axes.start(place, to.y) + n
             for v in range(config.vectors):
                 keep = left > v * STEP
                 regs.unpack(frag, 0, held, v)
-                weights.recall_w(w_frag, 0, waiting, column + v * STEP, offset)
+                weights.recall_w(w_frag, 0, waiting, column + v * STEP, work.offset)
                 weights.recall_b(b_frag, 0, waiting, column + v * STEP)
                 for c in range(mem.vector):
                     if variant.centred:
@@ -116,11 +116,11 @@ def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
                         frag[c] *= w_frag[c]
                     if variant.b is not None:
                         frag[c] += b_frag[c]
-                mem.store_kept(y.data, y_row + v * STEP, keep, frag, 0)
-                load(held, other, v, x, residual, coming, n, keep & (row + step < M))
+                mem.store_kept(to.y.data, y_row + v * STEP, keep, frag, 0)
+                load(held, other, v, given.x, given.residual, coming, n, keep & (row + step < work.M))
             if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
                 if (column == 0) & (cluster_ctarank() == 0):
-                    axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
+                    axes.write_statistics(place, to.mean, to.rstd, row_mean, row_rstd)
             row += step
             i = i32(i + 1)
 

@@ -65,74 +65,74 @@ def elements(variant: Variant) -> Members:
 
 @builds
 def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
-    """norm_naive(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset)."""
+    """norm_naive(to, given, work)."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     element, axes = elements(variant), norm_axes(variant)
 
     @kernel(*forward_types(variant), threads=config.threads)
-    def norm_naive(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset):
+    def norm_naive(to, given, work):
         row = i64(cuda.grid(1))
-        if row < M:
+        if row < work.M:
             place = axes.place()
-            axes.locate(place, row, sizes)
-            x_row, residual_row = axes.start(place, x), axes.start(place, residual)
+            axes.locate(place, row, work.sizes)
+            x_row, residual_row = axes.start(place, given.x), axes.start(place, given.residual)
             row_mean = num.zero
             if variant.centred:
                 total, lost = num.zero, num.zero  # what the last additions rounded away
-                for n in range(N):
-                    h = element.h(x.data, x_row + n, residual.data, residual_row + n)
+                for n in range(work.N):
+                    h = element.h(given.x.data, x_row + n, given.residual.data, residual_row + n)
                     total, lost = num.add_compensated(total, lost, h)
-                row_mean = total / mem.number(N)
+                row_mean = total / mem.number(work.N)
             squares, lost = num.zero, num.zero
-            for n in range(N):
-                c = element.centred(element.h(x.data, x_row + n, residual.data, residual_row + n), row_mean)
+            for n in range(work.N):
+                c = element.centred(element.h(given.x.data, x_row + n, given.residual.data, residual_row + n), row_mean)
                 squares, lost = num.add_compensated(squares, lost, c * c)
-            row_rstd = num.rsqrt(squares / mem.number(N) + eps)
-            y_row, summed_row = axes.start(place, y), axes.start(place, summed)
-            for n in range(N):
-                h = element.h(x.data, x_row + n, residual.data, residual_row + n)
-                value = element.centred(h, row_mean) * row_rstd * element.weight(w, i64(n), offset)
+            row_rstd = num.rsqrt(squares / mem.number(work.N) + work.eps)
+            y_row, summed_row = axes.start(place, to.y), axes.start(place, to.summed)
+            for n in range(work.N):
+                h = element.h(given.x.data, x_row + n, given.residual.data, residual_row + n)
+                value = element.centred(h, row_mean) * row_rstd * element.weight(given.w, i64(n), work.offset)
                 if variant.b is not None:
-                    value += element.bias(b, i64(n))
-                mem.store(y.data, y_row + n, value)
+                    value += element.bias(given.b, i64(n))
+                mem.store(to.y.data, y_row + n, value)
                 if variant.added:
-                    mem.store(summed.data, summed_row + n, h)
+                    mem.store(to.summed.data, summed_row + n, h)
             if variant.statistics:
-                axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
+                axes.write_statistics(place, to.mean, to.rstd, row_mean, row_rstd)
 
     return norm_naive
 
 
 @builds
 def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
-    """norm_naive_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots): dx alone."""
+    """norm_naive_backward(dx, partials, given, work, slots): dx alone."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     element, axes = elements(variant), norm_axes(variant)
 
     @kernel(*backward_types(variant), threads=config.threads)
-    def norm_naive_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
+    def norm_naive_backward(dx, partials, given, work, slots):
         row = i64(cuda.grid(1))
-        if row < M:
+        if row < work.M:
             place = axes.place()
-            axes.locate(place, row, sizes)
-            x_row, dy_row = axes.start(place, x), axes.start(place, dy)
-            row_mean, row_rstd = axes.statistics(place, mean, rstd)
+            axes.locate(place, row, work.sizes)
+            x_row, dy_row = axes.start(place, given.x), axes.start(place, given.dy)
+            row_mean, row_rstd = axes.statistics(place, given.mean, given.rstd)
             level, level_lost, along, along_lost = num.zero, num.zero, num.zero, num.zero
-            for n in range(N):
-                xhat = element.centred(mem.load(x.data, x_row + n), row_mean) * row_rstd
-                g = mem.load(dy.data, dy_row + n) * element.weight(w, i64(n), offset)
+            for n in range(work.N):
+                xhat = element.centred(mem.load(given.x.data, x_row + n), row_mean) * row_rstd
+                g = mem.load(given.dy.data, dy_row + n) * element.weight(given.w, i64(n), work.offset)
                 if variant.centred:
                     level, level_lost = num.add_compensated(level, level_lost, g)
                 along, along_lost = num.add_compensated(along, along_lost, g * xhat)
-            level /= mem.number(N)
-            along /= mem.number(N)
-            dx_row, dsummed_row = axes.start(place, dx), axes.start(place, dsummed)
-            for n in range(N):
-                xhat = element.centred(mem.load(x.data, x_row + n), row_mean) * row_rstd
-                g = mem.load(dy.data, dy_row + n) * element.weight(w, i64(n), offset)
+            level /= mem.number(work.N)
+            along /= mem.number(work.N)
+            dx_row, dsummed_row = axes.start(place, dx), axes.start(place, given.dsummed)
+            for n in range(work.N):
+                xhat = element.centred(mem.load(given.x.data, x_row + n), row_mean) * row_rstd
+                g = mem.load(given.dy.data, dy_row + n) * element.weight(given.w, i64(n), work.offset)
                 value = (g - level - xhat * along) * row_rstd
                 if variant.added:
-                    value += mem.load(dsummed.data, dsummed_row + n)
+                    value += mem.load(given.dsummed.data, dsummed_row + n)
                 mem.store(dx.data, dx_row + n, value)
 
     return norm_naive_backward
@@ -140,22 +140,22 @@ def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
 
 @builds
 def build_sums(config: NaiveConfig, variant: Variant, dw_dtype: str | None, db_dtype: str | None) -> Kernel:
-    """norm_naive_sums(dw, db, dx, partials, x, mean, rstd, dy, ...), the last as norm_naive_backward has them."""
+    """norm_naive_sums(dw, db, dx, partials, given, work, slots): dw and db alone."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     element, axes = elements(variant), norm_axes(variant)
     dw_mem, db_mem = storage(dw_dtype or variant.dtype), storage(db_dtype or variant.dtype)
 
     @kernel(pointer(dw_mem.element), pointer(db_mem.element), *backward_types(variant), threads=config.threads)
-    def norm_naive_sums(dw, db, dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
+    def norm_naive_sums(dw, db, dx, partials, given, work, slots):
         n = i64(cuda.grid(1))
-        if n < N:
+        if n < work.N:
             place = axes.place()
             w_sum, w_lost, b_sum, b_lost = num.zero, num.zero, num.zero, num.zero
-            for row in range(M):
-                axes.locate(place, row, sizes)
-                row_mean, row_rstd = axes.statistics(place, mean, rstd)
-                xhat = element.centred(mem.load(x.data, axes.start(place, x) + n), row_mean) * row_rstd
-                gradient = mem.load(dy.data, axes.start(place, dy) + n)
+            for row in range(work.M):
+                axes.locate(place, row, work.sizes)
+                row_mean, row_rstd = axes.statistics(place, given.mean, given.rstd)
+                xhat = element.centred(mem.load(given.x.data, axes.start(place, given.x) + n), row_mean) * row_rstd
+                gradient = mem.load(given.dy.data, axes.start(place, given.dy) + n)
                 if variant.dw:
                     w_sum, w_lost = num.add_compensated(w_sum, w_lost, gradient * xhat)
                 if variant.db:

@@ -29,7 +29,7 @@ from .verbs import cluster_sums, norm_axes
 
 @builds
 def build_forward(config: RingConfig, variant: Variant) -> Kernel:
-    """norm_ring(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share): M rows of N columns."""
+    """norm_ring(to, given, work, share): M rows of N columns."""
     mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
     pipe = ring(config.layout(variant).stages, config.copier)
     staging = copies(config, variant, pipe)
@@ -38,28 +38,28 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
     STEP = config.row_threads * mem.vector  # columns between a thread's vectors
 
     @kernel(*forward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
-    def norm_ring(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share):
-        block, tid = deal.begin(N, share), cuda.threadIdx.x
-        turns = staging.turns(M, sizes)
+    def norm_ring(to, given, work, share):
+        block, tid = deal.begin(work.N, share), cuda.threadIdx.x
+        turns = staging.turns(work.M, work.sizes)
         if tid // 32 == config.copier:
-            deal.feed(block, turns, (x, residual), w, b)
+            deal.feed(block, turns, (given.x, given.residual), given.w, given.b)
         else:
             frag = cuda.local.array(config.vectors * mem.vector, mem.number)  # my part of h[row]
             other = cuda.local.array(mem.vector, mem.number)
             w_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
             b_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
-            place, weighting = axes.place(), Weighting(w_frag, b_frag, offset)
+            place, weighting = axes.place(), Weighting(w_frag, b_frag, work.offset)
             column = tid % config.row_threads * mem.vector
             left = i32(block.columns.width - column)  # columns from my first one on
             first_at = i32(tid // config.row_threads * pipe.columns + column)  # in a stage
-            deal.load(weighting, block, w, b)
-            of_warps, inverse_N = deal.of_warps(N, share), num.one / mem.number(N)
+            deal.load(weighting, block, given.w, given.b)
+            of_warps, inverse_N = deal.of_warps(work.N, share), num.one / mem.number(work.N)
 
             row = turns.first + tid // config.row_threads
             rounds, i = staging.rounds(turns), i32(0)
             while i < rounds:
-                axes.locate(place, row, sizes)
-                own = config.rows == 1 or row < M
+                axes.locate(place, row, work.sizes)
+                own = config.rows == 1 or row < work.M
                 stage = pipe.wait(block.smem, i)
                 tile = pipe.begin(stage) + first_at
                 for v in range(config.vectors):
@@ -70,10 +70,10 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                         for c in range(mem.vector):
                             frag[v * mem.vector + c] = mem.rounded(frag[v * mem.vector + c] + other[c])
                 if variant.added:
-                    summed_row = axes.start(place, summed) + (block.columns.begin + column)
+                    summed_row = axes.start(place, to.summed) + (block.columns.begin + column)
                     for v in range(config.vectors):
                         mem.store_vector(
-                            summed.data, summed_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector
+                            to.summed.data, summed_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector
                         )
 
                 sums = deal.sums(frag, left, of_warps)
@@ -83,13 +83,13 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                 found = i32(0)
                 if group.parts > 1:
                     found = group.wait(block.sent, i)
-                row_mean, row_rstd = deal.merge(block, found, sums, of_warps, inverse_N, eps)
+                row_mean, row_rstd = deal.merge(block, found, sums, of_warps, inverse_N, work.eps)
 
-                y_row = axes.start(place, y) + (block.columns.begin + column)
+                y_row = axes.start(place, to.y) + (block.columns.begin + column)
                 for v in range(config.vectors):
                     deal.scale(frag, v * mem.vector, block, weighting, v, row_mean, row_rstd)
-                    mem.store_vector(y.data, y_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector)
-                deal.end(place, mean, rstd, row_mean, row_rstd, own)
+                    mem.store_vector(to.y.data, y_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector)
+                deal.end(place, to.mean, to.rstd, row_mean, row_rstd, own)
                 row += turns.step
                 i = i32(i + 1)
 

@@ -65,7 +65,7 @@ def readers_meet(readers: int) -> Callable[[], None]:
 
 @builds
 def build_backward(config: RingConfig, variant: Variant) -> Kernel:
-    """norm_ring_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots, share).
+    """norm_ring_backward(dx, partials, given, work, slots, share).
 
     partials has room for `slots` clusters of blocks.
     """
@@ -133,24 +133,24 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
         return Begun(stage, row_mean, row_rstd, along, level)
 
     @kernel(*backward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
-    def norm_ring_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots, share):
+    def norm_ring_backward(dx, partials, given, work, slots, share):
         # a stage: rows of x, then of dy, then of dsummed
         smem, sent, w_smem = pipe.smem(), group.smem(), own_w.smem()
-        table = sums.table(partials, slots, N)
+        table = sums.table(partials, slots, work.N)
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
-        columns = staging.columns(N, share)
+        columns = staging.columns(work.N, share)
         if tid == 0:
             pipe.init(smem)
             group.init(sent)
         staging.clear(smem, columns)
         start_cluster()
         cluster, clusters = cuda.blockIdx.x // config.cluster, cuda.gridDim.x // config.cluster
-        turns = staging.turns(M, sizes)
+        turns = staging.turns(work.M, work.sizes)
 
         if warp == config.copier:
             if lane == 0:
-                staging.feed(smem, turns, columns, (x, dy, dsummed))
+                staging.feed(smem, turns, columns, (given.x, given.dy, given.dsummed))
         else:
             x_frag = cuda.local.array(mem.vector, mem.number)
             dy_frag = cuda.local.array(mem.vector, mem.number)
@@ -162,18 +162,18 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
             column = tid % config.row_threads * mem.vector
             left = i32(columns.width - column)  # columns from my first one on
             first_at = first_in_stage()
-            inverse_N = num.one / mem.number(N)
+            inverse_N = num.one / mem.number(work.N)
             for v in range(config.vectors):
                 n = i64(columns.begin + column) + v * STEP
-                own_w.load(w_frag, v * mem.vector, w, n, left > v * STEP, offset)
+                own_w.load(w_frag, v * mem.vector, given.w, n, left > v * STEP, work.offset)
             own_w.put(w_frag, w_smem)
 
             row = turns.first + tid // config.row_threads
-            known = known_of(place, row, turns, mean, rstd)
+            known = known_of(place, row, turns, given.mean, given.rstd)
             now = coming = Begun(i32(0), num.zero, num.zero, num.zero, num.zero)
             rounds, i = staging.rounds(turns), i32(0)
             if config.overlap:  # the first row's sums have no row before them
-                coming = begin(smem, sent, w_frag, w_smem, i, row < M, known)
+                coming = begin(smem, sent, w_frag, w_smem, i, row < work.M, known)
             while i < rounds:
                 for c in range(len(w_frag)):
                     dw_frag[c] = num.zero
@@ -187,11 +187,11 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                     if config.overlap:
                         now = coming
                         if i32(i + 1) < rounds:
-                            coming = begin(smem, sent, w_frag, w_smem, i32(i + 1), row + turns.step < M, known)
+                            coming = begin(smem, sent, w_frag, w_smem, i32(i + 1), row + turns.step < work.M, known)
                     else:
-                        now = begin(smem, sent, w_frag, w_smem, i, row < M, known)
+                        now = begin(smem, sent, w_frag, w_smem, i, row < work.M, known)
                     if ((i + AHEAD) & (SHARING - 1)) == 0:
-                        later = statistics(place, row + (AHEAD + SHARING) * turns.step, turns, mean, rstd)
+                        later = statistics(place, row + (AHEAD + SHARING) * turns.step, turns, given.mean, given.rstd)
                         known = Known(known.next_mean, known.next_rstd, later[0], later[1])
                     row_mean = now.mean if variant.centred else num.zero
                     row_rstd, along, level = now.rstd, now.along, now.level
@@ -204,10 +204,10 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                     along *= inverse_N
                     level = level * inverse_N if variant.centred else num.zero
                     tile = pipe.begin(now.stage) + first_at
-                    own = config.rows == 1 or row < M
+                    own = config.rows == 1 or row < work.M
 
                     if own:
-                        axes.locate(place, row, sizes)
+                        axes.locate(place, row, work.sizes)
                         dx_row = axes.start(place, dx) + (columns.begin + column)
                         for v in range(config.vectors):
                             at = tile + v * STEP

@@ -36,7 +36,7 @@ class Begun(NamedTuple):
 
 @builds
 def build_forward(config: RingConfig, variant: Variant) -> Kernel:
-    """norm_ring_ahead(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share): M rows of N."""
+    """norm_ring_ahead(to, given, work, share): M rows of N."""
     mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
     pipe = ring(config.layout(variant).stages, config.copier)
     staging = copies(config, variant, pipe)
@@ -71,20 +71,20 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
         return Begun(stage, sums)
 
     @kernel(*forward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
-    def norm_ring_ahead(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share):
-        block, tid = deal.begin(N, share), cuda.threadIdx.x
-        turns = staging.turns(M, sizes)
+    def norm_ring_ahead(to, given, work, share):
+        block, tid = deal.begin(work.N, share), cuda.threadIdx.x
+        turns = staging.turns(work.M, work.sizes)
         if tid // 32 == config.copier:
-            deal.feed(block, turns, (x, residual), w, b)
+            deal.feed(block, turns, (given.x, given.residual), given.w, given.b)
         else:
             frag = cuda.local.array(mem.vector, mem.number)
             w_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
             b_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
-            place, weighting = axes.place(), Weighting(w_frag, b_frag, offset)
+            place, weighting = axes.place(), Weighting(w_frag, b_frag, work.offset)
             column = tid % config.row_threads * mem.vector
             left = i32(block.columns.width - column)  # columns from my first one on
-            deal.load(weighting, block, w, b)
-            of_warps, inverse_N = deal.of_warps(N, share), num.one / mem.number(N)
+            deal.load(weighting, block, given.w, given.b)
+            of_warps, inverse_N = deal.of_warps(work.N, share), num.one / mem.number(work.N)
 
             row = turns.first + tid // config.row_threads
             rounds, i = staging.rounds(turns), i32(0)
@@ -98,21 +98,21 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                 found = i32(0)
                 if group.parts > 1:
                     found = group.wait(block.sent, i)
-                row_mean, row_rstd = deal.merge(block, found, now.sums, of_warps, inverse_N, eps)
+                row_mean, row_rstd = deal.merge(block, found, now.sums, of_warps, inverse_N, work.eps)
 
-                axes.locate(place, row, sizes)
-                own = config.rows == 1 or row < M
-                y_row = axes.start(place, y) + (block.columns.begin + column)
-                summed_row = axes.start(place, summed) + (block.columns.begin + column)
+                axes.locate(place, row, work.sizes)
+                own = config.rows == 1 or row < work.M
+                y_row = axes.start(place, to.y) + (block.columns.begin + column)
+                summed_row = axes.start(place, to.summed) + (block.columns.begin + column)
                 for v in range(config.vectors):
                     keep = own & (left > v * STEP)
                     read(frag, 0, block.smem, now.stage, v)
                     if variant.added:
-                        mem.store_kept(summed.data, summed_row + v * STEP, keep, frag, 0)
+                        mem.store_kept(to.summed.data, summed_row + v * STEP, keep, frag, 0)
                     deal.scale(frag, 0, block, weighting, v, row_mean, row_rstd)
-                    mem.store_kept(y.data, y_row + v * STEP, keep, frag, 0)
+                    mem.store_kept(to.y.data, y_row + v * STEP, keep, frag, 0)
                 pipe.release(block.smem, now.stage)
-                deal.end(place, mean, rstd, row_mean, row_rstd, own)
+                deal.end(place, to.mean, to.rstd, row_mean, row_rstd, own)
                 row += turns.step
                 i = i32(i + 1)
 

@@ -51,13 +51,13 @@ class RowsConfig:
 
 @builds
 def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
-    """norm_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset): M rows of N columns."""
+    """norm_rows(to, given, work): M rows of N columns."""
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes = numbers(mem.number), norm_axes(variant)
     w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.row_threads, config.rows)
 
     @kernel(*forward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
-    def norm_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset):
+    def norm_rows(to, given, work):
         parts = group.smem()
         tid = cuda.threadIdx.x
         column = tid % config.row_threads * vec.vector
@@ -67,60 +67,67 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
         w_frag = cuda.local.array(vec.vector, mem.number)
         b_frag = cuda.local.array(vec.vector, mem.number)
         place = axes.place()
-        axes.locate(place, row, sizes)
-        x_row, residual_row = axes.start(place, x), axes.start(place, residual)
+        axes.locate(place, row, work.sizes)
+        x_row, residual_row = axes.start(place, given.x), axes.start(place, given.residual)
         for j in range(config.vectors):
             at = column + j * config.row_threads * vec.vector
-            vec.load(frag, j * vec.vector, x.data, x_row + at, (row < M) & (at < N), num.zero)
+            vec.load(frag, j * vec.vector, given.x.data, x_row + at, (row < work.M) & (at < work.N), num.zero)
             if variant.added:
-                vec.load(other, j * vec.vector, residual.data, residual_row + at, (row < M) & (at < N), num.zero)
+                vec.load(
+                    other,
+                    j * vec.vector,
+                    given.residual.data,
+                    residual_row + at,
+                    (row < work.M) & (at < work.N),
+                    num.zero,
+                )
         if variant.added:
-            summed_row = axes.start(place, summed)
+            summed_row = axes.start(place, to.summed)
             for i in range(len(frag)):
                 frag[i] = mem.rounded(frag[i] + other[i])
             for j in range(config.vectors):
                 at = column + j * config.row_threads * vec.vector
-                vec.store(summed.data, summed_row + at, (row < M) & (at < N), frag, j * vec.vector)
+                vec.store(to.summed.data, summed_row + at, (row < work.M) & (at < work.N), frag, j * vec.vector)
 
         row_mean = num.zero
         if variant.centred:
             total = num.zero
             for i in range(len(frag)):
                 total += frag[i]
-            row_mean = group.sum(total, i32(0), parts) / mem.number(N)
+            row_mean = group.sum(total, i32(0), parts) / mem.number(work.N)
             for j in range(config.vectors):
-                inside = column + j * config.row_threads * vec.vector < N
+                inside = column + j * config.row_threads * vec.vector < work.N
                 for i in range(j * vec.vector, (j + 1) * vec.vector):
                     frag[i] = frag[i] - row_mean if inside else num.zero
         squares = num.zero
         for i in range(len(frag)):
             squares += frag[i] * frag[i]
         squares = group.sum(squares, i32(1), parts)
-        row_rstd = num.rsqrt(squares / mem.number(N) + eps)
+        row_rstd = num.rsqrt(squares / mem.number(work.N) + work.eps)
 
-        y_row = axes.start(place, y)
+        y_row = axes.start(place, to.y)
         for j in range(config.vectors):
             at = column + j * config.row_threads * vec.vector
-            w_and_b.load_w(w_frag, 0, w, i64(at), at < N)
-            w_and_b.load_b(b_frag, 0, b, i64(at), at < N)
+            w_and_b.load_w(w_frag, 0, given.w, i64(at), at < work.N)
+            w_and_b.load_b(b_frag, 0, given.b, i64(at), at < work.N)
             for c in range(vec.vector):
                 i = j * vec.vector + c
                 frag[i] *= row_rstd
                 if variant.w is not None:
-                    frag[i] *= w_frag[c] + offset
+                    frag[i] *= w_frag[c] + work.offset
                 if variant.b is not None:
                     frag[i] += b_frag[c]
-            vec.store(y.data, y_row + at, (row < M) & (at < N), frag, j * vec.vector)
+            vec.store(to.y.data, y_row + at, (row < work.M) & (at < work.N), frag, j * vec.vector)
         if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
-            if (row < M) & (column == 0):
-                axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
+            if (row < work.M) & (column == 0):
+                axes.write_statistics(place, to.mean, to.rstd, row_mean, row_rstd)
 
     return norm_rows
 
 
 @builds
 def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
-    """norm_rows_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots).
+    """norm_rows_backward(dx, partials, given, work, slots).
 
     partials has room for `slots` blocks.
     """
@@ -132,11 +139,11 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
     W_KEPT = variant.weight_gradients < 2  # beside dw and db there are no registers for it
 
     @kernel(*backward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
-    def norm_rows_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
-        parts, table = group.smem(), sums.table(partials, slots, N)
+    def norm_rows_backward(dx, partials, given, work, slots):
+        parts, table = group.smem(), sums.table(partials, slots, work.N)
         tid = cuda.threadIdx.x
         column = tid % config.row_threads * vec.vector
-        left = i32(N - column)  # columns from my first one on
+        left = i32(work.N - column)  # columns from my first one on
         first, step = i64(cuda.blockIdx.x) * config.rows, cuda.gridDim.x * config.rows
         half = i32(0)
         place = axes.place()
@@ -148,10 +155,12 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
         db_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
         if W_KEPT:
             for j in range(config.vectors):
-                w_and_b.load_w_plus(w_frag, j * vec.vector, w, i64(column) + j * STEP, left > j * STEP, offset)
+                w_and_b.load_w_plus(
+                    w_frag, j * vec.vector, given.w, i64(column) + j * STEP, left > j * STEP, work.offset
+                )
 
         row = first + tid // config.row_threads
-        turn, turns = i32(0), i32((M - first + step - 1) // step)
+        turn, turns = i32(0), i32((work.M - first + step - 1) // step)
         while turn < turns:
             for i in range(len(dw_frag)):
                 dw_frag[i] = num.zero
@@ -159,20 +168,24 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
             end = i32(min(turn + PIECE, turns))
             more = turn > 0  # than one piece
             while turn < end:
-                own = row < M
-                axes.locate(place, row, sizes)
-                x_row, dy_row = axes.start(place, x) + column, axes.start(place, dy) + column
+                own = row < work.M
+                axes.locate(place, row, work.sizes)
+                x_row, dy_row = axes.start(place, given.x) + column, axes.start(place, given.dy) + column
                 for j in range(config.vectors):
-                    vec.load(x_frag, j * vec.vector, x.data, x_row + j * STEP, own & (left > j * STEP), num.zero)
-                    vec.load(dy_frag, j * vec.vector, dy.data, dy_row + j * STEP, own & (left > j * STEP), num.zero)
+                    vec.load(x_frag, j * vec.vector, given.x.data, x_row + j * STEP, own & (left > j * STEP), num.zero)
+                    vec.load(
+                        dy_frag, j * vec.vector, given.dy.data, dy_row + j * STEP, own & (left > j * STEP), num.zero
+                    )
                 row_mean, row_rstd = num.zero, num.zero
                 if own:
-                    row_mean, row_rstd = axes.statistics(place, mean, rstd)
+                    row_mean, row_rstd = axes.statistics(place, given.mean, given.rstd)
 
                 level, along = num.zero, num.zero
                 for j in range(config.vectors):
                     if not W_KEPT:
-                        w_and_b.load_w_plus(w_frag, j * vec.vector, w, i64(column) + j * STEP, left > j * STEP, offset)
+                        w_and_b.load_w_plus(
+                            w_frag, j * vec.vector, given.w, i64(column) + j * STEP, left > j * STEP, work.offset
+                        )
                     for i in range(j * vec.vector, (j + 1) * vec.vector):  # dy is 0 beyond the row
                         x_frag[i] = (x_frag[i] - row_mean) * row_rstd
                         g = dy_frag[i] * w_frag[i] if variant.w is not None else dy_frag[i]
@@ -180,18 +193,22 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
                             level += g
                         along += g * x_frag[i]
                 if variant.centred:
-                    level = group.sum(level, half, parts) / mem.number(N)
+                    level = group.sum(level, half, parts) / mem.number(work.N)
                     half ^= 1
-                along = group.sum(along, half, parts) / mem.number(N)
+                along = group.sum(along, half, parts) / mem.number(work.N)
                 half ^= 1
 
                 dx_row = axes.start(place, dx) + column
-                dsummed_row = axes.start(place, dsummed) + column
+                dsummed_row = axes.start(place, given.dsummed) + column
                 for j in range(config.vectors):
                     if variant.added:
-                        vec.load(other, 0, dsummed.data, dsummed_row + j * STEP, own & (left > j * STEP), num.zero)
+                        vec.load(
+                            other, 0, given.dsummed.data, dsummed_row + j * STEP, own & (left > j * STEP), num.zero
+                        )
                     if not W_KEPT:
-                        w_and_b.load_w_plus(w_frag, j * vec.vector, w, i64(column) + j * STEP, left > j * STEP, offset)
+                        w_and_b.load_w_plus(
+                            w_frag, j * vec.vector, given.w, i64(column) + j * STEP, left > j * STEP, work.offset
+                        )
                     for c in range(vec.vector):
                         i = j * vec.vector + c
                         g = dy_frag[i] * w_frag[i] if variant.w is not None else dy_frag[i]
@@ -206,7 +223,7 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
                 row += step
                 turn = i32(turn + 1)
 
-            sums.write(table, i64(cuda.blockIdx.x), Columns(0, N), dw_frag, db_frag, more)
-        sums.clear(table, i64(cuda.blockIdx.x), i64(cuda.gridDim.x), Columns(0, N))
+            sums.write(table, i64(cuda.blockIdx.x), Columns(0, work.N), dw_frag, db_frag, more)
+        sums.clear(table, i64(cuda.blockIdx.x), i64(cuda.gridDim.x), Columns(0, work.N))
 
     return norm_rows_backward
