@@ -42,7 +42,7 @@ def lane_reductions(number: Any, lanes: int) -> Members:
 
     @verb
     def sum_two(a, b):
-        """Return both sums, with one shuffle more than one sum needs. Half of the lanes add up one sum, half the other."""
+        """Return both sums, with one shuffle more than for one sum. Half of the lanes add up each."""
         if lanes > 1:
             upper = (cuda.threadIdx.x & FAR) != 0
             mine = (b if upper else a) + num.shuffle(a if upper else b, FAR, FULL_WARP)

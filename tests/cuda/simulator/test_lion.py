@@ -291,5 +291,5 @@ def test_plan_says_how(dtype, launched):
     }
     assert "formula by formula" in told["naive"] and told["naive"].count("lion_strided") == 2
     assert "groups of 16 bytes" in told["simt"]
-    assert "write_words" in told["table"] and "72 bytes beside" in told["table"]
+    assert "write_words" in told["table"] and "72 bytes of workspace" in told["table"]
     assert launched == []
