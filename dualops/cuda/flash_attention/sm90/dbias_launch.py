@@ -106,7 +106,8 @@ def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Dbia
     to, dtype = (Strided(PARTS, found[PARTS].strides), "float32") if found else (dbias, p.dtype)
     statistics = by_token(metas, "lse", False), Strided("delta", contiguous_strides(delta.shape))
     H, group, Sq, Sk, aligned, scale, _, options = sizes(p)
-    extent = BiasExtent(*shape, pieces, p.B, H, group, Sq, Sk, aligned)
+    B_bias, H_bias, Sq_bias, Sk_bias = shape
+    extent = BiasExtent(B_bias, H_bias, Sq_bias, Sk_bias, pieces, p.B, H, group, Sq, Sk, aligned)
     args = (maps_of("dbias"), to, *statistics, extent, scale, options)
     blocks, shared_bytes = shape[0] * pieces * _tiles(p, config), config.shared_bytes(padded(p.D), padded(p.Dv))
     vectors = not (one.row or one.column) and _in_vectors(found.get(PARTS, results["dbias"]), config)
