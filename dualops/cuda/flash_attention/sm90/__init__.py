@@ -163,11 +163,11 @@ def split_launches(problem: Problem, results: Mapping[str, ArrayMeta], config: S
         args = (maps, (), "counter", OutputTo(0, o, lse, ("kept",)), x, sized)
         return [Step(build, (min(blocks, MOST_BLOCKS),), args, shared, resident=True)]
     found, count = workspace(p, config), most_splits(p.Sk, config.block_kv)
-    parts = [_by_split(name, found[name].strides, varlen) for name in ("o_parts", "lse_parts")]
-    args = (maps, (), "counter", OutputTo(0, *parts, ()), x, sized)
+    o_parts, lse_parts = (_by_split(name, found[name].strides, varlen) for name in ("o_parts", "lse_parts"))
+    args = (maps, (), "counter", OutputTo(0, o_parts, lse_parts, ()), x, sized)
     step = Step(build, (blocks * count,), args, shared, resident=True)
     merge, rows = build_merge(variant(p), config.block_kv, p.return_lse), heads * p.Sq
-    return [step, Step(merge, (cdiv(rows, WARPS),), (o, lse, *parts, rows, sized))]
+    return [step, Step(merge, (cdiv(rows, WARPS),), (o, lse, o_parts, lse_parts, rows, sized))]
 
 
 def _by_split(name: str, strides: tuple[int, ...], varlen: bool) -> Strided:

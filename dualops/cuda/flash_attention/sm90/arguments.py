@@ -130,8 +130,8 @@ def queries_to_type(found: Variant, stored: str) -> Any:
 
 def work(problem: Problem, section: Any, sizes: tuple[Any, ...]) -> Work:
     """section: as in `Extent`. sizes: those of `..arguments`, or `sizes_by_keys`."""
-    *extent, scale, lengths, options = sizes
-    return Work(Extent(problem.B * problem.H, *extent, section), scale, lengths, options)
+    H, group, Sq, Sk, aligned, scale, lengths, options = sizes
+    return Work(Extent(problem.B * H, H, group, Sq, Sk, aligned, section), scale, lengths, options)
 
 
 def work_type(found: Variant) -> Any:

@@ -105,8 +105,10 @@ def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Dbia
     dbias, found = Strided("dbias", (0, *broadcast_strides(results["dbias"]))), dbias_workspace(p, config)
     to, dtype = (Strided(PARTS, found[PARTS].strides), "float32") if found else (dbias, p.dtype)
     statistics = by_token(metas, "lse", False), Strided("delta", contiguous_strides(delta.shape))
-    *extent, scale, _, options = sizes(p)
-    args = (maps_of("dbias"), to, *statistics, BiasExtent(*shape, pieces, p.B, *extent), scale, options)
+    H, group, Sq, Sk, aligned, scale, _, options = sizes(p)
+    B_bias, H_bias, Sq_bias, Sk_bias = shape
+    extent = BiasExtent(B_bias, H_bias, Sq_bias, Sk_bias, pieces, p.B, H, group, Sq, Sk, aligned)
+    args = (maps_of("dbias"), to, *statistics, extent, scale, options)
     blocks, shared_bytes = shape[0] * pieces * _tiles(p, config), config.shared_bytes(padded(p.D), padded(p.Dv))
     vectors = not (one.row or one.column) and _in_vectors(found.get(PARTS, results["dbias"]), config)
     build = build_dbias(config, variant(p), one, dtype, vectors)
