@@ -221,7 +221,8 @@ class Plan:
     def __repr__(self) -> str:
         lines = [f"{self.problem}", f"rung {self.choice.rung}, {self.choice.config}: {self.choice.reason}"]
         lines += [f"{s.kernel.name}: {s.grid} blocks of {s.kernel.threads} threads" for s in self.steps]
-        lines += [f"{name} {meta.shape}: {meta.nbytes} bytes of workspace" for name, meta in self.choice.workspace.items()]
+        workspace = self.choice.workspace
+        lines += [f"{name} {meta.shape}: {meta.nbytes} bytes of workspace" for name, meta in workspace.items()]
         return "\n".join(lines if self.steps else [*lines, "nothing to launch: the result is empty"])
 
 

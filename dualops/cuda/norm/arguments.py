@@ -42,11 +42,11 @@ class Call:
         rows = Rows(self.M, self.N, walked.sizes)
         if backward:
             self.dx = walked.of("dx")[0]
-            inputs = GradientInputs(*walked.of("x", "mean", "rstd", "dy", "dsummed"), "w")
+            inputs = GradientInputs(*walked.of("x", "mean", "rstd", "dy", "dsummed"), w="w")
             self.args: tuple[Argument, ...] = (inputs, rows, offset)
         else:
             to = Results(*walked.of("y", "summed", "mean", "rstd"))
-            self.args = (to, Inputs(*walked.of("x", "residual"), "w", "b"), rows, problem.eps, offset)
+            self.args = (to, Inputs(*walked.of("x", "residual"), w="w", b="b"), rows, problem.eps, offset)
 
     def _aligned(self, metas: Mapping[str, ArrayMeta], strides: list[tuple[int, ...]]) -> bool:
         """Whether every row begins at a multiple of 16 bytes and holds whole 16-byte vectors."""
