@@ -20,6 +20,7 @@ from ...launch.views import by_token
 from ..arguments import has_usual_scale, is_varlen, sizes, variant
 from ..options import having
 from ..tile_scheduler import section_of
+from .arguments import QKV, OutputTo, work
 from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES, SLACK, Sm90Config, are_many, padded
 from .forward import build_forward
 from .static_schedule import after_counter, counter_of, is_static
@@ -72,8 +73,9 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
     p, metas, varlen, heads = problem, {**problem.arrays, **results}, is_varlen(problem), problem.B * problem.H
     found = variant(p)
     build, alike = build_forward(config, found, p.return_lse, ""), is_static(config, found)
-    arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *SPLIT))
-    args = ("q_map", "k_map", "v_map", 0, (), "counter", heads, section_of(p, alike), (), *arrays, *sizes(p))
+    o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *SPLIT))
+    maps, to = QKV("q_map", "k_map", "v_map"), OutputTo(0, o, lse, ())
+    args = (maps, (), "counter", to, QKV(*arrays), work(p, section_of(p, alike), sizes(p)))
     shared_bytes = config.shared_bytes(padded(p.D), padded(p.Dv))
     step = Step(build, (heads * cdiv(p.Sq, config.block_q),), args, shared_bytes, resident=True)
     return [*thirds_steps(p, SPLIT), *after_counter(step, alike)]
