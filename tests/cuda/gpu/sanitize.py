@@ -260,7 +260,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("words", nargs="*", help="in the name of each case that is run, as retention_backward-simt")
     parser.add_argument("--all", action="store_true", help="every case, not those alone that have all pairs of values")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
-    parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="processes at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--minutes", type=float, default=120, help="for all; what is left by then is not run")
     parser.add_argument("--part-minutes", type=float, default=3, help="after which a process begins no other case")
     parser.add_argument("--continue", action="store_true", dest="goes_on", help="without what passed before")
