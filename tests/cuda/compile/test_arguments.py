@@ -14,8 +14,8 @@ from dualops.spec import OPERATORS
 
 def differences(given: Any, kind: Any, place: str) -> Iterator[str]:
     """Yield where an argument has another shape than its type."""
-    is_tuple = isinstance(kind, types.BaseTuple)
-    parts = [*kind] if is_tuple else None
+    known: Any = kind
+    parts = [*known] if isinstance(kind, types.BaseTuple) else None
     if parts is None or not isinstance(given, tuple) or len(given) != len(parts):
         if parts is not None or isinstance(given, tuple):
             yield f"{place}: {given!r} for {kind}"
