@@ -26,7 +26,7 @@ PAGES = {
 }
 PAGES |= {  # those that teach
     page.relative_to(ROOT).as_posix(): f"kernels/{page.parent.name}.md"
-    for page in ROOT.glob("dualops/cuda/*/README.md")
+    for page in (*ROOT.glob("dualops/cuda/*/README.md"), ROOT / "dualops/estimate/README.md")
 }
 PAGES |= {  # for contributors
     page.relative_to(ROOT).as_posix(): f"contributing/{page.stem}.md" for page in ROOT.glob("docs/*.md")
