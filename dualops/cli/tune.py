@@ -130,10 +130,8 @@ def _of_case(found: Sequence[Task], case: Case) -> list[Task]:
 def _dry_run(problems: Sequence[tuple[Task, Case]], arch: str, top: int) -> int:
     """Print the ways in the operator's own order."""
     device = import_module("dualops.estimate").architecture(arch).device
-    offline, operations = (
-        import_module("dualops.cuda.compiler.offline"),
-        import_module("dualops.cuda.launch.operation").OPERATIONS,
-    )
+    offline = import_module("dualops.cuda.compiler.offline")
+    operations = import_module("dualops.cuda.launch.operation").OPERATIONS
     title = import_module("dualops.cuda.tuning.records").title
     fast = import_module("dualops.cuda.tuning.tune").worth_timing
     for task, case in problems:

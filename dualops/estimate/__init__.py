@@ -1,4 +1,4 @@
-"""What a Config would take on a GPU that need not be here: the cost model, and problems' Configs ranked by it.
+"""The cost model: estimated times of Configs, for a GPU that may be absent, and a problem's Configs ranked by them.
 
 architectures.py       what GPUs can do, as data
 model.py               from a kernel's work to its time: units, waits, waves, memory

@@ -119,7 +119,7 @@ def unowned(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step
 
 
 class Inputs(NamedTuple):
-    """What o is made of."""
+    """Arrays that forward reads."""
 
     q: Any  # [B, H, Sq, D]
     k: Any  # [B, Hkv, Sk, D]
@@ -127,7 +127,7 @@ class Inputs(NamedTuple):
 
 
 class GradientInputs(NamedTuple):
-    """What dq, dk, dv and dbias are made of."""
+    """Arrays that the gradient reads."""
 
     q: Any  # [B, H, Sq, D]
     k: Any  # [B, Hkv, Sk, D]

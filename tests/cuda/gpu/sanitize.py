@@ -1,6 +1,6 @@
 """`make sanitize`: NVIDIA's compute-sanitizer over the EDGE cases of every operator on each rung.
 
-    python -m tests.cuda.gpu.sanitize [WORD …] [--all] [--tools memcheck racecheck …] [--jobs 8] [--minutes M]
+    python -m tests.cuda.gpu.sanitize [WORD …] [--all] [--tools memcheck racecheck …] [--jobs N] [--minutes M]
                                       [--continue]
 
 Cases whose name holds all words run under each tool; without words those whose kernels have all pairs of values that

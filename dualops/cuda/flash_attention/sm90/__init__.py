@@ -25,11 +25,11 @@ from ...launch.plans import Choice
 from ...launch.step import Step
 from ...launch.views import boxed, by_token, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
-from ..arguments import Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
+from ..arguments import Inputs, Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..options import having
 from ..tile_scheduler import section_of
-from .arguments import QKV, OutputTo, work
+from .arguments import ForwardMaps, OutputTo, tiled_work
 from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
 from .queries import box_of_group
@@ -138,10 +138,10 @@ def forward_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm9
     stored, heads = how_stored(metas, "o", varlen), p.B * p.H
     found = variant(p)
     build, alike = build_forward(config, found, p.return_lse, stored), is_static(config, found)
-    o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *QKV._fields))
-    to, maps = OutputTo("o_map" if stored == "boxes" else 0, o, lse, ()), QKV("q_map", "k_map", "v_map")
+    o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *Inputs._fields))
+    to, maps = OutputTo("o_map" if stored == "boxes" else 0, o, lse, ()), ForwardMaps("q_map", "k_map", "v_map")
     bias_maps = ("bias_map",) if config.bias_stages else ()
-    args = (maps, bias_maps, "counter", to, QKV(*arrays), work(p, section_of(p, alike), sizes(p)))
+    args = (maps, bias_maps, "counter", to, Inputs(*arrays), tiled_work(p, section_of(p, alike), sizes(p)))
     blocks = heads * cdiv(p.Sq, config.block_q) * config.slices
     return Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
 
@@ -153,9 +153,9 @@ def split_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90
 def split_launches(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
     """Few queries: what each split of the keys finds, and all of it merged; or both by the same blocks."""
     p, metas, varlen, serial = problem, {**problem.arrays, **results}, is_varlen(problem), config.serial
-    maps, heads = QKV("split_q_map", "split_k_map", "split_v_map"), p.B * p.H
-    o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *QKV._fields))
-    x, sized = QKV(*arrays), work(p, 0, sizes(p))
+    maps, heads = ForwardMaps("split_q_map", "split_k_map", "split_v_map"), p.B * p.H
+    o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *Inputs._fields))
+    x, sized = Inputs(*arrays), tiled_work(p, 0, sizes(p))
     blocks = heads // config.heads * cdiv(p.Sq, config.queries) * config.slices
     build = build_forward(config, variant(p), p.return_lse or not serial, "")
     shared = config.shared_bytes(padded(p.D), p.Dv)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ....spec import ArrayMeta, Problem
 from ...compiler.backend import f32, i32, i64, pointer, tensor_map, types
 from ...launch.views import by_token
-from ..arguments import Variant, array_type, is_varlen, size_types, statistic_type
+from ..arguments import Variant, array_type, is_varlen, size_types
 from ..tile_scheduler import Extent
 
 
@@ -21,17 +21,6 @@ class Maps(NamedTuple):
     v: Any
 
 
-class Inputs(NamedTuple):
-    """Arrays that a gradient reads, each along batch, head and token (`by_token`)."""
-
-    q: Any
-    k: Any
-    v: Any
-    do: Any
-    lse: Any
-    delta: Any
-
-
 class KeysTo(NamedTuple):
     """Where dk and dv go: tensor maps, 0 where threads store the rows (`output`), and arrays (`by_token`)."""
 
@@ -41,8 +30,8 @@ class KeysTo(NamedTuple):
     dv: Any
 
 
-class QKV(NamedTuple):
-    """Of forward's inputs the tensor maps, or the arrays (`by_token`)."""
+class ForwardMaps(NamedTuple):
+    """Tensor maps of the arrays that forward loads."""
 
     q: Any
     k: Any
@@ -73,8 +62,8 @@ class Sums(NamedTuple):
     tiles: Any  # of queries: of a head of a batch, or, of varlen, of a head of all sequences
 
 
-class Work(NamedTuple):
-    """The size of the problem, and what is done to scores."""
+class TiledWork(NamedTuple):
+    """How large a problem is, how its tiles are numbered, and how its scores are made."""
 
     extent: Any  # `Extent`
     scale: Any
@@ -82,7 +71,7 @@ class Work(NamedTuple):
     options: Any
 
 
-QKV_MAPS_TYPE = types.NamedUniTuple(tensor_map, len(QKV._fields), QKV)
+FORWARD_MAPS_TYPE = types.NamedUniTuple(tensor_map, len(ForwardMaps._fields), ForwardMaps)
 MAPS_TYPE = types.NamedUniTuple(tensor_map, len(Maps._fields), Maps)
 SUMS_TYPE = types.NamedTuple((pointer(f32), pointer(i64), i32), Sums)
 
@@ -97,18 +86,6 @@ def map_type(stored: str) -> Any:
     return tensor_map if stored == "boxes" else i64
 
 
-def qkv_type(found: Variant) -> Any:
-    return types.NamedUniTuple(array_type(found), len(QKV._fields), QKV)
-
-
-def inputs(problem: Problem, metas: Mapping[str, ArrayMeta]) -> Inputs:
-    return Inputs(*(by_token(metas, name, is_varlen(problem)) for name in Inputs._fields))
-
-
-def inputs_type(found: Variant) -> Any:
-    return types.NamedTuple((*[array_type(found)] * 4, *[statistic_type(found)] * 2), Inputs)
-
-
 def keys_to(problem: Problem, metas: Mapping[str, ArrayMeta], stored: Mapping[str, str], kernel: str) -> KeysTo:
     """Return where a kernel's launch stores dk and dv. stored: how each gets to memory (`output`)."""
     maps = (f"{kernel}_{name}_map" if stored[name] == "boxes" else 0 for name in ("dk", "dv"))
@@ -116,6 +93,7 @@ def keys_to(problem: Problem, metas: Mapping[str, ArrayMeta], stored: Mapping[st
 
 
 def keys_to_type(found: Variant, dk_stored: str, dv_stored: str) -> Any:
+    """Return the type of `KeysTo`."""
     return types.NamedTuple((map_type(dk_stored), map_type(dv_stored), *[array_type(found)] * 2), KeysTo)
 
 
@@ -125,15 +103,17 @@ def queries_to(problem: Problem, metas: Mapping[str, ArrayMeta], stored: str, ke
 
 
 def queries_to_type(found: Variant, stored: str) -> Any:
+    """Return the type of `QueriesTo`."""
     return types.NamedTuple((map_type(stored), array_type(found)), QueriesTo)
 
 
-def work(problem: Problem, section: Any, sizes: tuple[Any, ...]) -> Work:
-    """section: as in `Extent`. sizes: those of `..arguments`, or `sizes_by_keys`."""
+def tiled_work(problem: Problem, section: Any, sizes: tuple[Any, ...]) -> TiledWork:
+    """Return the work of a problem. section: as in `Extent`. sizes: `..arguments.sizes`, or `sizes_by_keys`."""
     H, group, Sq, Sk, aligned, scale, lengths, options = sizes
-    return Work(Extent(problem.B * H, H, group, Sq, Sk, aligned, section), scale, lengths, options)
+    return TiledWork(Extent(problem.B * H, H, group, Sq, Sk, aligned, section), scale, lengths, options)
 
 
-def work_type(found: Variant) -> Any:
+def tiled_work_type(found: Variant) -> Any:
+    """Return the type of `TiledWork`."""
     *_, scale, lengths, options = size_types(found)
-    return types.NamedTuple((types.NamedUniTuple(i32, len(Extent._fields), Extent), scale, lengths, options), Work)
+    return types.NamedTuple((types.NamedUniTuple(i32, len(Extent._fields), Extent), scale, lengths, options), TiledWork)

@@ -27,12 +27,12 @@ from ...launch.step import Step
 from ...launch.views import boxed, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from .. import simt
-from ..arguments import Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
+from ..arguments import Served, fewest_queries, gradient_inputs_of, has_usual_scale, is_varlen, serving, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..block_mask_transpose import steps_by_keys, workspace_by_keys
 from ..options import having
 from ..tile_scheduler import section_of
-from .arguments import inputs, maps_of, queries_to, work
+from .arguments import maps_of, queries_to, tiled_work
 from .config import BOX, SLACK, padded
 from .dbias_config import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
@@ -158,8 +158,8 @@ def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDqConf
         stored = "" if config.thirds else how_stored(metas, "dq", varlen)
         bias_maps = ((("dq_bias_map",) if config.bias_stages else ()),)
         build = build_dq(config, variant(p), stored)
-    to, x = queries_to(p, metas, stored, "dq"), inputs(p, metas)
-    args = (maps_of("dq"), *bias_maps, "counter", to, x, work(p, section_of(p), sizes(p)))
+    to, x = queries_to(p, metas, stored, "dq"), gradient_inputs_of(metas, is_varlen(p))
+    args = (maps_of("dq"), *bias_maps, "counter", to, x, tiled_work(p, section_of(p), sizes(p)))
     blocks, shared_bytes = heads * cdiv(p.Sq, config.block_q), config.shared_bytes(padded(p.D), padded(p.Dv))
     step = Step(build, (blocks,), args, shared_bytes, resident=True)
     return after_counter(step, alike=False)

@@ -41,7 +41,7 @@ from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
-from ..arguments import Variant
+from ..arguments import Variant, gradient_inputs_type
 from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
@@ -52,7 +52,7 @@ from ..nan_repair_keys import nan_repair_keys
 from ..options import chain_of
 from ..tile_scheduler import walk_by_keys
 from ..tiles import Where
-from .arguments import MAPS_TYPE, inputs_type, keys_to_type, work_type
+from .arguments import MAPS_TYPE, keys_to_type, tiled_work_type
 from .bias_dkv import bias_dkv
 from .config import factors, padded
 from .dkv_config import DkvConfig
@@ -64,7 +64,7 @@ from .q_tiles import q_tiles_of
 @builds
 def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: str, packed: bool = False) -> Kernel:
     """flash_attention_dkv_sm90(maps, bias_maps, to, x, work). These are `Maps`, one map of the bias where it comes as
-    boxes, `KeysTo`, `Inputs` and `Work`.
+    boxes, `KeysTo`, `GradientInputs` and `TiledWork`.
 
     dk_stored, dv_stored: how dk and dv get to memory (`output`). packed: see `walk_by_keys`.
     """
@@ -99,7 +99,14 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     to_type = keys_to_type(variant, dk_stored, dv_stored)
     last = dv_output if dv_stored == "boxes" else dk_output  # the copies of both are one group
 
-    @kernel(MAPS_TYPE, bias.maps_type, to_type, inputs_type(variant), work_type(variant), threads=role.threads)
+    @kernel(
+        MAPS_TYPE,
+        bias.maps_type,
+        to_type,
+        gradient_inputs_type(variant),
+        tiled_work_type(variant),
+        threads=role.threads,
+    )
     def flash_attention_dkv_sm90(maps, bias_maps, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         kv_full, q_bars, do_full = kv_once.barrier(), q_pipe.barriers(), do_part.barriers()

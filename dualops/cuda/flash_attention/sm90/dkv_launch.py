@@ -12,13 +12,13 @@ from ...launch.maps import Mapped
 from ...launch.step import Step
 from ...launch.views import boxed, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
-from ..arguments import has_usual_scale, is_varlen, variant
+from ..arguments import gradient_inputs_of, has_usual_scale, is_varlen, variant
 from ..bias_tiles import bias_map, boxed_bias
 from ..block_mask_transpose import sizes_by_keys
 from ..options import having
 from ..tile_scheduler import section_of_queries
 from ..varlen_tiles import packed_count
-from .arguments import inputs, keys_to, maps_of, work
+from .arguments import keys_to, maps_of, tiled_work
 from .config import BOX, padded
 from .dkv import build_dkv
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig, dkv_configs
@@ -81,6 +81,6 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
     else:
         build = build_dkv_split(config, variant(p), stored["dk"], stored["dv"], packed)
     section = section_of_queries(p, packed=packed)
-    to, x = keys_to(p, metas, stored, "dkv"), inputs(p, metas)
-    args = (maps_of("dkv"), *bias_maps, to, x, work(p, section, sizes_by_keys(p)))
+    to, x = keys_to(p, metas, stored, "dkv"), gradient_inputs_of(metas, is_varlen(p))
+    args = (maps_of("dkv"), *bias_maps, to, x, tiled_work(p, section, sizes_by_keys(p)))
     return Step(build, (heads_kv * tiles,), args, config.shared_bytes(padded(p.D), padded(p.Dv)))

@@ -45,7 +45,7 @@ from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ...tile.warpgroup_exchange import warpgroup_exchange
-from ..arguments import Variant
+from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
 from ..key_rows import key_rows_of
 from ..load_once import load_once
@@ -55,7 +55,7 @@ from ..options import chain_of
 from ..split_gradient import split_gradient
 from ..tile_scheduler import walk_by_keys
 from ..tiles import Where
-from .arguments import MAPS_TYPE, inputs_type, keys_to_type, work_type
+from .arguments import MAPS_TYPE, keys_to_type, tiled_work_type
 from .bias_dkv import bias_dkv
 from .config import padded
 from .dkv_config import CONSUMERS_APART, DkvApartConfig
@@ -100,7 +100,7 @@ def build_dkv_split(
     hand_probs, take_probs = split_probs(chain, score, visits, gradient, box)
     BESIDE, to_type = config.beside, keys_to_type(variant, dk_stored, dv_stored)
 
-    @kernel(MAPS_TYPE, to_type, inputs_type(variant), work_type(variant), threads=role.threads)
+    @kernel(MAPS_TYPE, to_type, gradient_inputs_type(variant), tiled_work_type(variant), threads=role.threads)
     def flash_attention_dkv_split_sm90(maps, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         kv_full, q_bars, do_full, p_bars = kv_once.barrier(), q_pipe.barriers(), do_part.barriers(), box.barriers()

@@ -41,7 +41,7 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.second_barrier import Companion, second_barrier
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_exchange import warpgroup_exchange
-from ..arguments import Variant
+from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
 from ..key_rows import key_rows_of
 from ..load_once import Once, load_once
@@ -51,7 +51,7 @@ from ..options import chain_of
 from ..split_gradient import split_gradient
 from ..tile_scheduler import walk_by_keys
 from ..tiles import Where
-from .arguments import MAPS_TYPE, inputs_type, keys_to_type, work_type
+from .arguments import MAPS_TYPE, keys_to_type, tiled_work_type
 from .config import factors, padded
 from .dkv_config import CONSUMERS_APART, DkvThirdsConfig
 from .dkv_loads import LoadedTiles
@@ -89,7 +89,7 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
     to_type = keys_to_type(variant, "", "")
     dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
 
-    @kernel(MAPS_TYPE, to_type, inputs_type(variant), work_type(variant), threads=role.threads)
+    @kernel(MAPS_TYPE, to_type, gradient_inputs_type(variant), tiled_work_type(variant), threads=role.threads)
     def flash_attention_dkv_split_f32_sm90(maps, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         kv_full, q_bars, do_bars = kv_once.barrier(), q_pipe.barriers(), do_pipe.barriers()

@@ -42,7 +42,7 @@ from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
-from ..arguments import Variant
+from ..arguments import Variant, gradient_inputs_type
 from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_queries import gradient_of_queries
@@ -52,7 +52,7 @@ from ..pingpong import turns
 from ..tile_scheduler import ROWS_OF_A_HEAD, walk_by_queries
 from ..tiles import Where
 from ..work_queue import work_queue
-from .arguments import MAPS_TYPE, inputs_type, queries_to_type, work_type
+from .arguments import MAPS_TYPE, queries_to_type, tiled_work_type
 from .bias_fwd import bias_stages
 from .config import factors, padded
 from .dq_config import DqConfig
@@ -64,7 +64,7 @@ from .tile_scheduler import SIZE, get_of, put, put_end
 @builds
 def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     """flash_attention_dq_sm90(maps, bias_maps, counter, to, x, work). These are `Maps`, one map of the bias where it
-    comes as boxes, a counter that is 0, `QueriesTo`, `Inputs` and `Work`.
+    comes as boxes, a counter that is 0, `QueriesTo`, `GradientInputs` and `TiledWork`.
 
     stored: how dq gets to memory (`output`).
     """
@@ -91,13 +91,13 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     walk, get = walk_by_queries(config.block_q, visits.between, variant.varlen, chain), get_of()
     hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
     beside = config.consumers if DQ_OVER_Q else 0
-    to_type, x_type = queries_to_type(variant, stored), inputs_type(variant)
+    to_type, x_type = queries_to_type(variant, stored), gradient_inputs_type(variant)
     if thirds:
         output = rows_from_registers(variant.D, D)
     else:
         output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, beside)
 
-    @kernel(MAPS_TYPE, bias.maps_type, pointer(i64), to_type, x_type, work_type(variant), threads=role.threads)
+    @kernel(MAPS_TYPE, bias.maps_type, pointer(i64), to_type, x_type, tiled_work_type(variant), threads=role.threads)
     def flash_attention_dq_sm90(maps, bias_maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()

@@ -17,14 +17,14 @@ from ...tile.grids import wait_for_grid_before
 from ...tile.numbers import numbers
 from ...tile.storage import access
 from ...tile.warpgroup import ROWS
-from ..arguments import Variant
+from ..arguments import Variant, gradient_inputs_type
 from ..gradient_of_queries import rows_of_queries
 from ..key_rows import place_of_sum
 from ..nan_repair import nan_repair
 from ..options import chain_of
 from ..ordered_sums import all_added
 from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, walk_by_queries
-from .arguments import SUMS_TYPE, inputs_type, queries_to_type, work_type
+from .arguments import SUMS_TYPE, queries_to_type, tiled_work_type
 from .config import BOX, padded
 from .fused_config import FRAGMENT, FusedConfig
 from .output import rows_output
@@ -34,7 +34,7 @@ THREADS = 128
 
 @builds
 def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kernel:
-    """flash_attention_dq_finish(sums, to, x, work). These are `Sums`, `QueriesTo`, `Inputs` and `Work`.
+    """flash_attention_dq_finish(sums, to, x, work). These are `Sums`, `QueriesTo`, `GradientInputs` and `TiledWork`.
 
     stored: how dq gets to memory (`output`).
     """
@@ -53,7 +53,13 @@ def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kern
 
     hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, all_keys, SIZE, passes=variant.varlen, gradient=True)
 
-    @kernel(SUMS_TYPE, queries_to_type(variant, stored), inputs_type(variant), work_type(variant), threads=THREADS)
+    @kernel(
+        SUMS_TYPE,
+        queries_to_type(variant, stored),
+        gradient_inputs_type(variant),
+        tiled_work_type(variant),
+        threads=THREADS,
+    )
     def flash_attention_dq_finish(sums, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         extent, scale, lengths, options = work

@@ -35,7 +35,7 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_exchange import warpgroup_exchange
-from ..arguments import Variant
+from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
 from ..gradient_of_queries import d_scores_apart, gradient_of_queries
 from ..nan_repair import nan_repair
@@ -43,7 +43,7 @@ from ..options import chain_of
 from ..tile_scheduler import ROWS_OF_A_HEAD, walk_by_queries
 from ..tiles import Where
 from ..work_queue import work_queue
-from .arguments import MAPS_TYPE, inputs_type, queries_to_type, work_type
+from .arguments import MAPS_TYPE, queries_to_type, tiled_work_type
 from .config import factors, padded
 from .dq_config import DqThirdsConfig
 from .kv_tiles import kv_tiles_of
@@ -78,7 +78,9 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
     to_type = queries_to_type(variant, "")
     output, ZERO = rows_from_registers(variant.D, D), i32(0)
 
-    @kernel(MAPS_TYPE, pointer(i64), to_type, inputs_type(variant), work_type(variant), threads=role.threads)
+    @kernel(
+        MAPS_TYPE, pointer(i64), to_type, gradient_inputs_type(variant), tiled_work_type(variant), threads=role.threads
+    )
     def flash_attention_dq_split_f32_sm90(maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, p_bars = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), box.barriers()

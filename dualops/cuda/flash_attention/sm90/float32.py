@@ -17,10 +17,10 @@ from ...launch.device import Device
 from ...launch.plans import Choice
 from ...launch.step import Step
 from ...launch.views import by_token
-from ..arguments import has_usual_scale, is_varlen, sizes, variant
+from ..arguments import Inputs, has_usual_scale, is_varlen, sizes, variant
 from ..options import having
 from ..tile_scheduler import section_of
-from .arguments import QKV, OutputTo, work
+from .arguments import ForwardMaps, OutputTo, tiled_work
 from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES, SLACK, Sm90Config, are_many, padded
 from .forward import build_forward
 from .static_schedule import after_counter, counter_of, is_static
@@ -74,8 +74,8 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
     found = variant(p)
     build, alike = build_forward(config, found, p.return_lse, ""), is_static(config, found)
     o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *SPLIT))
-    maps, to = QKV("q_map", "k_map", "v_map"), OutputTo(0, o, lse, ())
-    args = (maps, (), "counter", to, QKV(*arrays), work(p, section_of(p, alike), sizes(p)))
+    maps, to = ForwardMaps("q_map", "k_map", "v_map"), OutputTo(0, o, lse, ())
+    args = (maps, (), "counter", to, Inputs(*arrays), tiled_work(p, section_of(p, alike), sizes(p)))
     shared_bytes = config.shared_bytes(padded(p.D), padded(p.Dv))
     step = Step(build, (heads * cdiv(p.Sq, config.block_q),), args, shared_bytes, resident=True)
     return [*thirds_steps(p, SPLIT), *after_counter(step, alike)]

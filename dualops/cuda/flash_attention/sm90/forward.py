@@ -59,7 +59,7 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import settle, softmax_rows
 from ...tile.split_bf16x3 import PARTS
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma
-from ..arguments import Variant, array_type, statistic_type
+from ..arguments import Variant, array_type, inputs_type, statistic_type
 from ..bias_registers import in_words
 from ..fragment_probabilities import are_curves, fragment_probabilities
 from ..fragment_scores import fragment_scores, my_row
@@ -69,7 +69,7 @@ from ..pingpong import turns
 from ..register_a import register_a
 from ..tiles import Where
 from ..work_queue import work_queue
-from .arguments import QKV_MAPS_TYPE, OutputTo, map_type, qkv_type, work_type
+from .arguments import FORWARD_MAPS_TYPE, OutputTo, map_type, tiled_work_type
 from .bias_fwd import bias_stages
 from .config import Sm90Config, factors, padded
 from .kv_tiles import kv_tiles_of
@@ -88,9 +88,9 @@ WIDE = 128
 
 @builds
 def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: str) -> Kernel:
-    """flash_attention_sm90(maps, bias_maps, counter, to, x, work). These are `QKV` of maps, one map of the bias where
-    it comes as boxes, a counter that is 0 where pieces are not alike (`static_schedule`), `OutputTo`, `QKV` of arrays
-    and `Work`.
+    """flash_attention_sm90(maps, bias_maps, counter, to, x, work). These are `ForwardMaps`, one map of the bias where
+    it comes as boxes, a counter that is 0 where pieces are not alike (`static_schedule`), `OutputTo`, `Inputs`
+    and `TiledWork`.
 
     stored: how o gets to memory (`output`).
     """
@@ -140,14 +140,16 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     in_parts = config.split and not config.serial
     results = [PARTS_TYPE] * 2 if in_parts else [array_type(variant), statistic_type(variant)]
     to_type = types.NamedTuple((map_type(stored), *results, serial.kept_type), OutputTo)
-    x_type = qkv_type(variant)
+    x_type = inputs_type(variant)
 
     @verb
     def where_of_next(where, tile):
         """There may be none: of the first keys then."""
         return Where(where.b, where.h, where.m0, max(tile.n0, i32(0)), where.Sq, where.Sk, where.offset)
 
-    @kernel(QKV_MAPS_TYPE, bias.maps_type, pointer(i64), to_type, x_type, work_type(variant), threads=role.threads)
+    @kernel(
+        FORWARD_MAPS_TYPE, bias.maps_type, pointer(i64), to_type, x_type, tiled_work_type(variant), threads=role.threads
+    )
     def flash_attention_sm90(maps, bias_maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()

@@ -52,7 +52,7 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
-from ..arguments import Variant
+from ..arguments import Variant, gradient_inputs_type
 from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
@@ -66,7 +66,7 @@ from ..register_a import register_a
 from ..store_queue import store_queue
 from ..tile_scheduler import walk_by_keys
 from ..tiles import Where
-from .arguments import MAPS_TYPE, SUMS_TYPE, inputs_type, keys_to_type, work_type
+from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type, tiled_work_type
 from .bias_dkv import bias_dkv
 from .config import padded
 from .fused_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
@@ -77,7 +77,7 @@ from .probs_product import probs_at_once, probs_by_steps
 @builds
 def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored: str) -> Kernel:
     """flash_attention_fused_sm90(maps, bias_maps, sums, to, x, work). These are `Maps`, one map of the bias where it
-    comes as boxes, `Sums`, `KeysTo`, `Inputs` and `Work`. Of varlen, `section` counts queries.
+    comes as boxes, `Sums`, `KeysTo`, `GradientInputs` and `TiledWork`. Of varlen, `section` counts queries.
 
     dk_stored, dv_stored: how dk and dv get to memory (`output`).
     """
@@ -118,7 +118,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     MY_QUERIES, MY_COLUMNS = (DS_BYTES, 0) if config.parts > 1 else (0, tiles.k_columns.nbytes)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, CONSUMERS)
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, CONSUMERS)
-    to_type, x_type = keys_to_type(variant, dk_stored, dv_stored), inputs_type(variant)
+    to_type, x_type = keys_to_type(variant, dk_stored, dv_stored), gradient_inputs_type(variant)
     last = dv_output if dv_stored == "boxes" else dk_output  # the copies of both are one group
 
     @verb
@@ -131,7 +131,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
             num.store_vector(floats, i32(DQ_AT + place + 128 * n), values, n)
         box.hand(bars, i)
 
-    @kernel(MAPS_TYPE, bias.maps_type, SUMS_TYPE, to_type, x_type, work_type(variant), threads=role.threads)
+    @kernel(MAPS_TYPE, bias.maps_type, SUMS_TYPE, to_type, x_type, tiled_work_type(variant), threads=role.threads)
     def flash_attention_fused_sm90(maps, bias_maps, sums, to, x, work):
         smem, floats = cuda.shared.array(0, u8, alignment=1024), cuda.shared.array(0, f32, alignment=1024)
         kv_full, q_bars, do_full = kv_once.barrier(), q_pipe.barriers(), do_part.barriers()

@@ -17,11 +17,11 @@ from ...launch.step import Step
 from ...launch.views import boxed, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from .. import simt
-from ..arguments import has_usual_scale, is_varlen, sizes, variant
+from ..arguments import gradient_inputs_of, has_usual_scale, is_varlen, sizes, variant
 from ..bias_tiles import bias_map, boxed_bias
 from ..options import having
 from ..varlen_tiles import LEAST_HEADS, MOST_HEADS, packed_count
-from .arguments import Sums, inputs, keys_to, maps_of, queries_to, work
+from .arguments import Sums, keys_to, maps_of, queries_to, tiled_work
 from .config import BOX, padded
 from .dbias_config import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
@@ -149,14 +149,18 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
     stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
     count = 1 + tiles.queries
     clear = Step(build_clear(), (cdiv(count, CLEARED),), ("flags", count))
-    sums, x, section = Sums("sums", "flags", tiles.of_head), inputs(p, metas), section_of(p, config)
+    sums, x, section = (
+        Sums("sums", "flags", tiles.of_head),
+        gradient_inputs_of(metas, is_varlen(p)),
+        section_of(p, config),
+    )
     bias_maps = ("fused_bias_map",) if config.bias else ()
     to = keys_to(p, metas, stored, "fused")
-    args = (maps_of("fused"), bias_maps, sums, to, x, work(p, section, sizes(p)))
+    args = (maps_of("fused"), bias_maps, sums, to, x, tiled_work(p, section, sizes(p)))
     shared_bytes = config.shared_bytes(D, padded(p.Dv))
     fused = build_fused(config, found, stored["dk"], stored["dv"])
     to_dq = queries_to(p, metas, stored["dq"], "fused")
-    rest = (sums, to_dq, x, work(p, section if varlen else section * p.group, sizes(p)))
+    rest = (sums, to_dq, x, tiled_work(p, section if varlen else section * p.group, sizes(p)))
     finish = build_dq_convert(config, found, stored["dq"])
     return [
         delta,

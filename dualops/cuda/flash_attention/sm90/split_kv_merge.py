@@ -11,7 +11,7 @@ from ...tile.rows import FULL_WARP, shfl_idx_f32
 from ...tile.storage import storage
 from ..arguments import Variant, array_type, spans, statistic_type
 from ..options import chain_of
-from .arguments import work_type
+from .arguments import tiled_work_type
 from .split_kv import MOST_SPLITS, PARTS_TYPE, part_start, splits_of
 from .split_kv_sums import inverse_of, join, lse_of, shares_of, total_of
 
@@ -32,7 +32,7 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
         statistic_type(variant),
         *[PARTS_TYPE] * 2,
         i32,
-        work_type(variant),
+        tiled_work_type(variant),
         threads=THREADS,
     )
     def flash_attention_merge(o, lse, o_parts, lse_parts, rows, work):
