@@ -25,8 +25,8 @@ Found = dict[str, Any]
 
 
 def with_short_chunks(*_: Any) -> None:
-    """Cut documents of a few tokens too: to be called before anything else, in each process."""
-    layout.LEAST_CHUNK = 4
+    """Cut documents and windows of a few tokens too: to be called before anything else, in each process."""
+    layout.LEAST_CHUNK, layout.KEY_TILES = 4, 4
     layout.layout_of.cache_clear()
 
 

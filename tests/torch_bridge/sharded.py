@@ -99,7 +99,7 @@ def placements(word: Any) -> list[Any]:
 def agrees(found: Any, expected: Tensor, word: Any, what: str) -> None:
     """Placements, and values. None: any placements.
 
-    On a CPU the bits are equal, unless they come from a sum over processes. A GPU may tile a smaller call in another way.
+    On a CPU bits are equal, unless they come from a sum over processes. A GPU may tile a smaller call in another way.
     """
     assert word is None or list(found.placements) == placements(word), (what, found.placements)
     assert found.shape == expected.shape and found.dtype == expected.dtype, what

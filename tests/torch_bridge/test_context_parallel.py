@@ -36,7 +36,8 @@ EVERY: dict[str, Any] = {"short chunks": context.with_short_chunks, **CALLS, **W
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In this process, too."""
-    monkeypatch.setattr(layout, "LEAST_CHUNK", layout.LEAST_CHUNK)
+    for name in ("LEAST_CHUNK", "KEY_TILES"):
+        monkeypatch.setattr(layout, name, getattr(layout, name))
     context.with_short_chunks()
     yield
     layout.layout_of.cache_clear()

@@ -116,7 +116,7 @@ class _Unshard(torch.autograd.Function):
         ctx.shape = x.shape
         if not layout.total or not x.shape[2]:
             return x.new_empty(layout.total, *x.shape[1:])
-        gathering = Gathering(ranks, layout, (x,), [slice(0, 1)])
+        gathering = Gathering(ranks, layout.exchange(ranks.rank, None, x.device), (x,), [slice(0, 1)])
         gathering.start(0)
         return gathering.finish(0)[0].clone()
 
@@ -127,7 +127,7 @@ class _Unshard(torch.autograd.Function):
         like = dy.new_empty(ctx.shape)
         if not layout.total or not ctx.shape[2]:
             return like, None, None
-        returning = Returning(ranks, layout, (like,), [slice(0, 1)])
+        returning = Returning(ranks, layout.exchange(ranks.rank, None, dy.device), (like,), [slice(0, 1)])
         returning.room(0)[0].copy_(dy)
         returning.start(0)
         returning.finish(0)
