@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from dualops.torch_bridge.distributed import layout
 from dualops.torch_bridge.distributed.layout import BALANCES, Layout, Reach, ends_of, layout_of
 
-LEAST, TILES = 3, 5  # tokens of a chunk, and keys of a tile
+LEAST, ROWS, TILES = 4, 2, 5  # tokens of a chunk, queries of a warp, keys of a tile
 CPU = torch.device("cpu")
 lengths = st.lists(st.integers(0, 40), max_size=8)
 sizes = st.integers(1, 9)
@@ -27,6 +27,7 @@ def made(of: list[int], size: int, balance: str) -> Layout:
 def short_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(layout, "LEAST_CHUNK", LEAST)
+        patched.setattr(layout, "ROWS", ROWS)
         patched.setattr(layout, "KEY_TILES", TILES)
         layout_of.cache_clear()
         yield
@@ -41,7 +42,10 @@ def test_every_token_is_on_one_rank(balance: str, of: list[int], size: int) -> N
     assert shares.counts == [len(rows) for rows in shares.rows]
     assert all((np.diff(rows) > 0).all() for rows in shares.rows)
     whole = balance == "head_tail" and all(length >= 2 * size * LEAST for length in of if length)
-    assert max(shares.counts) - min(shares.counts) <= (1 if whole else 2 * LEAST - 1)
+    assert max(shares.counts) - min(shares.counts) <= (2 * ROWS if whole else 2 * LEAST + 2 * ROWS)
+    for rank in range(size):
+        pieces = shares.pieces[rank]
+        assert not ((pieces.starts - shares.cu[pieces.documents]) % ROWS).any()
 
 
 @given(of=lengths, size=sizes)
@@ -62,7 +66,7 @@ def test_head_and_tail(of: list[int], size: int) -> None:
         assert max(owners.count(rank) for rank in owners) <= 2
         assert owners[: len(owners) // 2] == owners[::-1][: len(owners) // 2] or wanted < 2 * size
         lengths = [b - a for i, (a, b) in enumerate(chunks) if not (middle and i == size - 1)]
-        assert not lengths or max(lengths) - min(lengths) <= 1
+        assert not lengths or max(lengths) - min(lengths) < 2 * ROWS
 
 
 @pytest.mark.parametrize("balance", BALANCES)

@@ -6,10 +6,12 @@
     contiguous    rank r has the r-th of P runs of all tokens, across documents. A run ends with a document that has
                   less than LEAST_CHUNK tokens left.
 
-With head_tail, ranks count from the one with the fewest tokens of earlier documents. Chunks of a document differ by one
-token at most. A chunk has at least LEAST_CHUNK tokens, or a whole document: shorter documents have fewer chunks, and
-short ones are whole. A chunk then fills a tile of queries. Its keys are then not split among blocks either: kernels do
-that for a few queries with many keys, and it changes the bits.
+With head_tail, ranks count from the one with the fewest tokens of earlier documents. Chunks begin at multiples of ROWS
+tokens of their document and have nearly the same length. A chunk has at least LEAST_CHUNK tokens, or a whole document:
+shorter documents have fewer chunks, and short ones are whole.
+
+Both numbers keep the bits of one process. Kernels split the keys of a few queries among blocks: no chunk is that short.
+With softcap the queries of a warp share the choice of a formula: no cut separates them.
 
 A rank has its tokens in the order of the documents. A contiguous piece of a document is one sequence of
 `flash_attention_varlen`.
@@ -31,6 +33,7 @@ from ...spec.domains import shown
 
 BALANCES = ("head_tail", "contiguous")
 LEAST_CHUNK = 128  # tokens: the queries of a tile on Hopper
+ROWS = 16  # tokens: the queries of a warp
 KEY_TILES = 13440  # tokens: a multiple of the keys of a tile, of any kernel (16 to 128)
 Ends = tuple[int, ...]  # where documents begin, and the end
 _READ = WeakTensorKeyDictionary()  # cu_seqlens on a device -> their version and values
@@ -211,13 +214,13 @@ def _head_tail(cu: np.ndarray, size: int) -> list[Pieces]:
     found: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]
     for document, (begin, end) in enumerate(pairwise(cu.tolist())):
         chunks = min(2 * size, max(1, (end - begin) // LEAST_CHUNK))
-        each, left = divmod(end - begin, chunks)
+        each, left = divmod((end - begin) // ROWS, chunks)
         order = sorted(range(size), key=lambda rank: (counts[rank], rank))
         heads = range(min(size, chunks))
-        longer = {*[*heads, *range(chunks - 1, size - 1, -1)][:left]}  # chunks with one more token
+        longer = {*[*heads, *range(chunks - 1, size - 1, -1)][:left]}  # chunks with ROWS more tokens
         for chunk in range(chunks):
             rank = order[chunk if chunk < size else chunks - 1 - chunk]
-            stop = begin + each + (chunk in longer)
+            stop = begin + ROWS * (each + (chunk in longer)) if chunk < chunks - 1 else end
             found[rank].append((begin, stop, document))
             counts[rank] += stop - begin
             begin = stop
@@ -228,7 +231,8 @@ def _contiguous(cu: np.ndarray, size: int) -> list[Pieces]:
     bounds = []
     for rank in range(size + 1):
         cut = int(cu[-1]) * rank // size
-        end = int(cu[np.searchsorted(cu, cut)])  # the end of the document that contains the cut
+        begin, end = (int(cu[np.searchsorted(cu, cut, side) - back]) for side, back in (("right", 1), ("left", 0)))
+        cut -= (cut - begin) % ROWS  # of the document that contains the cut
         bounds.append(end if end - cut < LEAST_CHUNK else cut)
     documents = np.arange(len(cu) - 1)
     return [_pieces(cu[:-1].clip(*run), cu[1:].clip(*run), documents) for run in pairwise(bounds)]
