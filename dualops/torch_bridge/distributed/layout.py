@@ -228,11 +228,13 @@ def _head_tail(cu: np.ndarray, size: int) -> list[Pieces]:
 
 
 def _contiguous(cu: np.ndarray, size: int) -> list[Pieces]:
-    bounds = []
+    bounds: list[int] = []
     for rank in range(size + 1):
         cut = int(cu[-1]) * rank // size
         begin, end = (int(cu[np.searchsorted(cu, cut, side) - back]) for side, back in (("right", 1), ("left", 0)))
         cut -= (cut - begin) % ROWS  # of the document that contains the cut
+        low = max([begin, *bounds[-1:]])
+        cut = low if cut - low < LEAST_CHUNK else cut
         bounds.append(end if end - cut < LEAST_CHUNK else cut)
     documents = np.arange(len(cu) - 1)
     return [_pieces(cu[:-1].clip(*run), cu[1:].clip(*run), documents) for run in pairwise(bounds)]
