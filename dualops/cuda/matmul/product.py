@@ -230,8 +230,27 @@ class Factor(NamedTuple):
     depth: Any
 
 
-def arguments(given: Product) -> tuple[Any, ...]:
-    """y, z, a, b, bias, bias_stride, sizes of batch and outer axes (at least one each), B, rounds, M, N, K."""
+class Bias(NamedTuple):
+    """The row that is added to every row of a product, and its stride."""
+
+    data: Any
+    stride: Any
+
+
+class Sizes(NamedTuple):
+    """How large a product is."""
+
+    batches: tuple[Any, ...]  # sizes of the result's batch axes, at least one
+    outers: tuple[Any, ...]  # sizes of the batch axes that the sum goes over, at least one
+    B: Any  # matrices of the result
+    rounds: Any  # products of matrices that an element is the sum of
+    M: Any
+    N: Any
+    K: Any
+
+
+def arguments(given: Product) -> tuple[Result, Result, Factor, Factor, Bias, Sizes]:
+    """Return y, z, a, b, bias and sizes, the arguments of the kernels that load by strides."""
     nothing = Axis(1)
     batch, outer = given.batch or (nothing,), given.outer or (nothing,)
     y, z, a, b, bias = given.names
@@ -241,15 +260,16 @@ def arguments(given: Product) -> tuple[Any, ...]:
         Result(z, tuple(axis.z for axis in batch), m.z, n.z),
         Factor(a, tuple(axis.a for axis in batch), tuple(axis.a for axis in outer), m.a, k.a),
         Factor(b, tuple(axis.b for axis in batch), tuple(axis.b for axis in outer), n.b, k.b),
-        bias,
-        given.bias_stride,
-        tuple(axis.size for axis in batch),
-        tuple(axis.size for axis in outer),
-        given.batches,
-        given.rounds,
-        m.size,
-        n.size,
-        k.size,
+        Bias(bias, given.bias_stride),
+        Sizes(
+            tuple(axis.size for axis in batch),
+            tuple(axis.size for axis in outer),
+            given.batches,
+            given.rounds,
+            m.size,
+            n.size,
+            k.size,
+        ),
     )
 
 
@@ -287,14 +307,23 @@ def variant(given: Product, p: Problem) -> Variant:
 
 
 def argument_types(found: Variant) -> tuple[Any, ...]:
-    """The types of `arguments`."""
+    """Return the types of `arguments`."""
     array = pointer(storage(found.dtype).element)
     axes = product_axes(found)
     batch, outer = axes.batch.type, axes.outer.type
-    result = types.NamedTuple((array, batch, i64, i64), Result)
     factor = types.NamedTuple((array, batch, outer, i64, i64), Factor)
-    bias = pointer(storage(found.bias_dtype or found.dtype).element)
-    return (result, result, factor, factor, bias, i64, batch, outer, *[i64] * 5)
+    sizes = types.NamedTuple((batch, outer, *[i64] * 5), Sizes)
+    return (*[result_type(found, batch)] * 2, factor, factor, bias_type(found), sizes)
+
+
+def result_type(found: Variant, batch: Any) -> Any:
+    """Return the type of a Result. batch: that of its strides along batch axes."""
+    return types.NamedTuple((pointer(storage(found.dtype).element), batch, i64, i64), Result)
+
+
+def bias_type(found: Variant) -> Any:
+    """Return the type of a Bias."""
+    return types.NamedTuple((pointer(storage(found.bias_dtype or found.dtype).element), i64), Bias)
 
 
 Axes = Noun  # what `axes_of` makes

@@ -151,24 +151,22 @@ def _tile(config: SimtConfig, dtype: str) -> Members:
 
 @builds
 def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_reading: Reading, out: int) -> Kernel:
-    """matmul_simt(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K).
-
-    out: elements of a row of the result that are stored at once.
-    """
+    """Build matmul_simt, which takes `product.arguments`. out: elements of a result's row that one store writes."""
     mem, axes, stage = storage(variant.dtype), product_axes(variant), stages(config, variant.dtype)
     tile, result = _tile(config, variant.dtype), finishing(variant, config.columns(variant.dtype), out)
     a_loader = loader(variant.dtype, a_reading, stage.a, config.threads)
     b_loader = loader(variant.dtype, b_reading, stage.b, config.threads)
 
     @kernel(*argument_types(variant), threads=config.threads, min_blocks=config.min_blocks)
-    def matmul_simt(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
+    def matmul_simt(y, z, a, b, bias, sizes):
+        M, N, K = sizes.M, sizes.N, sizes.K
         smem = cuda.shared.array(0, mem.number, alignment=16)
         batch, m0, n0 = tile.of_block(M, N)
         my_m, my_n = tile.of_thread()
         a_share = a_loader.share()
         b_share = b_loader.share()
-        a_start = a_loader.start(a, axes.batch.at(batch, batches, a.batch), m0, a_share)
-        b_start = b_loader.start(b, axes.batch.at(batch, batches, b.batch), n0, b_share)
+        a_start = a_loader.start(a, axes.batch.at(batch, sizes.batches, a.batch), m0, a_share)
+        b_start = b_loader.start(b, axes.batch.at(batch, sizes.batches, b.batch), n0, b_share)
         a_index, b_index, left, r = a_start, b_start, K, i64(0)
         a_rows = i32(min(M - m0, config.block_m)) - a_share.row  # that are there from my first one on
         b_rows = i32(min(N - n0, config.block_n)) - b_share.row
@@ -186,17 +184,17 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
         cuda.syncthreads()
         tile.read(a_frag, b_frag, 0, smem, my_m, stage.b.at + my_n)
         pairs = config.block_k // 2  # of steps of a slice
-        slices = rounds * ((K + config.block_k - 1) // config.block_k)
+        slices = sizes.rounds * ((K + config.block_k - 1) // config.block_k)
         for t in range(slices):
             here, there = (t & 1) * stage.size, (t & 1 ^ 1) * stage.size
             left -= config.block_k
             a_index += config.block_k * a.depth
             b_index += config.block_k * b.depth
-            if variant.has_rounds and (left <= 0) & (r + 1 < rounds):
+            if variant.has_rounds and (left <= 0) & (r + 1 < sizes.rounds):
                 r += 1
                 left = K
-                a_index = a_start + axes.outer.at(r, outers, a.outer)
-                b_index = b_start + axes.outer.at(r, outers, b.outer)
+                a_index = a_start + axes.outer.at(r, sizes.outers, a.outer)
+                b_index = b_start + axes.outer.at(r, sizes.outers, b.outer)
             depth = i32(min(left, config.block_k))
             a_loader.fetch(coming, a, a_index, a_rows, depth - a_share.depth)
             a_at, b_at, pair = i32(here + my_m), i32(here + stage.b.at + my_n), i32(0)
@@ -217,8 +215,8 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
             if ((t + 1) & (PIECE // config.block_k - 1) == 0) | (t + 1 == slices):
                 tile.add_to_totals(smem, mine, acc)
 
-        y_begin, z_begin = axes.batch.at(batch, batches, y.batch), axes.batch.at(batch, batches, z.batch)
-        results = Results(y, z, y_begin, z_begin, bias, bias_stride, N)
+        y_begin, z_begin = axes.batch.at(batch, sizes.batches, y.batch), axes.batch.at(batch, sizes.batches, z.batch)
+        results = Results(y, z, y_begin, z_begin, bias, N)
         values = cuda.local.array(tile.columns, mem.number)
         for i in range(config.tile_m):
             m = m0 + my_m + tile.row(i)

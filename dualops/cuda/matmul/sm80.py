@@ -55,10 +55,7 @@ VECTORS = (8, 4, 2)  # elements of 16 bits that a copy may have: 16, 8 or 4 byte
 
 @builds
 def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_reading: Reading, out: int) -> Kernel:
-    """matmul_sm80(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K).
-
-    out: elements of a row of the result that are stored at once.
-    """
+    """Build matmul_sm80, which takes `product.arguments`. out: elements of a result's row that one store writes."""
     mem, axes = storage(variant.dtype), product_axes(variant)
     of_block = block_order(config.block_m, config.block_n)
     a_copies = slice_copies(variant, config, config.block_m, a_reading)
@@ -72,15 +69,16 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
     STAGE, LAST, B_AT = config.stage, AHEAD * config.stage, config.b_at
 
     @kernel(*argument_types(variant), threads=config.threads, min_blocks=config.min_blocks)
-    def matmul_sm80(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
+    def matmul_sm80(y, z, a, b, bias, sizes):
+        M, N, K = sizes.M, sizes.N, sizes.K
         smem = cuda.shared.array(0, mem.element, alignment=128)
         batch, m0, n0 = of_block(M, N)
         warp = cuda.threadIdx.x // 32
         my_m, my_n = warp // config.warps_n * config.warp_m, warp % config.warps_n * config.warp_n
-        terms = Terms(K, (K + config.block_k - 1) // config.block_k, outers)
-        slices = i32(rounds * terms.slices)
-        a_part = a_copies.part(a, axes.batch.at_32(batch, batches, a.batch), m0, M)
-        b_part = b_copies.part(b, axes.batch.at_32(batch, batches, b.batch), n0, N)
+        terms = Terms(K, (K + config.block_k - 1) // config.block_k, sizes.outers)
+        slices = i32(sizes.rounds * terms.slices)
+        a_part = a_copies.part(a, axes.batch.at_32(batch, sizes.batches, a.batch), m0, M)
+        b_part = b_copies.part(b, axes.batch.at_32(batch, sizes.batches, b.batch), n0, N)
         a_words = cuda.local.array(a_copies.words, u32)
         b_words = cuda.local.array(b_copies.words, u32)
 
@@ -131,8 +129,11 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
             sums.add_to(acc, totals)
 
         row_smem = cuda.shared.array(0, f32, alignment=128)
-        y_begin, z_begin = axes.batch.at_32(batch, batches, y.batch), axes.batch.at_32(batch, batches, z.batch)
-        results = Results(y, z, y_begin, z_begin, bias, bias_stride, N)
+        y_begin, z_begin = (
+            axes.batch.at_32(batch, sizes.batches, y.batch),
+            axes.batch.at_32(batch, sizes.batches, z.batch),
+        )
+        results = Results(y, z, y_begin, z_begin, bias, N)
         output.store(row_smem, acc, m0 + my_m, n0 + my_n, M, results)
 
     return matmul_sm80

@@ -19,7 +19,7 @@ from ..tile.storage import storage
 from .activations import activation
 from .gradient import column_sums_steps, dz_steps, gradient_metas, gradient_products, gradient_workspace, partial_sums
 from .loading import Reading
-from .product import Axis, Product, Result, Variant, arguments, forward_product
+from .product import Axis, Bias, Product, Result, Variant, arguments, forward_product
 
 GROUP_M = 8  # tiles of rows whose blocks run one after another
 MOST_BLOCKS = 2**31 - 1
@@ -63,14 +63,13 @@ def block_order(block_m: int, block_n: int) -> Callable[..., Any]:
 
 
 class Results(NamedTuple):
-    """The results, where the block's matrices begin in them, and what is added to every row."""
+    """The results, where the block's matrices begin in them, and the bias."""
 
     y: Result
     z: Result
     y_begin: Any
     z_begin: Any
-    bias: Any
-    bias_stride: Any
+    bias: Bias
     N: Any
 
 
@@ -98,7 +97,7 @@ def finishing(found: Variant, columns: int, out: int, *, short: bool = False) ->
         if found.has_bias:
             for j in range(columns):
                 if n + j < results.N:
-                    values[j] += bias_mem.load(results.bias, (n + j) * results.bias_stride)
+                    values[j] += bias_mem.load(results.bias.data, (n + j) * results.bias.stride)
         if found.preactivation:
             _store(results.z, results.z_begin + m * results.z.row, n, results.N, values)
         for j in range(columns):

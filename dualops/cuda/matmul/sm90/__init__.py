@@ -22,7 +22,7 @@ from ...tile.boxes import box_shape
 from ...tile.epilogue import NEAR, output_box
 from ...tile.warpgroup import ROWS
 from .. import tiled
-from ..product import Axis, Product, Result, needs_tensor_cores, variant
+from ..product import Axis, Bias, Product, Result, needs_tensor_cores, variant
 from ..tiled import Rung, writing
 from .arguments import Extent, Sm90Variant, To
 from .boxed import MOST, FactorBoxes, factor_boxes, other_axes, result_mapped
@@ -83,7 +83,7 @@ class Boxed(NamedTuple):
             Result(y, tuple(axis.y for axis in self.others[:2]), product.m.y, product.n.y),
             Result(z, tuple(axis.z for axis in self.others[:2]), product.m.z, product.n.z),
         )
-        to = To(y_map, z_map, *results, bias, product.bias_stride)
+        to = To(y_map, z_map, *results, Bias(bias, product.bias_stride))
         args = (self.name("a"), self.name("b"), to, Extent(*sizes, self.a.steps, self.b.steps))
         found, tiles = self.variant_of(config), config.tiles(product)
         if config.splits > 1:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Members, i32, i64, members, noun, pointer, tensor_map, types, u32, verb
-from ...tile.storage import storage
-from ..product import Result, Variant
+from ...compiler.backend import Members, i32, i64, members, noun, tensor_map, types, u32, verb
+from ..product import Bias, Result, Variant, bias_type, result_type
 from ..tiled import Results
 
 
@@ -73,24 +72,21 @@ def other_coordinates(others: int) -> Members:
 
 
 class To(NamedTuple):
-    """Where a product goes: its maps, or arrays with their strides, and what is added to every row."""
+    """Where a product goes: its maps, or arrays with their strides, and the bias."""
 
     y_map: Any
     z_map: Any
-    y: Any
-    z: Any
-    bias: Any
-    bias_stride: Any
+    y: Result
+    z: Result
+    bias: Bias
 
 
 def _to_type(found: Sm90Variant) -> Any:
     product = found.product
     y_map = i64 if found.out else tensor_map  # 0 where there is none
     z_map = y_map if product.preactivation else i64
-    array = pointer(storage(product.dtype).element)
-    result = types.NamedTuple((array, types.UniTuple(i64, found.result_axes), i64, i64), Result)
-    bias = pointer(storage(product.bias_dtype or product.dtype).element)
-    return types.NamedTuple((y_map, z_map, result, result, bias, i64), To)
+    result = result_type(product, types.UniTuple(i64, found.result_axes))
+    return types.NamedTuple((y_map, z_map, result, result, bias_type(product)), To)
 
 
 def argument_types(found: Sm90Variant) -> tuple[Any, ...]:
@@ -102,7 +98,7 @@ def argument_types(found: Sm90Variant) -> tuple[Any, ...]:
 @verb
 def results_of(to, corner, N):
     """Where results go row by row, of the matrix in which a tile begins at `corner`."""
-    return Results(to.y, to.z, _begin(to.y, corner.others), _begin(to.z, corner.others), to.bias, to.bias_stride, N)
+    return Results(to.y, to.z, _begin(to.y, corner.others), _begin(to.z, corner.others), to.bias, N)
 
 
 @verb

@@ -101,7 +101,7 @@ def bias_row(config: Sm90Config, product: Variant, boxes: BoxOutput) -> Members:
             column = i32(c + cuda.threadIdx.x % 128)
             if column < columns:
                 n = i64(n0 + column)
-                floats[mine + column] = f32(mem.load(to.bias, n * to.bias_stride)) if n < N else f32(0)
+                floats[mine + column] = f32(mem.load(to.bias.data, n * to.bias.stride)) if n < N else f32(0)
 
     @verb
     def add(values, floats, part):
