@@ -20,7 +20,7 @@ from ..launch.operation import Choice, Operation
 from ..launch.step import Step
 from . import dense, strided
 from .dense import DenseConfig
-from .formula import array_names, dtypes_of, lr_of, rates_of
+from .formula import Arrays, array_names, dtypes_of, lr_of, rates_of
 from .lists import ListOperation
 from .strided import StridedConfig
 
@@ -126,7 +126,7 @@ def _head(problem: Problem, metas: Mapping[str, ArrayMeta]) -> int:
 def _dense_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DenseConfig) -> Sequence[Step]:
     dtypes, head = dtypes_of(problem), _head(problem, metas)
     blocks = int(dense.chunks(config, dtypes, problem.N, head))
-    args = (*array_names(problem), *_numbers(problem), problem.N, head)
+    args = (array_names(problem), *_numbers(problem), problem.N, head)
     return [Step(dense.build_one(config, dtypes), (blocks,), args)]
 
 
@@ -148,8 +148,8 @@ def _strided_steps(
     sizes, collapsed = collapse(problem.arrays["params"].shape, *(metas[name].strides for name in there))
     missing = strided.MOST_AXES - len(sizes)
     strides = {name: (0,) * missing + own for name, own in zip(there, collapsed, strict=True)}
-    layout = (1,) * missing + sizes, tuple(strides.get(name, (0,) * strided.MOST_AXES) for name in names)
-    args = (*names, *_numbers(problem), problem.N, *layout)
+    every = Arrays(*(strides.get(name, (0,) * strided.MOST_AXES) for name in names))
+    args = (names, *_numbers(problem), problem.N, (1,) * missing + sizes, every)
     blocks = -(-problem.N // configs[0].threads)
     return [Step(strided.build(config, dtypes), (blocks,), args) for config in configs]
 

@@ -27,7 +27,7 @@ from ..launch.device import Device
 from ..tile.groups import array_in, group
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .formula import Arrays, Dtypes, array_types, by_role, rate_types, steps
+from .formula import Arrays, Dtypes, arrays_type, by_role, rate_types, steps
 
 COLUMNS = 9  # of a table, each with a word for every tensor
 
@@ -157,12 +157,11 @@ def dense_steps(config: DenseConfig, dtypes: Dtypes) -> Members:
 
 @builds
 def build_one(config: DenseConfig, dtypes: Dtypes) -> Kernel:
-    """lion_one(six arrays in the order of ROLES, lr, rates, N, head): chunk by chunk, a block each."""
+    """Build lion_one(tensor, lr, rates, N, head), a block a chunk. tensor: Arrays."""
     lion = dense_steps(config, dtypes)
 
-    @kernel(*array_types(dtypes), *rate_types(dtypes), i64, i64, threads=config.threads, min_blocks=config.min_blocks)
-    def lion_one(to_p, to_m, to_w, p, g, m, lr, rates, N, head):
-        tensor = Arrays(to_p, to_m, to_w, p, g, m)
+    @kernel(arrays_type(dtypes), *rate_types(dtypes), i64, i64, threads=config.threads, min_blocks=config.min_blocks)
+    def lion_one(tensor, lr, rates, N, head):
         lion.chunk(tensor, lion.rate(lr), rates, i64(cuda.blockIdx.x), N, head)
 
     return lion_one

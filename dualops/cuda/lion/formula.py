@@ -20,7 +20,7 @@ from .exact_rounding import rounded
 
 
 class Arrays(NamedTuple):
-    """The arrays of a tensor, as every kernel takes them."""
+    """The arrays of a tensor, or one thing for each of them, such as its strides."""
 
     new_params: Any
     new_momenta: Any
@@ -86,9 +86,9 @@ def source_of(problem: Problem) -> str:
     return "master" if "master" in problem.arrays else "params"
 
 
-def array_names(problem: Problem) -> tuple[str, ...]:
-    """Return the names of the arrays in the order of ROLES, as a launch uses them; an absent one is a null pointer."""
-    return tuple(source_of(problem) if name == "source" else name for name in ROLES)
+def array_names(problem: Problem) -> Arrays:
+    """Return the names of the arrays, an argument of a launch; an absent array is a null pointer."""
+    return Arrays(*(source_of(problem) if name == "source" else name for name in ROLES))
 
 
 def rates_of(betas: tuple[float, float], weight_decay: float) -> Rates:
@@ -103,13 +103,13 @@ def lr_of(problem: Problem) -> Lr:
     return Lr(0.0, "lr", 1) if on_device else Lr("lr", "no lr", 0)
 
 
-def array_types(dtypes: Dtypes) -> tuple[Any, ...]:
-    """Of the arrays, in the order of ROLES."""
-    return tuple(pointer(storage(dtype).element) for dtype in dtypes.arrays)
+def arrays_type(dtypes: Dtypes) -> Any:
+    """Return the type of the arrays as one argument."""
+    return types.NamedTuple(tuple(pointer(storage(dtype).element) for dtype in dtypes.arrays), Arrays)
 
 
 def rate_types(dtypes: Dtypes) -> tuple[Any, Any]:
-    """Of lr and of the rates."""
+    """Return the types of lr and of the rates."""
     number = dtypes.number
     array = pointer(storage(dtypes.lr).element)
     return types.NamedTuple((number, array, i32), Lr), types.NamedUniTuple(number, 5, Rates)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..compiler.backend import Kernel, builds, cuda, i64, kernel, types, verb
 from ..tile.storage import storage
-from .formula import Dtypes, array_types, by_role, rate_types, steps
+from .formula import ROLES, Arrays, Dtypes, arrays_type, by_role, rate_types, steps
 
 MOST_AXES = 4  # strides of an array, once neighbouring axes are merged
 
@@ -35,26 +35,27 @@ def place(i, sizes, strides):
 
 @builds
 def build(config: StridedConfig, dtypes: Dtypes) -> Kernel:
-    """lion_strided(six arrays in the order of ROLES, lr, rates, N, four sizes, the strides of each of the six)."""
+    """Build lion_strided(tensor, lr, rates, N, sizes, strides). tensor: Arrays; strides: Arrays of their strides."""
     mem, lion = by_role(storage, dtypes), steps(dtypes.number)
     four: Any = types.UniTuple(i64, MOST_AXES)
+    strides_type = types.NamedUniTuple(four, len(ROLES), Arrays)
 
-    @kernel(*array_types(dtypes), *rate_types(dtypes), i64, four, types.UniTuple(four, 6), threads=config.threads)
-    def lion_strided(to_p, to_m, to_w, p, g, m, lr, rates, N, sizes, strides):
+    @kernel(arrays_type(dtypes), *rate_types(dtypes), i64, four, strides_type, threads=config.threads)
+    def lion_strided(tensor, lr, rates, N, sizes, strides):
         i = i64(cuda.blockIdx.x) * config.threads + cuda.threadIdx.x
         if i < N:
             p_new, m_new = lion.step(
-                mem.source.load(p, place(i, sizes, strides[3])),
-                mem.grads.load(g, place(i, sizes, strides[4])),
-                mem.momenta.load(m, place(i, sizes, strides[5])),
+                mem.source.load(tensor.source, place(i, sizes, strides.source)),
+                mem.grads.load(tensor.grads, place(i, sizes, strides.grads)),
+                mem.momenta.load(tensor.momenta, place(i, sizes, strides.momenta)),
                 lion.rate(lr),
                 rates,
             )
             if config.params:
-                mem.params.store(to_p, place(i, sizes, strides[0]), p_new)
+                mem.params.store(tensor.new_params, place(i, sizes, strides.new_params), p_new)
                 if dtypes.master:
-                    mem.master.store(to_w, place(i, sizes, strides[2]), p_new)
+                    mem.master.store(tensor.new_master, place(i, sizes, strides.new_master), p_new)
             if config.momenta:
-                mem.momenta.store(to_m, place(i, sizes, strides[1]), m_new)
+                mem.momenta.store(tensor.new_momenta, place(i, sizes, strides.new_momenta), m_new)
 
     return lion_strided
