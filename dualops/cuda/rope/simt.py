@@ -27,7 +27,7 @@ from ..launch.plans import Choice
 from ..launch.step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
-from .arguments import Variant, argument_types, arguments, find, start, table_rows, variant, width
+from .arguments import Variant, argument_types, arguments, find, start, starts, table_rows, variant, width
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class SimtConfig:
 
 @builds
 def build(config: SimtConfig, variant: Variant) -> Kernel:
-    """rope_simt(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, columns, lanes)."""
-    mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned, once=True)
-    num, rows, pairs = numbers(mem.number), table_rows(variant.positions), _pairs(config, variant)
+    """Build rope_simt(rotated, x, tables, sizes, turn, columns, lanes)."""
+    number, vec = storage(variant.dtype).number, access(variant.dtype, config.aligned, once=True)
+    num, rows, pairs = numbers(number), table_rows(variant.positions), _pairs(config, variant)
 
     @kernel(*argument_types(variant), i64, i64, threads=config.threads, min_blocks=config.blocks)
-    def rope_simt(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, columns, lanes):
+    def rope_simt(rotated, x, tables, sizes, turn, columns, lanes):
         index = i64(cuda.blockIdx.x) * config.threads + cuda.threadIdx.x
         column, index = index % columns, index // columns
         if config.neighbours:
@@ -61,31 +61,30 @@ def build(config: SimtConfig, variant: Variant) -> Kernel:
             first = column * vec.vector
             second = first + sizes.half
             turns = first < sizes.half if variant.partial else True
-            row, there = rows.of(positions, b, s, sizes)
-            cos_frag = cuda.local.array(vec.vector, mem.number)
-            sin_frag = cuda.local.array(vec.vector, mem.number)
-            pairs.load(cos_frag, cos, start(cos, b, row), first, second, turns & there)
-            pairs.load(sin_frag, sin, start(sin, b, row), first, second, turns & there)
+            row, there = rows.of(tables.positions, b, s, sizes)
+            cos_frag = cuda.local.array(vec.vector, number)
+            sin_frag = cuda.local.array(vec.vector, number)
+            pairs.load(cos_frag, tables.cos, start(tables.cos, b, row), first, second, turns & there)
+            pairs.load(sin_frag, tables.sin, start(tables.sin, b, row), first, second, turns & there)
             for i in range(vec.vector):
                 sin_frag[i] *= turn
             if pairs.split & turns:
                 first, second = 2 * column, 2 * column + 1
-            q_from, k_from = start(q, b, s), start(k, b, s)
-            q_to, k_to = start(q_rotated, b, s), start(k_rotated, b, s)
-            frag = cuda.local.array(config.heads * pairs.size, mem.number)
+            x_begin, y_begin = starts(x, b, s), starts(rotated, b, s)
+            frag = cuda.local.array(config.heads * pairs.size, number)
             for h0 in range(lane, sizes.heads, lanes * config.heads):
                 for j in range(config.heads):
                     h = h0 + j * lanes
-                    x, at = find(q, k, q_from, k_from, h, sizes)
-                    vec.load(frag, j * pairs.size, x, at + first, turns & (h < sizes.heads), num.zero)
-                    vec.load(frag, j * pairs.size + vec.vector, x, at + second, h < sizes.heads, num.zero)
+                    mem, at = find(x, x_begin, h, sizes)
+                    vec.load(frag, j * pairs.size, mem, at + first, turns & (h < sizes.heads), num.zero)
+                    vec.load(frag, j * pairs.size + vec.vector, mem, at + second, h < sizes.heads, num.zero)
                 for j in range(config.heads):
                     if turns:
                         pairs.turn(frag, j * pairs.size, cos_frag, sin_frag)
                     h = h0 + j * lanes
-                    y, at = find(q_rotated, k_rotated, q_to, k_to, h, sizes)
-                    vec.store(y, at + first, turns & (h < sizes.heads), frag, j * pairs.size)
-                    vec.store(y, at + second, h < sizes.heads, frag, j * pairs.size + vec.vector)
+                    mem, at = find(rotated, y_begin, h, sizes)
+                    vec.store(mem, at + first, turns & (h < sizes.heads), frag, j * pairs.size)
+                    vec.store(mem, at + second, h < sizes.heads, frag, j * pairs.size + vec.vector)
 
     return rope_simt
 
