@@ -16,7 +16,7 @@ import marshal
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -74,20 +74,21 @@ def _of(modules: Iterable[str]) -> str:
 
 @cache
 def closure(modules: frozenset[str]) -> frozenset[str]:
-    """The names of these modules and of all modules of dualops that they import, directly or not."""
+    """Return the names of these modules and of all that they import, directly or not, of dualops and their packages."""
     found, todo = set[str](), list(modules)
+    roots = {ROOT, *(name.partition(".")[0] for name in modules)}
     while todo:
         name = todo.pop()
         if name not in found and name.partition(SIMULATOR)[0]:
             found.add(name)
             imports = source(name).imports
-            todo += _below(ROOT) if imports is None else _modules(imports)
+            todo += _below(ROOT) if imports is None else _modules(imports, roots)
     return frozenset(found)
 
 
-def _modules(imports: Iterable[Import]) -> Iterator[str]:
+def _modules(imports: Iterable[Import], roots: Container[str]) -> Iterator[str]:
     for each in imports:
-        if each.module.partition(".")[0] == ROOT and _spec(each.module):
+        if each.module.partition(".")[0] in roots and _spec(each.module):
             yield _origin(each)
 
 

@@ -18,7 +18,7 @@ What the rungs share: `product` has a matrix product by its axes and strides, as
 launched; `tiled` which block makes which tile, what is done with sums, and the choices of both directions; `loading`
 brings a factor of any layout into shared memory by way of registers; `gradient` has dz and dbias.
 
-README.md goes up by smaller steps, kernels with one idea more each, which are in `ladder`.
+README.md explains them in smaller steps, each a kernel with one idea more, which are in examples/ladder/matmul.
 """
 
 from __future__ import annotations

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, u16, u32, verb
-from ...tile.async_copies import cp_async_commit, cp_async_wait_group
-from ...tile.storage import storage
-from ...tile.warp_mma import FactorSlice, fragments, warp_products
-from ...tile.warp_rows import warp_output
-from ..loading import Reading
-from ..product import Factor, Variant
-from ..sm80_config import Sm80Config
-from ..sm80_copies import Terms, slice_copies
-from ..tiled import block_order
+from dualops.cuda.compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, u16, u32, verb
+from dualops.cuda.matmul.loading import Reading
+from dualops.cuda.matmul.product import Factor, Variant
+from dualops.cuda.matmul.sm80_config import Sm80Config
+from dualops.cuda.matmul.sm80_copies import Terms, slice_copies
+from dualops.cuda.matmul.tiled import block_order
+from dualops.cuda.tile.async_copies import cp_async_commit, cp_async_wait_group
+from dualops.cuda.tile.storage import storage
+from dualops.cuda.tile.warp_mma import FactorSlice, fragments, warp_products
+from dualops.cuda.tile.warp_rows import warp_output
+
 from .tiles import DTYPE
 
 

@@ -5,16 +5,31 @@ Two kernels: the threads that multiply also load, or there are threads that do n
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, noun, tensor_map, u8, u32, verb
-from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.epilogue import box_output
-from ...tile.roles import roles
-from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
-from ..product import Variant
-from ..sm90.arguments import Sm90Variant
-from ..sm90.config import Sm90Config
-from ..sm90.slices import slices_of, tiles_of
-from ..tiled import block_order
+from dualops.cuda.compiler.backend import (
+    Kernel,
+    Members,
+    builds,
+    cuda,
+    f32,
+    i32,
+    i64,
+    kernel,
+    noun,
+    tensor_map,
+    u8,
+    u32,
+    verb,
+)
+from dualops.cuda.matmul.product import Variant
+from dualops.cuda.matmul.sm90.arguments import Sm90Variant
+from dualops.cuda.matmul.sm90.config import Sm90Config
+from dualops.cuda.matmul.sm90.slices import slices_of, tiles_of
+from dualops.cuda.matmul.tiled import block_order
+from dualops.cuda.tile.boxes import Corner, box_tile, prefetch_maps
+from dualops.cuda.tile.epilogue import box_output
+from dualops.cuda.tile.roles import roles
+from dualops.cuda.tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
+
 from .tiles import DTYPE
 
 # a is read by rows, [M, K], b too, [K, N]

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i64, kernel, pointer, u16
-from ...tile.groups import group
-from ...tile.products import mma_ab
-from ...tile.shared import Part, Shared, Tile
-from ...tile.vector_load import by_vectors
-from ..tiled import block_order
+from dualops.cuda.compiler.backend import Kernel, builds, cuda, f32, i64, kernel, pointer, u16
+from dualops.cuda.matmul.tiled import block_order
+from dualops.cuda.tile.groups import group
+from dualops.cuda.tile.products import mma_ab
+from dualops.cuda.tile.shared import Part, Shared, Tile
+from dualops.cuda.tile.vector_load import by_vectors
 
 DTYPE = "bfloat16"  # of a, b and y in all steps
 

@@ -22,18 +22,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ....spec import ArrayMeta, Problem, matmul as SPEC
-from ...launch.device import Device
-from ...launch.maps import Mapped
-from ...launch.operation import Operation
-from ...launch.plans import Choice
-from ...launch.step import Step
-from ...tile.boxes import Cluster
-from .. import naive, sm90, tiled
-from ..product import Product, variant
-from ..sm80_config import Sm80Config
-from ..sm90.config import Sm90Config
-from ..tiled import MOST_BLOCKS, Rung, block_count
+from dualops.cuda.launch.device import Device
+from dualops.cuda.launch.maps import Mapped
+from dualops.cuda.launch.operation import Operation
+from dualops.cuda.launch.plans import Choice
+from dualops.cuda.launch.step import Step
+from dualops.cuda.matmul import naive, sm90, tiled
+from dualops.cuda.matmul.product import Product, variant
+from dualops.cuda.matmul.sm80_config import Sm80Config
+from dualops.cuda.matmul.sm90.config import Sm90Config
+from dualops.cuda.matmul.tiled import MOST_BLOCKS, Rung, block_count
+from dualops.cuda.tile.boxes import Cluster
+from dualops.spec import ArrayMeta, Problem, matmul as SPEC
+
 from .tiles import DTYPE, TilesConfig, build_tiles
 from .warpgroups import build_boxes, build_roles
 from .warps import build_warps
