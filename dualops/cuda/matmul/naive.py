@@ -1,13 +1,13 @@
-"""matmul, the first idea: one thread an element of the result, which reads its row of a and its column of b.
+"""matmul, the first idea: each thread makes one element of the result from a row of a and a column of b.
 
     1  for each k:  total += a[m, k] * b[k, n]
     2  y[m, n] = act(total + bias[n])
 
-An element of a is read N times, and one of b M times, from caches at the best: two loads for a multiplication and an
-addition. The sum is taken in pieces of PIECE terms, and the pieces are summed with compensation (Kahan 1965), since one
-float32 sum of thousands of terms loses more than the accuracy rule allows.
+Each element of a is read N times, and each of b M times, at best from caches: two loads for a multiplication and an
+addition. The sum is made in pieces of PIECE terms, which are added with compensation (Kahan 1965): a single float32 sum
+of thousands of terms loses more than the accuracy rule allows.
 
-Any strides and dtypes. The gradients are the same kernel with other strides, and for dbias a thread a column.
+Any strides and dtypes. The gradients are the same kernel with other strides; for dbias each thread sums a column.
 """
 
 from __future__ import annotations
@@ -96,31 +96,31 @@ def build_column_sums(dtype: str, out_dtype: str, axes: int) -> Kernel:
 
 
 def product_steps(given: Product, found: Variant) -> list[Step]:
-    """The launch that makes a product, if there is anything to make."""
+    """Return the launch that makes a product, none for an empty one."""
     count = given.batches * given.m.size * given.n.size
     return [Step(build_product(found), (cdiv(count, THREADS),), arguments(given))] if count else []
 
 
 def column_sums_steps(p: Problem, dbias: ArrayMeta) -> list[Step]:
-    """The launch that makes dbias."""
+    """Return the launch that makes dbias."""
     rows = rows_of(p)
     build = build_column_sums(p.dtype, dbias.dtype, len(rows.sizes))
     args = (Strided("dbias", dbias.strides), rows.argument(dz_name(p)), rows.sizes, rows.total, p.N)
     return [Step(build, (cdiv(p.N, THREADS),), args)]
 
 
-REASON = "a thread an element: every operand is loaded for one multiplication"
+REASON = "a thread an element: each load serves one multiplication"
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """A thread an element of y."""
+    """Yield the way to make y: a thread an element."""
     if not needs_tensor_cores(problem):
         product = forward_product(problem, {**problem.arrays, **results})
         yield Choice("naive", None, REASON, partial(product_steps, product, variant(product, problem)))
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """A thread an element of each gradient."""
+    """Yield the way to make the gradients: a thread an element."""
     if not needs_tensor_cores(problem):
         workspace = gradient_workspace(problem)
         yield Choice("naive", None, REASON, partial(_backward_steps, problem, results), workspace)
