@@ -73,7 +73,7 @@ def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
             path in _PROMISED
             or path in _UNKEPT
             or cache.holds(path)
-            or bundled.holds(arch, origin(kernel, arch, shared_bytes))
+            or bundled.holds(arch, fingerprint(kernel, arch, shared_bytes))
         ):
             continue
         with suppress(pickle.PicklingError):
@@ -144,16 +144,16 @@ def built_of() -> str:
     return f"{sources.everything()}\n{_versions()}"
 
 
-def origin(kernel: Kernel, arch: str, shared_bytes: int) -> str:
-    """A name of what a kernel is: what it is made of, whatever compiles it."""
+def fingerprint(kernel: Kernel, arch: str, shared_bytes: int) -> str:
+    """Return the digest of a kernel's sources, arguments, architecture and shared memory, without the compiler's."""
     if not kernel.identity:
         raise ValueError(f"{kernel.name} was made outside a function under @builds: it has no identity")
-    told = "\n".join([sources.digest(kernel.modules), kernel.identity, arch, str(shared_bytes)])
-    return hashlib.sha256(told.encode()).hexdigest()
+    parts = "\n".join([sources.digest(kernel.modules), kernel.identity, arch, str(shared_bytes)])
+    return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def _key(kernel: Kernel, arch: str, shared_bytes: int) -> str:
-    return hashlib.sha256(f"{origin(kernel, arch, shared_bytes)}\n{_versions()}".encode()).hexdigest()
+    return hashlib.sha256(f"{fingerprint(kernel, arch, shared_bytes)}\n{_versions()}".encode()).hexdigest()
 
 
 def _path(kernel: Kernel, arch: str, shared_bytes: int) -> Path:
@@ -165,7 +165,7 @@ _REPORTED = {name: get_origin(kind) or kind for name, kind in get_type_hints(Rep
 
 def _found(kernel: Kernel, arch: str, shared_bytes: int) -> Binary | None:
     """A kernel that is installed or on the disk."""
-    if installed := bundled.read(arch, origin(kernel, arch, shared_bytes)):
+    if installed := bundled.read(arch, fingerprint(kernel, arch, shared_bytes)):
         return unpacked(installed)
     return _read(_path(kernel, arch, shared_bytes))
 

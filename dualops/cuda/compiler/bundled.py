@@ -51,7 +51,9 @@ def installed(arch: str) -> Bundle | None:
     folder = Path(next(iter(spec.submodule_search_locations)))
     try:
         found = json.loads((folder / INDEX).read_text("utf-8"))
-        return Bundle(folder, str(found["dualops"]), {str(name): str(told) for name, told in found["kernels"].items()})
+        return Bundle(
+            folder, str(found["dualops"]), {str(name): str(digest) for name, digest in found["kernels"].items()}
+        )
     except (OSError, *DAMAGED) as error:
         raise ValueError(f"{folder / INDEX} can't be read: {error}") from None
 
@@ -92,7 +94,7 @@ def write(folder: Path, kernels: dict[str, bytes]) -> None:
     (folder / INDEX).write_text(json.dumps({"dualops": version(), "kernels": digests}, indent=1), "utf-8")
 
 
-def told(architectures: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def status(architectures: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Each installed package's architecture, and what it has or why it is not used."""
     for arch in architectures:
         try:

@@ -54,10 +54,10 @@ def most_helpers() -> int:
 
     Raises ValueError where the variable is no number.
     """
-    told = os.environ.get("DUALOPS_HELPERS", "")
-    if told and not told.isdecimal():
-        raise ValueError(f"DUALOPS_HELPERS is {told!r}, expected a number of processes, 0 for none")
-    return int(told) if told else min(cores() // 2, MOST)
+    text = os.environ.get("DUALOPS_HELPERS", "")
+    if text and not text.isdecimal():
+        raise ValueError(f"DUALOPS_HELPERS is {text!r}, expected a number of processes, 0 for none")
+    return int(text) if text else min(cores() // 2, MOST)
 
 
 def cores() -> int:
@@ -186,13 +186,13 @@ class Helpers:
         else:
             future.set_exception(HelperError(error))
 
-    def _give_up(self, told: str) -> None:
+    def _give_up(self, reason: str) -> None:
         """No helper will take up what is left."""
         with self._changed:
             left, self._orders = self._orders, deque()
         for future, _ in left:
             if future.set_running_or_notify_cancel():
-                future.set_exception(HelperError(f"no helper: {told}"))
+                future.set_exception(HelperError(f"no helper: {reason}"))
 
 
 def _flags() -> list[str]:

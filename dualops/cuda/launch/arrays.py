@@ -120,9 +120,9 @@ class TorchAdapter:
 
     def meta(self, array: Any) -> ArrayMeta:
         if array.layout is not self.torch.strided or array.is_neg() or array.is_nested:
-            told = f"{array.layout}, negated: resolve_neg() it" if array.is_neg() else array.layout
-            told = "a nested one" if array.is_nested else told
-            raise TypeError(f"expected a strided tensor that is not lazily negated, got {told}")
+            layout = f"{array.layout}, negated: resolve_neg() it" if array.is_neg() else array.layout
+            layout = "a nested one" if array.is_nested else layout
+            raise TypeError(f"expected a strided tensor that is not lazily negated, got {layout}")
         dtype = self.names.get(array.dtype, str(array.dtype).removeprefix("torch."))
         device = array.device
         name = self.device_names.get(device)
@@ -229,8 +229,8 @@ class InterfaceAdapter:
         faces = (array.__cuda_array_interface__ for array in arrays if array is not None and type(array) not in NUMBERS)
         said = {stream for face in faces if (stream := face.get("stream"))}
         if len(said) > 1:
-            told = ", ".join(map(str, sorted(said)))
-            raise ValueError(f"{op}: arrays are of streams {told}, expected one, or a call with stream=")
+            streams = ", ".join(map(str, sorted(said)))
+            raise ValueError(f"{op}: arrays are of streams {streams}, expected one, or a call with stream=")
         return next(iter(said), 0)
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
@@ -350,7 +350,7 @@ def _find(array: Any, op: str, name: str) -> Adapter:
         if isinstance(array, np.ndarray):
             check_plain(array, op, name)
             return NumpyAdapter()
-        raise TypeError(f"{op}: {name} is a {_told(array)}, expected a NumPy array: kernels run in the simulator")
+        raise TypeError(f"{op}: {name} is a {_class_of(array)}, expected a NumPy array: kernels run in the simulator")
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(array, torch.Tensor):
         return TorchAdapter(torch)
@@ -360,10 +360,10 @@ def _find(array: Any, op: str, name: str) -> Adapter:
         raise TypeError(f"{op}: {name} is a NumPy array on the host, expected an array on a GPU")
     if hasattr(array, "__cuda_array_interface__"):
         return _INTERFACE
-    raise TypeError(f"{op}: {name} is a {_told(array)}, expected an array with __cuda_array_interface__")
+    raise TypeError(f"{op}: {name} is a {_class_of(array)}, expected an array with __cuda_array_interface__")
 
 
-def _told(array: Any) -> str:
+def _class_of(array: Any) -> str:
     return f"{type(array).__module__}.{type(array).__qualname__}"
 
 

@@ -314,8 +314,8 @@ class Operation:
         self._check_count(wanted, out)
         metas = dict(zip(wanted, out, strict=True))
         updates = {} if self.backward else self.spec.updates
-        told = {name: x for name, x in updates.items() if name in metas and metas[name] == problem.arrays[x]}
-        self.spec.bind_out(self.op, wanted, metas, told)
+        names = {name: x for name, x in updates.items() if name in metas and metas[name] == problem.arrays[x]}
+        self.spec.bind_out(self.op, wanted, metas, names)
         return metas
 
     def _check_count(self, wanted: Mapping[str, ArrayMeta], out: Sequence[Any]) -> None:
@@ -366,9 +366,9 @@ class Operation:
         for choice in self.choices(problem, results, device):
             if rung is None or choice.rung == rung:
                 return choice
-        told = "no kernel does" if rung is None else f"rung {rung} does not do"
+        refusal = "no kernel does" if rung is None else f"rung {rung} does not do"
         strides = ", ".join(f"{name} {meta.strides}" for name, meta in {**problem.arrays, **results}.items())
-        raise NotImplementedError(f"{self.op}: {told} {problem} with strides {strides} on {device.name}")
+        raise NotImplementedError(f"{self.op}: {refusal} {problem} with strides {strides} on {device.name}")
 
 
 OPERATIONS: dict[str, list[Operation]] = {}  # forward first
@@ -383,13 +383,13 @@ def _measured(choice: Choice, own: Choice, record: Record) -> str:
 
 def _not_compiled(params: Mapping[str, Any], error: NumbaError) -> str:
     """Describe why Numba could not compile a user's function, with the line if Numba names one."""
-    told = [line.strip(" :") for line in str(error).splitlines() if line.strip()]
-    reason = next((line for line in told if not line.startswith("Failed in")), "")
+    report = [line.strip(" :") for line in str(error).splitlines() if line.strip()]
+    reason = next((line for line in report if not line.startswith("Failed in")), "")
     for name, value in params.items():
         if isinstance(value, UserFunction):
             code = value.function.__code__
             file = code.co_filename.rpartition("/")[2]
-            lines = [line for line in told if line.startswith("File ") and file in line]
+            lines = [line for line in report if line.startswith("File ") and file in line]
             where = lines[-1] if lines else f'File "{code.co_filename}", line {code.co_firstlineno}'
             return f"{name} is {value!r}, expected a function that Numba can compile: {reason} ({where})"
     return reason

@@ -254,10 +254,10 @@ class Apart:
             if mine < theirs + their_bytes and theirs < mine + my_bytes:
                 if take_turns(self.metas[i]._replace(pointer=mine), self.metas[j]._replace(pointer=theirs)):
                     continue
-                mine, theirs = (self._told(k, pointers) for k in (i, j))
+                mine, theirs = (self._described(k, pointers) for k in (i, j))
                 raise ValueError(f"{self.op}: {mine} overlaps {theirs} in memory, expected memory of its own")
 
-    def _told(self, i: int, pointers: Sequence[int]) -> str:
+    def _described(self, i: int, pointers: Sequence[int]) -> str:
         """What a message calls an array: a result that overwrites its input by the input's name."""
         name = self.names[i]
         source = self.updates.get(name)

@@ -250,11 +250,11 @@ def load(kernel: Kernel, arch: str, shared_bytes: int) -> tuple[Any, list[Any]]:
     return function, [*leaves(kernel.argtypes)]
 
 
-def _allow(kernel: Kernel, function: Any, kind: Any, value: int, told: str) -> None:
-    """Set an attribute of a loaded kernel on every GPU. Raises RuntimeError with what was asked for, `told`."""
+def _allow(kernel: Kernel, function: Any, kind: Any, value: int, request: str) -> None:
+    """Set an attribute of a loaded kernel on every GPU. Raises RuntimeError with what was asked for, `request`."""
     cu = driver.cu
     handle = cu.CUkernel(int(function.handle))
     for index in range(cu.cuDeviceGetCount()[1]):
         (error,) = cu.cuKernelSetAttribute(kind, value, handle, index)
         if error != cu.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"{kernel.identity}: {told} were refused: {error}")
+            raise RuntimeError(f"{kernel.identity}: {request} were refused: {error}")

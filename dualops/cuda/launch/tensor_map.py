@@ -61,8 +61,8 @@ class Boxes:
     span: int
 
     def __post_init__(self) -> None:
-        if told := self._refused():
-            raise ValueError(f"tensor map of {self.dtype} {self.shape}: {told}")
+        if reason := self._refused():
+            raise ValueError(f"tensor map of {self.dtype} {self.shape}: {reason}")
 
     @property
     def nbytes(self) -> int:
@@ -152,8 +152,8 @@ class Boxes:
                 if size > 1 and stride != 1:
                     return f"stride {stride} along the last axis, expected 1"
             elif size > 1 and (stride <= 0 or stride * nbytes % ADDRESS_MULTIPLE or stride * nbytes >= 2**40):
-                told = f"{stride * nbytes} bytes along axis {axis}"
-                return f"a stride of {told}, expected a multiple of {ADDRESS_MULTIPLE} from {ADDRESS_MULTIPLE} to 2**40"
+                size = f"{stride * nbytes} bytes along axis {axis}"
+                return f"a stride of {size}, expected a multiple of {ADDRESS_MULTIPLE} from {ADDRESS_MULTIPLE} to 2**40"
         if self.span not in SPANS:
             return f"span is {self.span}, expected one of {', '.join(map(str, SPANS))} bytes"
         inner = self.box[-1] * nbytes

@@ -234,8 +234,8 @@ class ListOperation:
             for i, array in enumerate(each):
                 found = adapter_of(array, self.op, f"{name}[{i}]")
                 if type(found) is not type(adapter):
-                    told = f"{name}[{i}] is a {type(array).__qualname__}, params[0] a {type(one).__qualname__}"
-                    raise TypeError(f"{self.op}: {told}, expected arrays of one library")
+                    mixed = f"{name}[{i}] is a {type(array).__qualname__}, params[0] a {type(one).__qualname__}"
+                    raise TypeError(f"{self.op}: {mixed}, expected arrays of one library")
                 try:
                     metas[name].append(found.meta(array))
                 except (TypeError, ValueError) as error:

@@ -110,16 +110,18 @@ def _rows(name: str, strides: tuple[int, ...]) -> Strided:
 
 def scaling_of(problem: Problem) -> Scaling:
     """The numbers of a call's scaling."""
-    told, R = dict(problem.scaling or ()), 2 * problem.half
-    name, base = told.get("rope_type", "default"), problem.theta
-    every = Scaling(base, 1.0, 0.0, 0.0, 1.0, 2.0, told.get("attention_factor", 1.0))  # kept is 0, and nothing divided
+    options, R = dict(problem.scaling or ()), 2 * problem.half
+    name, base = options.get("rope_type", "default"), problem.theta
+    every = Scaling(
+        base, 1.0, 0.0, 0.0, 1.0, 2.0, options.get("attention_factor", 1.0)
+    )  # kept is 0, and nothing divided
     if name in ("default", "dynamic"):
         return every
-    every = every._replace(factor=told["factor"])
+    every = every._replace(factor=options["factor"])
     if name == "yarn":
-        first, last = yarn_range(R, base, told)  # what is kept falls, so the last one is the lower end
+        first, last = yarn_range(R, base, options)  # what is kept falls, so the last one is the lower end
         return every._replace(pair=1.0, low=last, high=first)
     if name == "llama3":
-        low, high = told["low_freq_factor"], told["high_freq_factor"]
-        return every._replace(turns=told["original_max_position_embeddings"], low=low, high=high)
+        low, high = options["low_freq_factor"], options["high_freq_factor"]
+        return every._replace(turns=options["original_max_position_embeddings"], low=low, high=high)
     return every

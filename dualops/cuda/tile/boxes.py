@@ -95,8 +95,8 @@ def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, r
     """
     lines, along = box_shape(tile, sharing)
     if tile.lines % (8 * sharing.blocks):
-        told = f"a multiple of {8 * sharing.blocks} for {sharing.blocks} blocks"
-        raise ValueError(f"a tile of {tile.lines} lines, expected {told}")
+        multiple = f"a multiple of {8 * sharing.blocks} for {sharing.blocks} blocks"
+        raise ValueError(f"a tile of {tile.lines} lines, expected {multiple}")
     shared = sharing.blocks > 1
     start, k_major = _start(others, shared), tile.major == "k"
     boxes, box_bytes, part_bytes, stage_bytes = tile.width // along, tile.box, lines * tile.span, room or tile.nbytes

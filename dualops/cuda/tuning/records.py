@@ -127,13 +127,13 @@ def keep(of: Timed, seconds: Mapping[Way, float], failed: Collection[Way] = ()) 
 
     seconds: the operator's own first way first. failed: ways that are no longer in it.
     """
-    told = title(of.op, of.problem, of.lengths)
-    path = _path(of.op, told, of.device)
+    heading = title(of.op, of.problem, of.lengths)
+    path = _path(of.op, heading, of.device)
     with _alone():
         records = _read(path)
         before = next((record.seconds for record in records if record.timed == of.exactly), {})
         every = {**seconds, **{way: each for way, each in before.items() if way not in seconds}}
-        made = Record(told, of.device.name, of.exactly, {way: every[way] for way in every if way not in failed})
+        made = Record(heading, of.device.name, of.exactly, {way: every[way] for way in every if way not in failed})
         others = [record for record in records if record.timed != of.exactly]
         cache.write(path, _text([made, *others[: MOST - 1]]).encode())
     return made
@@ -188,9 +188,9 @@ def _folder(op: str) -> Path:
     return _root() / op
 
 
-def _path(op: str, told: str, device: Device) -> Path:
+def _path(op: str, heading: str, device: Device) -> Path:
     place = f"{device.name} {device.arch} {device.sms}"
-    key = "\n".join([built_of(), place, told])
+    key = "\n".join([built_of(), place, heading])
     return _folder(op) / f"{hashlib.sha256(key.encode()).hexdigest()}.record"
 
 
