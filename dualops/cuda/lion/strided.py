@@ -1,6 +1,6 @@
-"""Lion on arrays of any layout, a thread an element: fused, or as the two formulas that it is (the rung naive).
+"""Lion on arrays of any layout, a thread an element: fused, or in two launches, one a formula (the rung naive).
 
-Element number i of the tensor lies at i3 * s3 + i2 * s2 + i1 * s1 + i0 * s0 in each array, by strides of its own.
+Element number i of the tensor is at i3 * s3 + i2 * s2 + i1 * s1 + i0 * s0 in each array, with that array's strides.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ MOST_AXES = 4  # strides of an array, once neighbouring axes are merged
 
 @dataclass(frozen=True)
 class StridedConfig:
-    """What a launch does, in blocks of `threads` threads."""
+    """The work of a launch, in blocks of `threads` threads."""
 
     threads: int = 256
     params: bool = True  # whether it writes params and master
-    momenta: bool = True
+    momenta: bool = True  # whether it writes momenta
 
 
 @verb
 def place(i, sizes, strides):
-    """Where element number i lies."""
+    """Return where element number i is."""
     inner, rest = i % sizes[3], i // sizes[3]
     at = inner * strides[3] + rest % sizes[2] * strides[2]
     rest = rest // sizes[2]

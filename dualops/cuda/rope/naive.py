@@ -1,11 +1,11 @@
-"""rope, the first idea: one thread a pair, which fetches its own cos and sin. Where a reader starts.
+"""rope, the first idea: one thread a pair, which loads its own cos and sin.
 
     1  x1, x2 = the pair's two elements; cos, sin = those of the token's row
     2  x1' = x1 * cos - x2 * sin
        x2' = x2 * cos + x1 * sin
 
-Elements from R on have a thread each, which copies them. All heads of a token read the same row of the tables, each
-for itself, and a thread moves as few as two bytes at a time.
+Each element from R on has a thread that copies it. All heads of a token load the same row of the tables again, and a
+thread moves as few as two bytes at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .arguments import Variant, argument_types, arguments, find, start, starts, 
 
 @dataclass(frozen=True)
 class NaiveConfig:
-    """A thread a pair."""
+    """Threads of a block, one a pair."""
 
     threads: int = 256
 
@@ -65,12 +65,12 @@ def build(config: NaiveConfig, variant: Variant) -> Kernel:
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """A thread a pair."""
+    """Yield the rotation, a thread a pair."""
     return _choices(problem, results, 1.0)
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The same, turned back."""
+    """Yield the rotation back, a thread a pair."""
     return _choices(problem, results, -1.0)
 
 
@@ -80,7 +80,7 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], turn: float) ->
 
 
 def _steps(problem: Problem, results: Mapping[str, ArrayMeta], turn: float, config: NaiveConfig) -> list[Step]:
-    """The launch."""
+    """Return the launch, none for an empty call."""
     p = problem
     blocks = cdiv(p.B * p.S * (p.H + p.Hkv) * width(p), config.threads)
     args = (*arguments(problem, results, turn), width(p))
