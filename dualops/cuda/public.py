@@ -8,9 +8,9 @@ becomes, with every option by its name,
     def flash_attention_backward(q, k, v, o, lse, do, dlse=None, *, bias=None, ..., out=None, kernel=None, stream=None):
         return backward((q, k, v, o, lse, do, dlse, bias, ...), (scale, ...), out, kernel, stream)
 
-Python binds an argument to the name of a parameter in nanoseconds. To collect `**options` and bring them into the
-spec's order takes 0.4 to 1 microsecond, where a whole call takes the host 10 to 20. So the function's text is made
-once, as dataclasses make theirs.
+Python binds an argument to the name of a parameter in nanoseconds. Collecting `**options` and sorting them into the
+spec's order takes 0.4 to 1 microsecond, while a whole call takes the host 10 to 20. So the function's text is made
+once, as dataclasses do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..spec import Spec
 from ..spec.named import arguments_of, defaults_of, described, refusal, written_out
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Array = TypeVar("Array")  # of whichever library: what comes out is of the kind of what went in
+Array = TypeVar("Array")  # of any library: results are of the inputs' library
 
 
 class Launch(TypedDict, total=False):
@@ -38,10 +38,10 @@ class Launch(TypedDict, total=False):
 def calls(
     operation: str, spec: Spec, *, backward: bool = False, settled: Callable[..., Any] | None = None
 ) -> Callable[[Function], Function]:
-    """Decorator of a function with `**options` whose body is never run: instead, it calls an `Operation`.
+    """Decorate a function with `**options`, whose body is never run, so that it calls an `Operation`.
 
-    operation: its name in the function's module. settled: a function of some parameters, which its own parameters name,
-    that returns them as they count at this call; it is asked where one of them is not None.
+    operation: its name in the function's module. settled: a function that replaces the parameters that its own
+    parameters name; it is called if one of them is not None.
     """
 
     def made(declared: Any) -> Any:
