@@ -84,7 +84,7 @@ def build_all(
 ) -> Iterator[Report]:
     """Build kernels in `jobs` processes, by default one a core, and keep them. Yields reports, first of kept kernels.
 
-    anew: build also kernels that the disk has, and leave the disk unchanged. Raises the errors of builds; with
+    `anew`: build also kernels that the disk has, and leave the disk unchanged. Raises the errors of builds; with
     must_keep also OSError if a kernel can't be written to the disk.
     """
     wanted = list(wanted)

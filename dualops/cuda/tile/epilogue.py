@@ -162,7 +162,7 @@ def box_output(
 def put_matrices(dtype: str, along: int, first: int = 0, *, anew: bool = False) -> Callable[..., None]:
     """Return the verb (smem, at, values), which writes a part of 16-bit results to a box, from value `first` on.
 
-    anew: a thread recomputes its places each time, because it has no registers for them.
+    `anew`: a thread recomputes its places each time, because it has no registers for them.
     """
     pair, put, span, steps = PAIRS[dtype], stmatrix(4), 2 * along, along // 16
 

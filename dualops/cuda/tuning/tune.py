@@ -46,7 +46,7 @@ def tune(
         dualops.cuda.tune("flash_attention", q, k, v, o, lse, do, causal=True, backward=True)
 
     operator, arrays, out, backward, params: see `plan`. The arrays are only read: results go to new memory, or to
-    `out`. top: the number of ways to time, in the operator's order; the rung "naive" is not timed. anew: time again
+    `out`. top: the number of ways to time, in the operator's order; the rung "naive" is not timed. `anew`: time again
     ways that were timed before. begin: is called with each way before it is timed.
 
     Similar calls have shapes whose axes have the same next power of two, the same dtypes and parameters, the same first
