@@ -40,8 +40,6 @@ from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90
 from dualops.cuda.flash_attention.sm90.dbias_config import DbiasConfig
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, DkvThirdsConfig
 from dualops.cuda.flash_attention.sm90.dq_config import DqConfig, DqThirdsConfig
-from dualops.cuda.matmul import ladder
-from dualops.cuda.matmul.ladder.tiles import TilesConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
@@ -76,6 +74,8 @@ from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.tile.boxes import Cluster
 from dualops.cuda.tile.roles import Roles, roles
 from dualops.spec import OPERATORS, Case, Tag
+from examples.ladder import matmul as matmul_ladder
+from examples.ladder.matmul.tiles import TilesConfig
 from tests.checks import Rejected, check
 from tests.cuda.configs import Change, alone, changed
 from tests.cuda.operators import Direction
@@ -488,7 +488,7 @@ class StepProblem(Problem):
     """One call of a step of matmul's ladder, which no rung of the operator launches."""
 
     def run(self) -> None:
-        check(OPERATORS[self.operator], self.case, partial(ladder.run_step, self.rung), ways=("given",))
+        check(OPERATORS[self.operator], self.case, partial(matmul_ladder.run_step, self.rung), ways=("given",))
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -513,9 +513,9 @@ SMALL_STEPS: dict[str, Any] = {
 @contextmanager
 def small_steps() -> Iterator[None]:
     """Inside the with statement, the steps of matmul's ladder have small tiles."""
-    small = {name: step._replace(config=SMALL_STEPS[name]) for name, step in ladder.STEPS.items()}
-    kept = mock.patch.multiple(ladder.forward, plans={}, families={})
-    with mock.patch.dict(ladder.STEPS, small), kept:
+    small = {name: step._replace(config=SMALL_STEPS[name]) for name, step in matmul_ladder.STEPS.items()}
+    kept = mock.patch.multiple(matmul_ladder.forward, plans={}, families={})
+    with mock.patch.dict(matmul_ladder.STEPS, small), kept:
         yield
 
 

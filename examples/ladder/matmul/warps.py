@@ -1,6 +1,6 @@
 """matmul's ladder on tensor cores, a warp at a time: products by mma.sync, slices by asynchronous copies.
 
-One kernel, two Configs: with one stage a block waits for every slice that it asks for; with several it asks for later
+One kernel, two Configs: with one stage a block waits for every slice that it copies; with several it copies later
 slices while it multiplies.
 """
 
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, u16, u32, verb
-from ...tile.async_copies import cp_async_commit, cp_async_wait_group
-from ...tile.storage import storage
-from ...tile.warp_mma import FactorSlice, fragments, warp_products
-from ...tile.warp_rows import warp_output
-from ..loading import Reading
-from ..product import Factor, Variant
-from ..sm80_config import Sm80Config
-from ..sm80_copies import Terms, slice_copies
-from ..tiled import block_order
+from dualops.cuda.compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, u16, u32, verb
+from dualops.cuda.matmul.loading import Reading
+from dualops.cuda.matmul.product import Factor, Variant
+from dualops.cuda.matmul.sm80_config import Sm80Config
+from dualops.cuda.matmul.sm80_copies import Terms, slice_copies
+from dualops.cuda.matmul.tiled import block_order
+from dualops.cuda.tile.async_copies import cp_async_commit, cp_async_wait_group
+from dualops.cuda.tile.storage import storage
+from dualops.cuda.tile.warp_mma import FactorSlice, fragments, warp_products
+from dualops.cuda.tile.warp_rows import warp_output
+
 from .tiles import DTYPE
 
 
@@ -30,18 +31,18 @@ class Rows(NamedTuple):
 
 @builds
 def build_warps(config: Sm80Config) -> Kernel:
-    """matmul_warps(y, a, b, M, N, K): a warp makes [WARP_M, WARP_N] of its block's tile.
+    """Build matmul_warps(y, a, b, M, N, K): a warp makes [WARP_M, WARP_N] of its block's tile.
 
-        1  slices 0 .. STAGES - 2 on their way, past the registers
+        1  start copies of slices 0 .. STAGES - 2, past the registers
         2  for each slice t:
-        3      slice t + STAGES - 1 on its way; wait until slice t is there, for all threads
+        3      start to copy slice t + STAGES - 1; wait until slice t has arrived for all threads
         4      for each 16 steps of the slice:
         5          a_frag [WARP_M, 16], b_frag [16, WARP_N] to registers
         6          acc [WARP_M, WARP_N] += a_frag @ b_frag
-        7      barrier: slice t has been read by all
+        7      barrier: all threads have read slice t
         8  y = acc, 16 rows of a warp at a time through shared memory
 
-    Beyond the edges of a and b slices are 0. N and K: multiples of 8.
+    Slices are 0 beyond the edges of a and b. N and K: multiples of 8.
     """
     mem, of_block = storage(DTYPE), block_order(config.block_m, config.block_n)
     a_copies = slice_copies(Variant(DTYPE), config, config.block_m, Reading("depth", 8))
@@ -53,12 +54,12 @@ def build_warps(config: Sm80Config) -> Kernel:
 
     @verb
     def place(t):
-        """Where slice t lies in shared memory."""
+        """Return where slice t is in shared memory."""
         return i32(u32(t) % STAGES * u32(config.stage))
 
     @verb
     def copy(smem, a_part, b_part, terms, t):
-        """My share of slice t on its way."""
+        """Start to copy the thread's share of slice t."""
         words = cuda.local.array(1, u32)  # copies that go through registers need them
         a_slice, b_slice = a_copies.coming(a_part, terms, t), b_copies.coming(b_part, terms, t)
         for share in range(config.shares):
@@ -93,7 +94,7 @@ def build_warps(config: Sm80Config) -> Kernel:
             if t + AHEAD < slices:
                 copy(smem, a_part, b_part, terms, t + AHEAD)
             cp_async_commit()
-            cp_async_wait_group(AHEAD)  # all but so many latest have come: slice t is there
+            cp_async_wait_group(AHEAD)  # all but the latest AHEAD slices have arrived: also slice t
             cuda.syncthreads()
             for step in range(config.steps):
                 a_side.read(a_frag, 0, smem, place(t) + a_at, step)

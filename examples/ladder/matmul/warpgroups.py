@@ -1,20 +1,35 @@
-"""matmul's ladder on Hopper: products by a warpgroup out of shared memory, which one thread fills with boxes.
+"""matmul's ladder on Hopper: a warpgroup multiplies out of shared memory, which one thread fills with boxes.
 
-Two kernels: the threads that multiply also load, or there are threads that do nothing else.
+Two kernels: in the first the threads that multiply also load, in the second other threads load.
 """
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, noun, tensor_map, u8, u32, verb
-from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.epilogue import box_output
-from ...tile.roles import roles
-from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
-from ..product import Variant
-from ..sm90.arguments import Sm90Variant
-from ..sm90.config import Sm90Config
-from ..sm90.slices import slices_of, tiles_of
-from ..tiled import block_order
+from dualops.cuda.compiler.backend import (
+    Kernel,
+    Members,
+    builds,
+    cuda,
+    f32,
+    i32,
+    i64,
+    kernel,
+    noun,
+    tensor_map,
+    u8,
+    u32,
+    verb,
+)
+from dualops.cuda.matmul.product import Variant
+from dualops.cuda.matmul.sm90.arguments import Sm90Variant
+from dualops.cuda.matmul.sm90.config import Sm90Config
+from dualops.cuda.matmul.sm90.slices import slices_of, tiles_of
+from dualops.cuda.matmul.tiled import block_order
+from dualops.cuda.tile.boxes import Corner, box_tile, prefetch_maps
+from dualops.cuda.tile.epilogue import box_output
+from dualops.cuda.tile.roles import roles
+from dualops.cuda.tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
+
 from .tiles import DTYPE
 
 # a is read by rows, [M, K], b too, [K, N]
@@ -23,7 +38,7 @@ FACTORS = Sm90Variant(Variant(DTYPE), "k", "mn", others=1, out=0)
 
 @noun
 def block_tile(config: Sm90Config) -> Members:
-    """The block's tile of the result, in both kernels."""
+    """The verbs of a block's tile of the result, in both kernels."""
     of_block, NOWHERE = block_order(config.block_m, config.block_n), (i32(0),)
     boxes = box_output(DTYPE, config.block_n, config.output_at, config.places, 1)
 
@@ -61,11 +76,11 @@ def block_tile(config: Sm90Config) -> Members:
 
 @builds
 def build_boxes(config: Sm90Config) -> Kernel:
-    """matmul_boxes(a_map, b_map, y_map, M, N, K): a warpgroup makes 64 rows of its block's tile.
+    """Build matmul_boxes(a_map, b_map, y_map, M, N, K): a warpgroup makes 64 rows of its block's tile.
 
     1  for each slice t:
-    2      thread 0: slices up to t + STAGES - 1 on their way, once all warps have read slice t - 1
-    3      wait until slice t is there
+    2      thread 0: start to load slices up to t + STAGES - 1, once all warps have read slice t - 1
+    3      wait until slice t has arrived
     4      acc [64, BLOCK_N] += a [64, BLOCK_K] @ b [BLOCK_K, BLOCK_N], out of shared memory; wait for that
     5  y = acc, through shared memory, as boxes
     """
@@ -104,13 +119,13 @@ def build_boxes(config: Sm90Config) -> Kernel:
 
 @builds
 def build_roles(config: Sm90Config) -> Kernel:
-    """matmul_roles(a_map, b_map, y_map, M, N, K): the same, with a warpgroup more that loads.
+    """Build matmul_roles(a_map, b_map, y_map, M, N, K): the same, and one more warpgroup that loads.
 
         producer, one thread                        consumers, a warpgroup for each 64 rows
         for each slice t:                           for each slice t:
-    1       once a stage is free: slice t       2       wait until it is there
-            on its way                          3       acc [64, BLOCK_N] += a @ b, which goes on beside
-                                                4       wait until the product before is over; its stage is free
+    1       wait for a free stage,              2       wait until slice t has arrived
+            start to load slice t               3       start acc [64, BLOCK_N] += a @ b
+                                                4       wait for the previous product, release its stage
                                                 5   y = acc, through shared memory, as boxes
     """
     tile, slices, role = block_tile(config), slices_of(config, FACTORS), roles(config.consumers)

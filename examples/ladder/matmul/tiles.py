@@ -1,6 +1,6 @@
 """matmul's ladder on CUDA cores: a block makes a tile of the result from slices in shared memory.
 
-One kernel, two Configs: of its tile a thread makes one element, or a tile of its own in registers.
+One kernel, two Configs: a thread makes one element of the tile, or a tile of its own in registers.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i64, kernel, pointer, u16
-from ...tile.groups import group
-from ...tile.products import mma_ab
-from ...tile.shared import Part, Shared, Tile
-from ...tile.vector_load import by_vectors
-from ..tiled import block_order
+from dualops.cuda.compiler.backend import Kernel, builds, cuda, f32, i64, kernel, pointer, u16
+from dualops.cuda.matmul.tiled import block_order
+from dualops.cuda.tile.groups import group
+from dualops.cuda.tile.products import mma_ab
+from dualops.cuda.tile.shared import Part, Shared, Tile
+from dualops.cuda.tile.vector_load import by_vectors
 
 DTYPE = "bfloat16"  # of a, b and y in all steps
 
 
 @dataclass(frozen=True)
 class TilesConfig:
-    """A block of lanes x lanes threads, which make rows x columns of the result each, all side by side."""
+    """A block of lanes x lanes threads. Each makes rows x columns neighbouring elements of the result."""
 
     lanes: int
     rows: int
@@ -45,7 +45,7 @@ class TilesConfig:
 
 
 class Slices(NamedTuple):
-    """What lies where in shared memory, as float32."""
+    """The layout of shared memory, which holds float32."""
 
     a: Tile  # [BLOCK_M, BLOCK_K]
     b: Tile  # [BLOCK_K, BLOCK_N]
@@ -53,7 +53,7 @@ class Slices(NamedTuple):
 
 
 def slices(config: TilesConfig) -> Slices:
-    """The layout of a kernel's shared memory."""
+    """Return the layout of a kernel's shared memory."""
     shared = Shared(DTYPE, config.threads)
     a, b = shared.tile(config.block_m, config.block_k), shared.tile(config.block_k, config.block_n)
     return Slices(a, b, shared.nbytes)
@@ -61,14 +61,14 @@ def slices(config: TilesConfig) -> Slices:
 
 @builds
 def build_tiles(config: TilesConfig) -> Kernel:
-    """matmul_tiles(y, a, b, M, N, K): a block makes y[m0 : m0 + BLOCK_M, n0 : n0 + BLOCK_N].
+    """Build matmul_tiles(y, a, b, M, N, K): a block makes y[m0 : m0 + BLOCK_M, n0 : n0 + BLOCK_N].
 
         1  for each slice of BLOCK_K steps along the sum:
         2      the block loads a's and b's part of it to shared memory; barrier
-        3      acc [rows, columns] += a @ b, each number is read by all threads that need it; barrier
+        3      acc [rows, columns] += a @ b, where each number is read by all threads that need it; barrier
         4  y = acc
 
-    Beyond the edges of a and b slices are 0. N and K: multiples of 8.
+    Slices are 0 beyond the edges of a and b. N and K: multiples of 8.
     """
     tile = slices(config)
     a_load = by_vectors(DTYPE, True, tile.a, config.threads)
