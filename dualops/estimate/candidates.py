@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..cuda.compiler.binaries import Wanted, build_all
@@ -24,27 +25,22 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A part, its estimated time, and the shared memory of a block in bytes."""
-
-    part: Part
-    estimate: Estimate
-    shared_bytes: int
-
-
-@dataclass(frozen=True)
 class Candidate:
     """One way to do a problem. steps: its launches, of which `build` compiles the kernels."""
 
     rung: str
     parts: tuple[Part, ...]
     estimate: Estimate
-    shared_bytes: int  # of a block of the greediest kernel
     steps: Callable[[], Sequence[Step]]
 
     @property
     def configs(self) -> tuple[Any, ...]:
         return tuple(part.config for part in self.parts)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """Of a block of the greediest kernel."""
+        return max(step.shared_bytes for step in self.steps())
 
 
 @dataclass(frozen=True)
@@ -75,31 +71,11 @@ class Ranking:
     rows: tuple[Ranked, ...]
 
 
-def rank(title: str, flops: int, nbytes: int, candidates: Iterable[Candidate], taken: tuple[Any, ...]) -> Ranking:
-    """Rank by time. If two take equally long, the taken one is first, or else the one with less shared memory.
-
-    taken: the Configs of a call, those of kernels that are not ranked behind the others.
-    """
-    rows = [Ranked(each, each.configs == taken[: len(each.configs)]) for each in candidates]
-    rows.sort(key=lambda row: (row.candidate.estimate.seconds, not row.taken, row.candidate.shared_bytes))
+def rank(title: str, flops: int, nbytes: int, candidates: Iterable[Candidate]) -> Ranking:
+    """Rank by time. The first of the candidates is the one that a call takes."""
+    rows = [Ranked(each, not place) for place, each in enumerate(candidates)]
+    rows.sort(key=lambda row: row.candidate.estimate.seconds)
     return Ranking(title, flops, nbytes, tuple(rows))
-
-
-def without_idle_stages(kernels: Iterable[Kernel], own: Sequence[Any]) -> list[Kernel]:
-    """Drop each kernel for which another number of stages is faster, or as fast with less shared memory. Keep the
-    operator's own.
-    """
-    best: dict[Any, Kernel] = {}
-    for each in kernels:
-        kind = each.part.config if each.part.config in own else replace(each.part.config, stages=0)
-        other = best.get(kind)
-        if other is None or _cost(each) < _cost(other):
-            best[kind] = each
-    return [*best.values()]
-
-
-def _cost(kernel: Kernel) -> tuple[float, int]:
-    return kernel.estimate.seconds, kernel.shared_bytes
 
 
 def build(ranking: Ranking, gpu: Architecture, count: int, begin: Callable[[str], None] = lambda name: None) -> Ranking:
@@ -127,6 +103,8 @@ def _built(reports: Sequence[Report]) -> Built:
 
 def config_text(config: Any) -> str:
     """Return the fields of a Config that differ from their defaults, and all fields without a default."""
+    if not is_dataclass(config):
+        return str(config)
     told = []
     for field in fields(config):
         value = getattr(config, field.name)
