@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False)
     for line in textwrap.wrap(cost.problem_of(text)[1].name, console.width, subsequent_indent=DEEPER):
         console.print(Text(line))
-    console.print(Text(f"on {gpu.title}"))
+    console.print(Text(f"on {gpu.device.name}"))
     for ranking in rankings:
         console.print(Text(f"\n{ranking.title}"))
         console.print(table(ranking, arguments.top, max(console.width - OTHER_COLUMNS, NARROWEST)))

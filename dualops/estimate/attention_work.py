@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..cuda.flash_attention.sm80.config import Sm80Config
@@ -17,24 +18,37 @@ from ..cuda.tile.warpgroup import ROWS
 from ..spec import Problem
 from ..spec.attention.band import band
 from .architectures import Architecture
-from .model import Product, Units, Work, units, waits
+from .model import Product, Work, units, waits
 
-# of a score: maximum, multiplication and sum, sum, half a conversion; P, its product with dP - delta, a conversion or two
-INSTRUCTIONS, DKV_INSTRUCTIONS = 3.5, 4.0
-# of a step's exponentials and arithmetic what no product hides, where there are no turns: fitted; but dk and dv wait
-# twice in a step, so that they hide nothing
-FORWARD_EXPOSED, DQ_EXPOSED, DKV_EXPOSED = 0.47, 0.85, 1.0
+INSTRUCTIONS = 3.5  # of a score: maximum, multiplication and sum, sum, half a conversion; in the gradient as many
+FORWARD_EXPOSED = 0.47  # of forward's exponentials and arithmetic what no product hides without turns, fitted; else all
 SM80 = (Sm80Config, Sm80DqConfig, Sm80DkvConfig)
 
 
-def _step(
-    config: Any, gpu: Architecture, products: Sequence[Product], scores: int, instructions: float, moved_bytes: float
-) -> tuple[Units, int, int]:
-    """Return the clocks of a step, the groups of threads that have steps of their own, and an SM's blocks."""
-    if not isinstance(config, SM80):
-        return units(gpu, products, scores, instructions, moved_bytes), getattr(config, "consumers", CONSUMERS), 1
-    warp, blocks = (16 * getattr(config, "strips", 1), 0), config.min_blocks
-    return units(gpu, products, scores, instructions, moved_bytes, warp), blocks * config.groups, blocks
+def _work(
+    config: Any,
+    gpu: Architecture,
+    products: Sequence[Product],
+    pieces: Mapping[int, int],
+    memory_bytes: int,
+    copied: int,
+    *,
+    exposed: float = 1.0,
+    times: int = 1,
+    handed: int = 0,
+    late: int = 0,
+) -> Work:
+    """Return the work of a kernel whose first product are scores. handed: bytes that threads exchange; late: steps after
+    which a tile's stage is free; times: products of a step that are waited for.
+    """
+    scores, blocks = products[0].rows * products[0].columns, 1
+    warp, groups = None, getattr(config, "consumers", CONSUMERS)
+    if isinstance(config, SM80):
+        blocks, warp = config.min_blocks, (16 * getattr(config, "strips", 1), 0)
+        groups = blocks * config.groups
+    step = units(gpu, products, scores, INSTRUCTIONS * scores, copied + handed, warp)
+    wait = waits(step, exposed, groups, getattr(config, "turns", False), times)
+    return Work(step, wait, pieces, memory_bytes, blocks, copied, getattr(config, "stages", 2) - 1 - late)
 
 
 def _widths(config: Any, p: Problem) -> tuple[int, int]:
@@ -43,39 +57,27 @@ def _widths(config: Any, p: Problem) -> tuple[int, int]:
 
 def forward_work(config: Sm90Config | Sm80Config, p: Problem, gpu: Architecture) -> Work:
     """Q @ K.T, and P @ V with P in registers."""
-    D, Dv = _widths(config, p)
-    slices, columns = (config.slices, config.columns(Dv)) if isinstance(config, Sm90Config) else (1, Dv)
-    queries, keys = config.block_q, config.block_kv
-    left = isinstance(config, Sm90Config) or not config.holds_q(D, 2)
-    products = Product(queries, keys, D, left), Product(queries, columns, keys, False)
-    copied, scores = 2 * keys * (D + columns), queries * keys
-    step, groups, blocks = _step(config, gpu, products, scores, INSTRUCTIONS * scores + queries * columns, copied)
-    return Work(
-        step,
-        waits(step, FORWARD_EXPOSED, groups, getattr(config, "turns", False)),
-        {steps: slices * count for steps, count in pieces_of_queries(p, queries, keys).items()},
-        p.spec.forward_cost.bytes_read(p) + p.spec.forward_cost.bytes_written(p),
-        blocks,
-        copied,
-        getattr(config, "stages", 2) - 1,
-    )
+    (D, Dv), queries, keys, slices = _widths(config, p), config.block_q, config.block_kv, 1
+    if isinstance(config, Sm90Config):
+        Dv, slices = config.columns(Dv), config.slices
+    held = isinstance(config, Sm80Config) and config.holds_q(D, 2)
+    products = Product(queries, keys, D, not held), Product(queries, Dv, keys, False)
+    pieces = {steps: slices * count for steps, count in pieces_of_queries(p, queries, keys).items()}
+    memory_bytes = p.spec.forward_cost.bytes_read(p) + p.spec.forward_cost.bytes_written(p)
+    return _work(config, gpu, products, pieces, memory_bytes, 2 * keys * (D + Dv), exposed=FORWARD_EXPOSED)
 
 
 def dq_work(config: DqConfig | Sm80DqConfig, p: Problem, gpu: Architecture) -> Work:
     """S = Q @ K.T and dP = dO @ V.T, and dq += dS @ K with dS in registers."""
-    (D, Dv), queries, keys = _widths(config, p), config.block_q, config.block_kv
-    left = isinstance(config, DqConfig) or not config.held
-    products = Product(queries, keys, D, left), Product(queries, keys, Dv, left), Product(queries, D, keys, False)
-    copied, scores = 2 * keys * (D + Dv), queries * keys
-    step, groups, blocks = _step(config, gpu, products, scores, INSTRUCTIONS * scores, copied)
-    return Work(
-        step,
-        waits(step, DQ_EXPOSED, groups, getattr(config, "turns", False)),
-        pieces_of_queries(p, queries, keys),
-        p.nbytes("q", "k", "v", "do", "lse", "q"),
-        blocks,
-        copied,
+    (D, Dv), queries, keys, left = (
+        _widths(config, p),
+        config.block_q,
+        config.block_kv,
+        not getattr(config, "held", False),
     )
+    products = Product(queries, keys, D, left), Product(queries, keys, Dv, left), Product(queries, D, keys, False)
+    memory_bytes = p.nbytes("q", "k", "v", "do", "lse", "q")
+    return _work(config, gpu, products, pieces_of_queries(p, queries, keys), memory_bytes, 2 * keys * (D + Dv))
 
 
 def dkv_work(config: AnyDkvConfig | FusedConfig | Sm80DkvConfig, p: Problem, gpu: Architecture) -> Work:
@@ -89,19 +91,15 @@ def dkv_work(config: AnyDkvConfig | FusedConfig | Sm80DkvConfig, p: Problem, gpu
         Product(keys, Dv, queries, False),
         Product(keys, D, queries, False),
     ]
-    copied, scores = 2 * queries * (D + Dv), keys * queries
-    handed, memory_bytes, ahead = 0, p.nbytes("q", "k", "v", "do", "lse", "k", "v"), config.stages - 1
+    pieces, memory_bytes = pieces_of_keys(p, keys, queries), p.nbytes("q", "k", "v", "do", "lse", "k", "v")
+    work = partial(_work, config, gpu, copied=2 * queries * (D + Dv))
     if isinstance(config, FusedConfig):
-        products += [Product(ROWS, BOX, keys, True)] * CONSUMERS
-        handed, memory_bytes = 2 * scores + 2 * CONSUMERS * FRAGMENT_BYTES, memory_bytes + sums_bytes(p)
-    elif not isinstance(config, SM80):
-        ahead -= 1  # a tile is released in the next step
-    if isinstance(config, DkvApartConfig):
-        handed = 2 * scores * (4 if config.exact else 2)  # P, written and read
-    step, groups, blocks = _step(config, gpu, products, scores, DKV_INSTRUCTIONS * scores, copied + handed)
-    hidden = isinstance(config, DkvApartConfig) and config.beside  # during the products of the tile before
-    wait = waits(step, 0, groups) if hidden else waits(step, DKV_EXPOSED, groups, times=2)
-    return Work(step, wait, pieces_of_keys(p, keys, queries), memory_bytes, blocks, copied, ahead)
+        dq = [Product(ROWS, BOX, keys, True)] * CONSUMERS
+        handed = 2 * keys * queries + 2 * CONSUMERS * FRAGMENT_BYTES
+        return work([*products, *dq], pieces, memory_bytes + sums_bytes(p), times=2, handed=handed)
+    if isinstance(config, DkvApartConfig) and config.beside:  # P and dS are made during the products of the tile before
+        return work(products, pieces, memory_bytes, exposed=0, late=1)
+    return work(products, pieces, memory_bytes, times=2, late=not isinstance(config, SM80))
 
 
 def sums_bytes(p: Problem) -> int:

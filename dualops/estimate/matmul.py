@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 
@@ -21,11 +21,8 @@ from .model import BEYOND, STEP, Product, Work, estimate_of, units
 SECONDS = 1e-12  # of what matmul/sm90/config.py counts in
 
 
-Named = tuple[str, Matrices, Mapping[str, ArrayMeta]]
-
-
-def products_of(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Named]:
-    """Yield the products to rank, with the arrays' layouts: one for forward, each wanted one for a gradient.
+def rankings(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[Choice]) -> Iterator[Ranking]:
+    """Rank the Configs that the GPU has room for: of the product, or of each product of the gradient.
 
     Raises NotImplementedError for what the model does not know.
     """
@@ -34,57 +31,45 @@ def products_of(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Named
         raise NotImplementedError(f"{op}: no estimates for {p.dtype}, expected bfloat16 or float16")
     if backward and (p.activation or "bias" in p.arrays):
         raise NotImplementedError(f"{op}: no estimates of gradients with bias or activation")
-    if backward:
-        metas = gradient_metas(p, p.outputs(p.spec.gradients))
-        products = gradient_products(p, p.outputs(p.spec.gradients))
-    else:
-        metas = {**p.arrays, **p.outputs()}
-        products = {"y": forward_product(p, metas)}
-    for name, each in products.items():
-        if not (each.batches and each.m.size and each.n.size and each.k.size):
-            raise NotImplementedError(f"{op}: no estimates of an empty product")
+    results, own = p.outputs(p.spec.gradients if backward else p.spec.outputs), choices[0].config
+    metas = gradient_metas(p, results) if backward else {**p.arrays, **results}
+    products = gradient_products(p, results) if backward else {"y": forward_product(p, metas)}
+    for each in products.values():
         if gpu.device.has_wgmma and ready(each, p, metas).copies:
             raise NotImplementedError(
                 f"{op}: no estimates where a factor is copied first: rows that are no "
                 "multiple of 16 bytes, or sizes past what boxes reach"
             )
-        yield name, each, metas
-
-
-def rankings(
-    p: Problem, products: Iterable[Named], title: str, gpu: Architecture, choices: Sequence[Choice]
-) -> Iterator[Ranking]:
-    """Rank every Config that the GPU has room for, for each product, of the rungs that do the problem."""
-    rungs, taken = {choice.rung for choice in choices}, choices[0].config
-    for place, (name, each, metas) in enumerate(products):
-        found = []
-        for config, _ in TILES if "sm90" in rungs else ():
-            may_split = config.splits == 1 or (each.rounds == 1 and each.k.size // config.splits >= LEAST_SPLIT)
-            if may_split and config.shared_bytes + SLACK <= gpu.device.shared_memory_per_block:
-                found.append(("sm90", config, sm90_work(config, each, gpu), sm90.product_steps))
-        for config, _ in sm80.configs(each, p, metas, gpu.device):
-            found.append(("sm80", config, sm80_work(config, each, gpu), sm80.product_steps))
-        own = taken[place] if isinstance(taken, tuple) else taken
-        found.sort(key=lambda way: way[1] != own)
-        candidates = (
-            Candidate(rung, (Part(name, config),), estimate_of(work, gpu), partial(steps, each, p, metas, config))
-            for rung, config, work, steps in found
-        )
+    for (name, each), taken in zip(products.items(), own if backward else (own,), strict=True):
+        found = [*_candidates(name, each, p, metas, gpu, any(choice.rung == "sm90" for choice in choices))]
+        found.sort(key=lambda candidate: candidate.configs != (taken,))
         flops = 2 * each.batches * each.rounds * each.m.size * each.n.size * each.k.size
-        yield rank(title if name == "y" else f"{title}, {name}", flops, product_bytes(each), candidates)
+        yield rank(f"backward, {name}" if backward else "forward", flops, product_bytes(each), found)
+
+
+def _candidates(
+    name: str, each: Matrices, p: Problem, metas: Mapping[str, ArrayMeta], gpu: Architecture, hopper: bool
+) -> Iterator[Candidate]:
+    for config, _ in TILES if hopper else ():
+        may_split = config.splits == 1 or (each.rounds == 1 and each.k.size // config.splits >= LEAST_SPLIT)
+        if may_split and config.shared_bytes + SLACK <= gpu.device.shared_memory_per_block:
+            steps = partial(sm90.product_steps, each, p, metas, config)
+            yield Candidate("sm90", (Part(name, config),), estimate_of(sm90_work(config, each, gpu), gpu), steps)
+    for config, _ in sm80.configs(each, p, metas, gpu.device):
+        steps = partial(sm80.product_steps, each, p, metas, config)
+        yield Candidate("sm80", (Part(name, config),), estimate_of(sm80_work(config, each, gpu), gpu), steps)
 
 
 def sm90_work(config: Sm90Config, each: Matrices, gpu: Architecture) -> Work:
     """Of matmul/sm90: both factors from shared memory. Blocks that split a sum meet in the end."""
-    product, splits = Product(config.block_m, config.block_n, config.block_k, True), config.splits
     return Work(
-        units(gpu, [product], moved_bytes=config.stage_bytes),
+        units(gpu, [Product(config.block_m, config.block_n, config.block_k, True)], moved_bytes=config.stage_bytes),
         0,
-        {_steps(each, config.block_k * splits): config.tiles(each) * splits},
+        {-(-each.rounds * each.k.size // (config.block_k * config.splits)): config.tiles(each) * config.splits},
         product_bytes(each),
         copied_bytes=config.stage_bytes,
         ahead=config.stages - 1,
-        beyond=BEYOND + MEET * SECONDS * (splits > 1),
+        beyond=BEYOND + MEET * SECONDS * (config.splits > 1),
     )
 
 
@@ -94,16 +79,12 @@ def sm80_work(config: Sm80Config, each: Matrices, gpu: Architecture) -> Work:
     return Work(
         units(gpu, [product], moved_bytes=copied, warp=(config.warp_m, config.warp_n)),
         STEP,
-        {_steps(each, config.block_k): sm80.block_count(each, config)},
+        {-(-each.rounds * each.k.size // config.block_k): sm80.block_count(each, config)},
         product_bytes(each),
         config.min_blocks,
         copied,
         config.num_stages - 1,
     )
-
-
-def _steps(each: Matrices, depth: int) -> int:
-    return -(-each.rounds * each.k.size // depth)
 
 
 def product_bytes(each: Matrices) -> int:

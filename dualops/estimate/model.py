@@ -30,7 +30,7 @@ LATENCY, COPIED = 1000, 64
 # clocks of a step that threads wait for a barrier and the first of a product's results; and more, for each warpgroup
 # that takes turns with others. They, and attention's shares of `exposed`, are fitted to ten figures (`docs`)
 STEP, HANDOVER = 230, 385
-UNITS = ("tensor cores", "exponentials", "arithmetic", "shared memory")
+Units = dict[str, float]  # clocks of each unit of an SM
 
 
 class Product(NamedTuple):
@@ -54,15 +54,6 @@ class Product(NamedTuple):
         return parts * self.depth / 16 * 32 * (rows * self.left + columns)
 
 
-class Units(NamedTuple):
-    """Clocks of each unit of an SM, in the order of UNITS."""
-
-    tensor: float
-    exponentials: float
-    arithmetic: float
-    shared: float
-
-
 def units(
     gpu: Architecture,
     products: Iterable[Product],
@@ -76,12 +67,12 @@ def units(
     """
     products = list(products)
     shared = sum(each.shared_bytes(*(warp or ())) for each in products) + moved_bytes
-    return Units(
-        sum(each.flops for each in products) / (gpu.warp_tensor if warp else gpu.tensor),
-        scores / gpu.exponentials,
-        instructions / gpu.lanes,
-        shared / gpu.shared_bandwidth,
-    )
+    return {
+        "tensor cores": sum(each.flops for each in products) / (gpu.warp_tensor if warp else gpu.tensor),
+        "exponentials": scores / gpu.exponentials,
+        "arithmetic": instructions / gpu.lanes,
+        "shared memory": shared / gpu.shared_bandwidth,
+    }
 
 
 def waits(step: Units, exposed: float, groups: int, turns: bool = False, times: int = 1) -> float:
@@ -91,7 +82,7 @@ def waits(step: Units, exposed: float, groups: int, turns: bool = False, times: 
     """
     if turns and groups > 1:
         return STEP + HANDOVER * groups
-    return times * STEP + (exposed if groups > 1 else 1) * (step.exponentials + step.arithmetic)
+    return times * STEP + (exposed if groups > 1 else 1) * (step["exponentials"] + step["arithmetic"])
 
 
 @dataclass(frozen=True)
@@ -141,17 +132,17 @@ def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, fl
 
 def estimate_of(work: Work, gpu: Architecture) -> Estimate:
     """Return how long it takes on a GPU, launches counted."""
-    busiest = work.blocks * max(work.step)
+    busiest = work.blocks * max(work.step.values())
     arrival = LATENCY + work.blocks * work.copied_bytes / COPIED
     clocks = busiest + work.waits
     clocks = max(clocks, arrival / work.ahead) if work.ahead else clocks + arrival
-    hertz = min(gpu.working_clock, gpu.full_clock * clocks / (work.blocks * work.step.tensor))
+    hertz = min(gpu.working_clock, gpu.full_clock * clocks / (work.blocks * work.step["tensor cores"]))
     slots = gpu.device.sms * work.blocks
     times = {steps * clocks / hertz + work.beyond: count for steps, count in work.pieces.items() if steps}
     pieces = sum(times.values())
     each = sum(steps * count for steps, count in work.pieces.items()) / slots / hertz  # seconds of a step's clock
     longest, even = makespan(times, slots), sum(time * count for time, count in times.items()) / slots
-    busy = {name: work.blocks * clocks * each for name, clocks in zip(UNITS, work.step, strict=True)}
+    busy = {name: work.blocks * clocks * each for name, clocks in work.step.items()}
     lost = {
         "waits": (clocks - busiest) * each,
         "ends of tiles": pieces / slots * work.beyond,

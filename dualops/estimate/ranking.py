@@ -55,15 +55,14 @@ def _rankings(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking
     assert cost is not None
     nbytes = cost.bytes_read(p) + cost.bytes_written(p)
     if p.spec.name == "matmul":
-        products = [*matmul.products_of(p, backward, gpu)]
-        yield from matmul.rankings(p, products, title, gpu, _choices(p, backward, gpu, TENSOR_CORES))
+        yield from matmul.rankings(p, backward, gpu, _choices(p, backward, gpu, TENSOR_CORES))
     elif model := {"flash_attention": attention, "retention": retention}.get(p.spec.name):
         model.refuse_unknown(p, backward)
-        candidates = model.candidates(p, backward, gpu, _choices(p, backward, gpu, TENSOR_CORES))
-        yield rank(title, cost.flops(p), nbytes, candidates)
+        choices = _choices(p, backward, gpu, TENSOR_CORES)
+        yield rank(title, cost.flops(p), nbytes, model.candidates(p, backward, gpu, choices))
     else:
         choices = _choices(p, backward, gpu)
-        yield rank(title, cost.flops(p), nbytes, (_by_bytes(p, backward, nbytes, gpu, each) for each in choices))
+        yield rank(title, cost.flops(p), nbytes, [_by_bytes(p, backward, nbytes, gpu, each) for each in choices])
 
 
 def _by_bytes(p: Problem, backward: bool, nbytes: int, gpu: Architecture, choice: Choice) -> Candidate:
