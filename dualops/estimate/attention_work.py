@@ -38,8 +38,8 @@ def _work(
     handed: int = 0,
     late: int = 0,
 ) -> Work:
-    """Return the work of a kernel whose first product are scores. handed: bytes that threads exchange; late: steps after
-    which a tile's stage is free; times: products of a step that are waited for.
+    """Return the work of a kernel whose first product is scores. handed: bytes that threads exchange; late: steps after
+    which a stage is free; exposed, times: those of `waits`.
     """
     scores, blocks = products[0].rows * products[0].columns, 1
     warp, groups = None, getattr(config, "consumers", CONSUMERS)
@@ -69,12 +69,8 @@ def forward_work(config: Sm90Config | Sm80Config, p: Problem, gpu: Architecture)
 
 def dq_work(config: DqConfig | Sm80DqConfig, p: Problem, gpu: Architecture) -> Work:
     """S = Q @ K.T and dP = dO @ V.T, and dq += dS @ K with dS in registers."""
-    (D, Dv), queries, keys, left = (
-        _widths(config, p),
-        config.block_q,
-        config.block_kv,
-        not getattr(config, "held", False),
-    )
+    (D, Dv), queries, keys = _widths(config, p), config.block_q, config.block_kv
+    left = not getattr(config, "held", False)
     products = Product(queries, keys, D, left), Product(queries, keys, Dv, left), Product(queries, D, keys, False)
     memory_bytes = p.nbytes("q", "k", "v", "do", "lse", "q")
     return _work(config, gpu, products, pieces_of_queries(p, queries, keys), memory_bytes, 2 * keys * (D + Dv))
@@ -109,24 +105,29 @@ def sums_bytes(p: Problem) -> int:
 
 def pieces_of_queries(p: Problem, block_q: int, block_kv: int) -> Counter[int]:
     """Count the tiles of queries of all heads by the number of key tiles that they see."""
-    left, right = band(p)
-    offset = 0 if p.causal == "top_left" else p.Sk - p.Sq
-    return _pieces(p.Sq, p.Sk, block_q, block_kv, (offset - left, offset + right), p.B * p.H)
+    below, above = _band(p)
+    return _pieces(p.Sq, p.Sk, block_q, block_kv, -below, above, p.B * p.H)
 
 
 def pieces_of_keys(p: Problem, block_kv: int, block_q: int) -> Counter[int]:
     """Count the key tiles of all key heads by the number of query tiles that see them, over all heads of the group."""
-    left, right = band(p)
-    offset = 0 if p.causal == "top_left" else p.Sk - p.Sq
-    seen = _pieces(p.Sk, p.Sq, block_kv, block_q, (-offset - right, left - offset), p.B * p.H // p.group)
+    below, above = _band(p)
+    seen = _pieces(p.Sk, p.Sq, block_kv, block_q, -above, below, p.B * p.H // p.group)
     return Counter({steps * p.group: count for steps, count in seen.items()})
 
 
-def _pieces(rows: int, columns: int, block_rows: int, block_columns: int, sees: tuple[int, int], heads: int) -> Counter:
-    """Row i sees columns i + sees[0] to i + sees[1]."""
+def _band(p: Problem) -> tuple[int, int]:
+    """Return how many keys before its own index a query sees, and how many after it."""
+    left, right = band(p)
+    offset = 0 if p.causal == "top_left" else p.Sk - p.Sq
+    return left - offset, right + offset
+
+
+def _pieces(rows: int, columns: int, block_rows: int, block_columns: int, least: int, most: int, heads: int) -> Counter:
+    """Row i sees columns i + least to i + most."""
     found: Counter[int] = Counter()
     for first in range(0, rows, block_rows):
         last = min(rows, first + block_rows) - 1
-        begin, end = max(0, first + sees[0]), min(columns, last + sees[1] + 1)
+        begin, end = max(0, first + least), min(columns, last + most + 1)
         found[-(-end // block_columns) - begin // block_columns if end > begin else 0] += heads
     return found

@@ -28,7 +28,7 @@ REACHED = 0.875  # of the data sheet's bandwidth what a plain copy reaches: 4.2 
 # clocks from asking for a tile that lies in L2 to the first of it, assumed; bytes that come to an SM in each thereafter
 LATENCY, COPIED = 1000, 64
 # clocks of a step that threads wait for a barrier and the first of a product's results; and more, for each warpgroup
-# that takes turns with others. They, and attention's shares of `exposed`, are fitted to ten figures (`docs`)
+# that takes turns with others. They and FORWARD_EXPOSED of attention_work.py were fitted to ten figures (README.md)
 STEP, HANDOVER = 230, 385
 Units = dict[str, float]  # clocks of each unit of an SM
 
@@ -75,7 +75,7 @@ def units(
     }
 
 
-def waits(step: Units, exposed: float, groups: int, turns: bool = False, times: int = 1) -> float:
+def waits(step: Units, exposed: float, groups: int, turns: bool = False, times: float = 1) -> float:
     """Return the clocks of a step in which no unit is busy. exposed: of its exponentials and arithmetic what no product
     hides; groups: of threads that have steps of their own: one alone hides nothing; in turns, each computes its
     exponentials during the other's products. times: products that are waited for.
@@ -123,11 +123,11 @@ class Estimate:
 
     def __add__(self, other: Estimate) -> Estimate:
         """Of one kernel after the other."""
-        return Estimate(self.seconds + other.seconds, _added(self.busy, other.busy), _added(self.lost, other.lost))
-
-
-def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+        busy, lost = (
+            {name: one.get(name, 0.0) + two.get(name, 0.0) for name in {**one, **two}}
+            for one, two in ((self.busy, other.busy), (self.lost, other.lost))
+        )
+        return Estimate(self.seconds + other.seconds, busy, lost)
 
 
 def estimate_of(work: Work, gpu: Architecture) -> Estimate:

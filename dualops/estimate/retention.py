@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from itertools import takewhile
 from operator import add
 
 from ..cuda.launch.arrays import cdiv
@@ -28,45 +27,43 @@ SCORE, KEY, STATE, RESULT = 4.5, 2.75, 2.0, 2.0
 CHUNK_WAITS, WIDE_WAITS, TILE_WAITS, SLICE_WAITS = 4 + 2, 3 + 1, 2 + 1, 1 + 1
 EXPOSED = 1.0  # of a step's arithmetic what no product hides: each waits for the one before
 THREADS = 256  # of an SM, each with all the registers that one can have
-FOUND = 0.51  # of the bandwidth what states between chunks are found with: 126 MB in 85 us of an H100
+FOUND = 0.51  # of the bandwidth at which states between chunks are found: 126 MB in 85 us of an H100
 
 
 def refuse_unknown(p: Problem, backward: bool) -> None:
     """Raise NotImplementedError for what the model does not know."""
-    op = p.spec.name
-    if not (p.B and p.H and p.Sk):
-        raise NotImplementedError(f"{op}: no estimates of an empty problem")
-    if p.form != "chunk":
-        raise NotImplementedError(f"{op}: no estimates for form={p.form!r}, expected 'chunk'")
-    if p.Sk <= sm80.FEW:
-        raise NotImplementedError(f"{op}: no estimates for S={p.Sk}, expected more than {sm80.FEW} tokens")
-    if p.normalize is not None:
-        raise NotImplementedError(f"{op}: no estimates with normalize={p.normalize!r}, expected None")
-    if backward and "log_decay" in p.arrays:
-        raise NotImplementedError(f"{op}: no estimates of the gradient with log_decay")
+    for unknown, problem in (
+        (not (p.B and p.H and p.Sk), "of an empty problem"),
+        (p.form != "chunk", f"for form={p.form!r}, expected 'chunk'"),
+        (p.Sk <= sm80.FEW, f"for S={p.Sk}, expected more than {sm80.FEW} tokens"),
+        (p.normalize is not None, f"with normalize={p.normalize!r}, expected None"),
+        (backward and "log_decay" in p.arrays, "of the gradient with log_decay"),
+    ):
+        if unknown:
+            raise NotImplementedError(f"{p.spec.name}: no estimates {problem}")
 
 
 def candidates(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[Choice]) -> Iterator[Candidate]:
     """The operator's own first, then other numbers of segments on Hopper."""
     makes = ", ".join(f"d{name}" for name in "qvk") if backward else "o"
+    for choice in choices:
+        config, parts = choice.config, (Part(makes, choice.config),)
+        if isinstance(config, Sm80Config):
+            parts = Part(makes, config.rows), Part(f"states between {config.chunk} tokens", config.states)
+        yield Candidate(choice.rung, parts, retention_estimate(config, p, backward, gpu), choice.steps)
     results, roles = (p.outputs(p.spec.gradients), sm90.BACKWARD) if backward else (p.outputs(), sm90.FORWARD)
-    found = [(choice.rung, choice.config, choice.steps) for choice in choices]
     for own in [choice.config for choice in choices if choice.rung == "sm90"]:
         for config in segments_grid(own, p, backward, gpu):
-            found.append(("sm90", config, partial(sm90.steps_of, p, results, config, roles)))
-    for rung, config, steps in found:
-        parts = [Part(makes, config)]
-        if isinstance(config, Sm80Config):
-            parts = [Part(makes, config.rows), Part(f"states between {config.chunk} tokens", config.states)]
-        yield Candidate(rung, tuple(parts), retention_estimate(config, p, backward, gpu), steps)
+            steps = partial(sm90.steps_of, p, results, config, roles)
+            yield Candidate("sm90", (Part(makes, config),), retention_estimate(config, p, backward, gpu), steps)
 
 
 def segments_grid(own: Config, p: Problem, backward: bool, gpu: Architecture) -> Iterator[Config]:
     """Yield segments of two chunks or more, as long as fewer would leave SMs without a block."""
     blocks = min(p.B * p.H * own.slices(D, Dv) for D, Dv in passes_of(p, backward))
-    for segments in takewhile(lambda n: n == 1 or blocks * n < 2 * gpu.device.sms, (1 << n for n in range(16))):
-        fits = segments == 1 or segments * sm90.LEAST_CHUNKS * own.chunk <= p.Sk
-        if fits and segments != own.segments:
+    for segments in (1 << power for power in range(16)):
+        fits = segments * sm90.LEAST_CHUNKS * own.chunk <= p.Sk and blocks * segments < 2 * gpu.device.sms
+        if segments != own.segments and (segments == 1 or fits):
             yield replace(own, segments=segments)
 
 
@@ -98,8 +95,8 @@ def walk_work(config: Config, D: int, Dv: int, passes: int, p: Problem, gpu: Arc
     """Of sm90, of passes side by side that are taken to be alike. A step is a chunk: K.T @ V to the state, and Q @ K.T,
     Q @ state, P @ V. Of wide heads each warpgroup has 64 columns.
     """
-    n, wide = config.chunk, isinstance(config, WideConfig)
-    keys, columns, groups = (config.keys(D), BOX, CONSUMERS) if wide else (KEY_WIDTH, padded(Dv), 1)
+    n, wide = config.chunk, config if isinstance(config, WideConfig) else None
+    keys, columns, groups = (wide.keys(D), BOX, CONSUMERS) if wide else (KEY_WIDTH, padded(Dv), 1)
     products = [Product(n, n, keys, True), Product(n, columns, keys, True), Product(n, columns, n, False)]
     products += [Product(keys, columns, n, False)] * config.parts
     decayed, tiles = n * (columns if wide else keys), 2 * n * (2 * keys + groups * columns)
@@ -112,7 +109,7 @@ def walk_work(config: Config, D: int, Dv: int, passes: int, p: Problem, gpu: Arc
         {cdiv(cdiv(p.Sk, n), segments): p.B * p.H * config.slices(D, Dv) * segments * passes},
         passes * p.B * p.H * 4 * (p.Sk * (D + Dv) + (segments > 1) * segments * D * Dv),
         copied_bytes=tiles,
-        ahead=(config.stages_of(D) if isinstance(config, WideConfig) else config.stages) - 1,
+        ahead=(wide.stages_of(D) if wide else config.stages) - 1,
         launches=passes,
     )
 

@@ -293,6 +293,8 @@ UNKNOWN = [
         "no estimates of the gradient with log_decay",
     ),
     ("layer_norm x=0x64:float32 w=64:float32", "no estimates of an empty problem"),
+    ("matmul a=0x8:bfloat16 b=8x8", "no estimates of an empty problem"),
+    ("matmul M=64 N=64 K=64 dtype=float32 precision=tf32", "no estimates for float32"),
     (
         "matmul M=4097 N=4097 K=4097",
         "no estimates where a factor is copied first: rows that are no multiple of 16 bytes",
