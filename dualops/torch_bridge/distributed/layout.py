@@ -34,7 +34,7 @@ from ...spec.domains import shown
 BALANCES = ("head_tail", "contiguous")
 LEAST_CHUNK = 128  # tokens: the queries of a tile on Hopper
 ROWS = 16  # tokens: the queries of a warp
-KEY_TILES = 13440  # tokens: a multiple of the keys of a tile, of any kernel (16 to 128)
+KEY_TILES = 384, 13440  # tokens: multiples of the keys of any kernel's tile, for heads to 128 wide and for wider ones
 Ends = tuple[int, ...]  # where documents begin, and the end
 _READ = WeakTensorKeyDictionary()  # cu_seqlens on a device -> their version and values
 
@@ -48,10 +48,11 @@ class Pieces(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Keys of its document that a query at i sees: those up to i or all, and from i - left on."""
+    """Keys of its document that a query at i sees: those up to i or all, and from i - left on. D: of the heads."""
 
     causal: bool
     left: int | None = None
+    D: int = 1
 
 
 class Sequences(NamedTuple):
@@ -149,7 +150,7 @@ class Layout:
         ends = stops if reach.causal else self.cu[documents + 1]
         if reach.left is not None:
             before = (starts - begins - max(reach.left, 0)).clip(0)
-            begins = begins + before // KEY_TILES * KEY_TILES
+            begins = begins + before - before % KEY_TILES[reach.D > 128]
         return begins, ends
 
     def _read(self, rank: int, reach: Reach | None) -> np.ndarray:
