@@ -137,9 +137,9 @@ class Layout:
             queries, lengths = stops - starts, ends - begins
             cu_q = np.concatenate([np.zeros(1, np.int64), queries.cumsum()])
             place = self._read(rank, reach).cumsum() - 1
-            tables = (_on(device, each.astype(np.int32)) for each in (cu_q, place[begins], lengths))
+            cu_q, k_starts, k_lengths = (_on(device, each.astype(np.int32)) for each in (cu_q, place[begins], lengths))
             longest_q, longest_k = (int(each.max(initial=0)) for each in (queries, lengths))
-            return Sequences(*tables, longest_q, longest_k, int(lengths.sum()))
+            return Sequences(cu_q, k_starts, k_lengths, longest_q, longest_k, int(lengths.sum()))
 
         return self._once(("sequences", rank, reach, device), made)
 
@@ -232,8 +232,8 @@ def _contiguous(cu: np.ndarray, size: int) -> list[Pieces]:
     bounds: list[int] = []
     for rank in range(size + 1):
         cut = int(cu[-1]) * rank // size
-        begin, end = (int(cu[np.searchsorted(cu, cut, side) - back]) for side, back in (("right", 1), ("left", 0)))
-        cut -= (cut - begin) % ROWS  # of the document that contains the cut
+        begin, end = int(cu[np.searchsorted(cu, cut, "right") - 1]), int(cu[np.searchsorted(cu, cut)])
+        cut -= (cut - begin) % ROWS  # begin, end: of the document that contains the cut
         low = max([begin, *bounds[-1:]])
         cut = low if cut - low < LEAST_CHUNK else cut
         bounds.append(end if end - cut < LEAST_CHUNK else cut)
