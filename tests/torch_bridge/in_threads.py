@@ -52,7 +52,8 @@ class Board:
     """Where the threads of a group lay out what they send."""
 
     def __init__(self, size: int, device: torch.device):
-        self.device, self.barrier, self.laid = device, threading.Barrier(size), [()] * size
+        self.device, self.barrier = device, threading.Barrier(size)
+        self.laid: list[Any] = [None] * size
 
     def meet(self) -> None:
         """Wait for all threads, and for all that they queued."""
@@ -71,14 +72,14 @@ def in_threads(made: Case, size: int, device: str) -> Found:
     every, where = made.tensors(device), torch.device(device)
     board, shares = Board(size, where), layout_of(made.ends, size, made.balance)
 
-    def of_rank(rank: int) -> list[Tensor | None]:
+    def of_rank(rank: int) -> list[Any]:
         try:
             return one(rank)
         except BaseException:
             board.barrier.abort()  # the others must not wait
             raise
 
-    def one(rank: int) -> list[Tensor | None]:
+    def one(rank: int) -> list[Any]:
         ranks, rows = Thread(board, rank, size), torch.from_numpy(shares.rows[rank]).to(where)
         q, k, v, do = (every[name][rows] for name in ("q", "k", "v", "do"))
         per_head = {name: every[name] for name in PER_HEAD if name in every}

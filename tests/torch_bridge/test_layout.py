@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from dualops.torch_bridge.distributed import layout
 from dualops.torch_bridge.distributed.layout import BALANCES, Layout, Reach, ends_of, layout_of
 
-LEAST, ROWS, TILES = 4, 2, 5  # tokens of a chunk, queries of a warp, keys of a tile
+LEAST, ROWS, TILES = 4, 2, (5, 7)  # tokens of a chunk, queries of a warp, keys of a tile
 CPU = torch.device("cpu")
 lengths = st.lists(st.integers(0, 40), max_size=8)
 sizes = st.integers(1, 9)
@@ -70,13 +70,13 @@ def test_head_and_tail(of: list[int], size: int) -> None:
 
 
 @pytest.mark.parametrize("balance", BALANCES)
-@given(of=lengths, size=sizes, left=st.none() | st.integers(0, 40))
-def test_pieces_are_sequences(balance: str, of: list[int], size: int, left: int | None) -> None:
+@given(of=lengths, size=sizes, left=st.none() | st.integers(0, 40), D=st.sampled_from((128, 136)))
+def test_pieces_are_sequences(balance: str, of: list[int], size: int, left: int | None, D: int) -> None:
     """Each piece lies in one document. Its keys are the tokens that its queries see, from where a tile begins on."""
-    shares = made(of, size, balance)
+    shares, tile = made(of, size, balance), TILES[D > 128]
     for rank, rows in enumerate(shares.rows):
         assert shares.positions(rank).tolist() == [row - document_of(shares, row)[0] for row in rows.tolist()]
-        for reach in (Reach(True, left), Reach(False)):
+        for reach in (Reach(True, left, D), Reach(False)):
             found, read = shares.sequences(rank, reach, CPU), tokens_read(shares, rank, reach).tolist()
             assert found.max_seqlen_k == max(found.k_lengths.tolist(), default=0)
             assert found.total_k_lengths == int(found.k_lengths.sum())
@@ -87,8 +87,8 @@ def test_pieces_are_sequences(balance: str, of: list[int], size: int, left: int 
                 assert queries == list(range(queries[0], queries[-1] + 1)) and queries[-1] < last
                 assert keys == list(range(keys[0], queries[-1] + 1 if reach.causal else last))
                 seen = first if reach.left is None else max(first, queries[0] - reach.left)
-                assert (keys[0] - first) % TILES == 0 and keys[0] <= seen
-                assert seen - keys[0] < TILES or (reach.left is None and keys[0] == first)
+                assert (keys[0] - first) % tile == 0 and keys[0] <= seen
+                assert seen - keys[0] < tile or (reach.left is None and keys[0] == first)
 
 
 def document_of(shares: Layout, token: int) -> tuple[int, int]:

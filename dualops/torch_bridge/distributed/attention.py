@@ -40,7 +40,7 @@ def _parts(call: Call, layout: Layout) -> list[Part]:
 
 def _reach(call: Call) -> Reach:
     left, _ = call.params["window"] or (None, None)
-    return Reach(bool(call.params["causal"]), left)
+    return Reach(bool(call.params["causal"]), left, max(call.q.shape[2], call.v.shape[2]))
 
 
 class ContextParallel(torch.autograd.Function):

@@ -34,7 +34,7 @@ from ...spec.domains import shown
 BALANCES = ("head_tail", "contiguous")
 LEAST_CHUNK = 128  # tokens: the queries of a tile on Hopper
 ROWS = 16  # tokens: the queries of a warp
-KEY_TILES = 13440  # tokens: a multiple of the keys of a tile, of any kernel (16 to 128)
+KEY_TILES = 384, 13440  # tokens: multiples of the keys of any kernel's tile, for heads to 128 wide and for wider ones
 Ends = tuple[int, ...]  # where documents begin, and the end
 _READ = WeakTensorKeyDictionary()  # cu_seqlens on a device -> their version and values
 
@@ -48,10 +48,11 @@ class Pieces(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Keys of its document that a query at i sees: those up to i or all, and from i - left on."""
+    """Keys of its document that a query at i sees: those up to i or all, and from i - left on. D: of the heads."""
 
     causal: bool
     left: int | None = None
+    D: int = 1
 
 
 class Sequences(NamedTuple):
@@ -136,9 +137,9 @@ class Layout:
             queries, lengths = stops - starts, ends - begins
             cu_q = np.concatenate([np.zeros(1, np.int64), queries.cumsum()])
             place = self._read(rank, reach).cumsum() - 1
-            tables = (_on(device, each.astype(np.int32)) for each in (cu_q, place[begins], lengths))
+            cu_q, k_starts, k_lengths = (_on(device, each.astype(np.int32)) for each in (cu_q, place[begins], lengths))
             longest_q, longest_k = (int(each.max(initial=0)) for each in (queries, lengths))
-            return Sequences(*tables, longest_q, longest_k, int(lengths.sum()))
+            return Sequences(cu_q, k_starts, k_lengths, longest_q, longest_k, int(lengths.sum()))
 
         return self._once(("sequences", rank, reach, device), made)
 
@@ -149,7 +150,7 @@ class Layout:
         ends = stops if reach.causal else self.cu[documents + 1]
         if reach.left is not None:
             before = (starts - begins - max(reach.left, 0)).clip(0)
-            begins = begins + before // KEY_TILES * KEY_TILES
+            begins = begins + before - before % KEY_TILES[reach.D > 128]
         return begins, ends
 
     def _read(self, rank: int, reach: Reach | None) -> np.ndarray:
@@ -231,8 +232,8 @@ def _contiguous(cu: np.ndarray, size: int) -> list[Pieces]:
     bounds: list[int] = []
     for rank in range(size + 1):
         cut = int(cu[-1]) * rank // size
-        begin, end = (int(cu[np.searchsorted(cu, cut, side) - back]) for side, back in (("right", 1), ("left", 0)))
-        cut -= (cut - begin) % ROWS  # of the document that contains the cut
+        begin, end = int(cu[np.searchsorted(cu, cut, "right") - 1]), int(cu[np.searchsorted(cu, cut)])
+        cut -= (cut - begin) % ROWS  # begin, end: of the document that contains the cut
         low = max([begin, *bounds[-1:]])
         cut = low if cut - low < LEAST_CHUNK else cut
         bounds.append(end if end - cut < LEAST_CHUNK else cut)
