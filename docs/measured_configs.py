@@ -81,10 +81,10 @@ DQ = [  # the page, section 13, and dq_config.py; TFLOP/s of three products
 ]
 
 DKV = [  # the same, and dkv_config.py; of four products
-    Measured(D128, DkvConfig(2, 64, 3, beside=False), 586),
-    Measured(D128 + CAUSAL, DkvConfig(2, 64, 3, beside=False), 544),
+    Measured(D128, DkvConfig(2, 64, 3, overlap=False), 586),
+    Measured(D128 + CAUSAL, DkvConfig(2, 64, 3, overlap=False), 544),
     Measured(D128, DkvConfig(2, 48, 3), 570),
-    Measured(D128, DkvConfig(2, 48, 3, beside=False), 550),
+    Measured(D128, DkvConfig(2, 48, 3, overlap=False), 550),
     Measured(D128, DkvConfig(2, 32, 3), 527),
     Measured(D64, DkvConfig(2, 96, 3), 539),
     Measured(D256, DkvApartConfig(48, 3), 697),

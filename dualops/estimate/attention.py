@@ -124,14 +124,14 @@ def dq_grid(p: Problem, gpu: Architecture) -> Iterator[DqConfig]:
 def dkv_grid(p: Problem, gpu: Architecture) -> Iterator[AnyDkvConfig]:
     """Tiles for dk and dv, of three stages, or two where there is no room for them."""
     D, Dv, wide = padded(p.D), padded(p.Dv), max(p.D, p.Dv) > 128
-    for queries, beside in product(DKV_QUERIES, (True, False)):
+    for queries, overlap in product(DKV_QUERIES, (True, False)):
         for stages in (3, 2):
             if wide:
-                config: AnyDkvConfig = DkvApartConfig(queries, stages, beside=beside)
-                registers = queries / (1 if beside else 2) + max(D, Dv) / 2
+                config: AnyDkvConfig = DkvApartConfig(queries, stages, overlap=overlap)
+                registers = queries / (1 if overlap else 2) + max(D, Dv) / 2
             else:
-                config = DkvConfig(2, queries, stages, beside)
-                registers = queries + (D + Dv) / 2 + beside * queries / 4
+                config = DkvConfig(2, queries, stages, overlap)
+                registers = queries + (D + Dv) / 2 + overlap * queries / 4
             fits = config.shared_bytes(D, Dv) + config.slack <= gpu.device.shared_memory_per_block
             if fits and registers + GRADIENT_REGISTERS <= MOST_REGISTERS[2][1]:
                 yield config

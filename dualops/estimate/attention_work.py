@@ -93,7 +93,7 @@ def dkv_work(config: AnyDkvConfig | FusedConfig | Sm80DkvConfig, p: Problem, gpu
         dq = [Product(ROWS, BOX, keys, True)] * CONSUMERS
         handed = 2 * keys * queries + 2 * CONSUMERS * FRAGMENT_BYTES
         return work([*products, *dq], pieces, memory_bytes + sums_bytes(p), times=2, handed=handed)
-    if isinstance(config, DkvApartConfig) and config.beside:  # P and dS are made during the products of the tile before
+    if isinstance(config, DkvApartConfig) and config.overlap:  # with the products of the tile before
         return work(products, pieces, memory_bytes, exposed=0, late=1)
     return work(products, pieces, memory_bytes, times=2, late=not isinstance(config, SM80))
 

@@ -44,10 +44,10 @@ def test_a_wide_window_has_wide_columns(run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "160")
     words = ("estimate", "flash_attention", "--top", 3)
     out = run(*words)[1]
-    assert "dk, dv: consumers=2 block_q=64 stages=3 beside=False" in out and max(map(len, out.splitlines())) <= 160
+    assert "dk, dv: consumers=2 block_q=64 stages=3 overlap=False" in out and max(map(len, out.splitlines())) <= 160
     monkeypatch.setenv("COLUMNS", "70")
     narrow = run(*words)[1].partition("* marks the Config")[0]
-    assert max(map(len, narrow.splitlines())) <= 70 and "beside=False" in narrow
+    assert max(map(len, narrow.splitlines())) <= 70 and "overlap=False" in narrow
 
 
 def test_forward_on_another_gpu(run):

@@ -17,7 +17,7 @@ order; then the next tile of the bias.
 
 A tile of scores is two products of all that is loaded for it, and as many exponentials as scores: what threads do is
 what it waits for. So warpgroups take turns to start 4 and 5, and each has the other one's products beside 6 and 7;
-where options take the registers that dP would have meanwhile (`DbiasConfig.beside`), 5 comes after 6, without turns.
+where options take the registers that dP would have meanwhile (`DbiasConfig.overlap`), 5 comes after 6, without turns.
 lse and delta of the next tile's two rows a thread are read beside the products. Where all scores of a warp count, which
 it finds by their products two by two, nothing asks for each of them whether a mask is there.
 
@@ -67,7 +67,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     ranged = any(option.name == "band" for option, _ in variant.having.variants)
     walk = bias_walk(config.block_q, BLOCK_KV, one, chain, ranged=ranged)
-    turn, BESIDE, ONE_COLUMN = turns(config.consumers if config.beside else 1), config.beside, one.column
+    turn, OVERLAP, ONE_COLUMN = turns(config.consumers if config.overlap else 1), config.overlap, one.column
     q_tile, do_tile = (box_tile(tile, 0, 2, room=tiles.query_bytes) for tile in (tiles.q, tiles.do))
     k_tile, v_tile = (box_tile(tile, tiles.keys_at, 2, room=tiles.key_bytes) for tile in (tiles.k, tiles.v))
     q_pipe, do_pipe = (pipeline(config.stages, tile.nbytes, warps) for tile in (tiles.q, tiles.do))
@@ -126,7 +126,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     q_at, k_at = queries.first(query_bars, of_queries), keys.first(key_bars, of_keys)
                     turn.take(warpgroup)
                     qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
-                    if BESIDE:
+                    if OVERLAP:
                         do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
                         dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
                     turn.give(warpgroup)
@@ -135,7 +135,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     if following.v < part.end:
                         statistics.read(next_lse, lse, following, row)
                         statistics.read(next_delta, delta, following, row)
-                    if BESIDE:
+                    if OVERLAP:
                         qk.wait_but_one(scores)
                     else:
                         qk.wait(scores)
@@ -144,7 +144,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     score.finish_held(scores, words, options, scale, where, score.sees(score.ask(options, where)))
                     all_count = gradient.all_count(scores, where, row_base)
                     gradient.probabilities(scores, where, row_base, all_count)
-                    if not BESIDE:
+                    if not OVERLAP:
                         do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
                         dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
                     dov.wait(d_probs)

@@ -28,19 +28,19 @@ class DbiasTiles(NamedTuple):
 class DbiasConfig:
     """A block has a tile of 64 rows of the bias for each of `consumers` warpgroups, and block_kv columns.
 
-    stages: of Q and dO, in turns, and as many of K and V, at least 2. beside: dP is made beside the exponentials, and
-    warpgroups take turns to start both products.
+    stages: of Q and dO, in turns, and as many of K and V, at least 2. overlap: dP is computed during the exponentials,
+    and warpgroups take turns to start both products.
 
     Of a bias [4, 1, S, S], B = 4, H = 16, S = 4096, D = 128, delta among it (measured, H200, 2026-11-26, before threads
-    asked whether all scores of a warp count): 1.28 ms beside and in turns, 1.30 beside without turns, 1.29 with
-    neither; 1.34 when Q and K had two stages, and dO and V one. Clusters that share K and V did not pay: 1.29 of two
-    blocks, 1.39 of four. Loads alone take 0.79, and all else without them 1.17.
+    asked whether all scores of a warp count): 1.28 ms with overlap and in turns, 1.30 with overlap and without turns,
+    1.29 with neither; 1.34 when Q and K had two stages, and dO and V one. Clusters that share K and V did not pay: 1.29
+    of two blocks, 1.39 of four. Loads alone take 0.79, and all else without them 1.17.
     """
 
     consumers: int
     block_kv: int
     stages: int = 3
-    beside: bool = False
+    overlap: bool = False
 
     @property
     def block_q(self) -> int:
@@ -81,9 +81,9 @@ def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterato
     options: their names.
     """
     others = [name for name in options if name not in SERVED]
-    beside = not others or (len(others) == 1 and others[0] in ONE_SERVED)
+    overlap = not others or (len(others) == 1 and others[0] in ONE_SERVED)
     most = FEWER_KEYS if len(others) >= MANY else MOST_KEYS
     for block_kv, stages in product(range(most, LEAST_KEYS - 1, -16), STAGES):
-        config = DbiasConfig(2, block_kv, stages, beside)
+        config = DbiasConfig(2, block_kv, stages, overlap)
         if config.shared_bytes(D, Dv) + config.words_bytes <= room:
             yield config, f"{config.block_q} queries by {config.block_kv} keys"

@@ -14,7 +14,7 @@ of BLOCK_Q queries after another, so that every sum has one owner and one order.
                                                9  dk *= scale; dk is copied out of K's place, dv out of V's
 
 Products run beside the threads: at 5 a warpgroup has dP.T under way, at 7 its 6 if there are registers for it
-(`DkvConfig.beside`), at 4 the 8 of the tile before, and always those of the other warpgroup. P.T and dS.T never leave
+(`DkvConfig.overlap`), at 4 the 8 of the tile before, and always those of the other warpgroup. P.T and dS.T never leave
 registers: as accumulators lie, two and two packed, they are the left factors of 6 and 8, which read dO and Q along
 their other axis.
 
@@ -23,7 +23,7 @@ times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not f
 
 Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes; 2 * stages * BLOCK_Q * BLOCK_KV
 more where a bias comes as boxes, beside Q and dO (`bias_dkv`). Registers: BLOCK_Q of S.T and dP.T, a quarter of that
-packed, of which `beside` takes two, D / 2 + Dv / 2 of dk and dv, and about 24. Options need few more: what is left of
+packed, of which `overlap` takes two, D / 2 + Dv / 2 of dk and dv, and about 24. Options need few more: what is left of
 S.T is P.T * slope, and which probabilities stay are bits, asked for while products run. float32 is three parts of
 bfloat16, as in forward: tiles are three times as wide, what is packed three times as much, and what 6 and 8 bring is
 added up apart, in D / 2 more; 8 is waited for at once, as a product of which the threads read the sums may not be left
@@ -68,7 +68,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
 
     dk_stored, dv_stored: how dk and dv get to memory (`output`). packed: see `walk_by_keys`.
     """
-    D, Dv, BLOCK_Q, BESIDE, num = padded(variant.D), padded(variant.Dv), config.block_q, config.beside, numbers(f32)
+    D, Dv, BLOCK_Q, OVERLAP, num = padded(variant.D), padded(variant.Dv), config.block_q, config.overlap, numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, most=True)
     in_boxes = in_words(variant.having) if config.bias_in_boxes else variant.having
     tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
@@ -158,13 +158,13 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     given = options, factors, where, held
                     gradient.probabilities(packed, scores, given, kept, slots, columns.lse(stage))
                     pdo.add(dv_sums, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
-                    if BESIDE:
+                    if OVERLAP:
                         vdo.wait_but_one(d_probs)
                     else:
                         pdo.wait(dv_sums)
                         vdo.wait(d_probs)
                     gradient.d_scores(d_probs, scores, options, kept, slots, columns.delta(stage))
-                    if BESIDE:
+                    if OVERLAP:
                         pdo.wait(dv_sums)
                     pdo.collect(dv_acc, dv_sums)
                     gradient.pack(packed, d_probs)

@@ -65,14 +65,14 @@ def _slack(block_q: int, stages: int) -> int:
 class DkvConfig:
     """A block has 64 keys for each of `consumers` warpgroups, and block_q queries at a time in each of its stages.
 
-    beside: dS.T is made beside the product for dv, which takes registers. thirds: as `Sm90Config` has it.
+    overlap: dS.T is computed during the product for dv, which takes registers. thirds: as `Sm90Config` has it.
     bias_in_boxes: each stage has the bias's tile.
     """
 
     consumers: int
     block_q: int
     stages: int = 2
-    beside: bool = True
+    overlap: bool = True
     thirds: bool = False
     bias_in_boxes: bool = False
 
@@ -105,14 +105,14 @@ class DkvApartConfig:
     """A block has 64 keys, whose dv is one warpgroup's and whose dk is the other's, and block_q queries at a time in
     each of its stages. P has so many places on its way from the one to the other.
 
-    beside: P and dS are made beside the products for dv and dk of the tile before, which takes registers. exact: P is
-    handed over as float32, else as float16 (`tile.warpgroup_exchange`), which P * slope may be too large for.
+    overlap: P and dS are computed during the products for dv and dk of the tile before, which takes registers. exact: P
+    is handed over as float32, else as float16 (`tile.warpgroup_exchange`), which P * slope may be too large for.
     """
 
     block_q: int
     stages: int
     places: int = 2
-    beside: bool = True
+    overlap: bool = True
     exact: bool = False
 
     @property
@@ -191,7 +191,7 @@ def dkv_configs(
         config = _config(max(D, Dv) <= 64, heavy)
         if bias_in_boxes:
             if len(heavy) == 1:
-                config = replace(config, block_q=QUERIES_BESIDE_BOXES, beside=max(D, Dv) <= 64)
+                config = replace(config, block_q=QUERIES_BESIDE_BOXES, overlap=max(D, Dv) <= 64)
             config, told = replace(config, bias_in_boxes=True), ", the bias in boxes"
     elif not are_many(heavy):
         config = _apart_of_list(D + Dv, heavy) if BLOCK_MASK in options else _apart_config(D + Dv, heavy)
@@ -207,7 +207,7 @@ def _config(narrow: bool, heavy: Sequence[str]) -> DkvConfig:
         block_q = 64 if narrow else QUERIES_BESIDE.get(heavy[0], QUERIES_BESIDE_ONE)
     else:
         block_q = QUERIES_BESIDE_MANY if are_many(heavy) else QUERIES_BESIDE_SOME
-    return DkvConfig(2, block_q, 3, beside=narrow or block_q <= MOST_BESIDE)
+    return DkvConfig(2, block_q, 3, overlap=narrow or block_q <= MOST_BESIDE)
 
 
 def _apart_config(width: int, heavy: Sequence[str]) -> DkvApartConfig:
@@ -216,8 +216,8 @@ def _apart_config(width: int, heavy: Sequence[str]) -> DkvApartConfig:
         return DkvApartConfig(80 if width <= 320 else 64 if width <= 384 else 48, 3)
     exact = any(name in BENDING for name in heavy)
     if len(heavy) == 1 and not exact:
-        return DkvApartConfig(48, 3, beside=heavy[0] in BESIDE_APART)
-    return DkvApartConfig(32, 3 if exact else 4, beside=False, exact=exact)
+        return DkvApartConfig(48, 3, overlap=heavy[0] in BESIDE_APART)
+    return DkvApartConfig(32, 3 if exact else 4, overlap=False, exact=exact)
 
 
 def _apart_of_list(width: int, heavy: Sequence[str]) -> DkvApartConfig:
@@ -225,5 +225,5 @@ def _apart_of_list(width: int, heavy: Sequence[str]) -> DkvApartConfig:
     others = [name for name in heavy if name != "mask_mod"]
     if others or width > 384:
         exact = any(name in BENDING for name in others)
-        return DkvApartConfig(32, 3 if exact else 4, beside=not others, exact=exact)
+        return DkvApartConfig(32, 3 if exact else 4, overlap=not others, exact=exact)
     return DkvApartConfig(64, 3)

@@ -28,7 +28,7 @@ times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not f
 
 Shared memory: `DkvApartConfig.tiles`, 2 * (D + Dv) * (64 + stages * BLOCK_Q) + places * 128 * BLOCK_Q bytes, twice
 the latter if P is exact.
-Registers: BLOCK_Q / 2 of S.T or dP.T, half of that packed, which `beside` keeps meanwhile, the larger of D / 2 and
+Registers: BLOCK_Q / 2 of S.T or dP.T, half of that packed, which `overlap` keeps meanwhile, the larger of D / 2 and
 Dv / 2, and about 30; BLOCK_Q / 2 more where options have slopes.
 """
 
@@ -98,7 +98,7 @@ def build_dkv_split(
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1's: a box further
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
     hand_probs, take_probs = split_probs(chain, score, visits, gradient, box)
-    BESIDE, to_type = config.beside, keys_to_type(variant, dk_stored, dv_stored)
+    OVERLAP, to_type = config.overlap, keys_to_type(variant, dk_stored, dv_stored)
 
     @kernel(MAPS_TYPE, to_type, gradient_inputs_type(variant), tiled_work_type(variant), threads=role.threads)
     def flash_attention_dkv_split_sm90(maps, to, x, work):
@@ -150,7 +150,7 @@ def build_dkv_split(
                     do_part.wait(do_full, i)
                     where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
                     picks = visits.picks(options, where, full)
-                    if BESIDE:
+                    if OVERLAP:
                         kq.wait_but_one(scores)
                     else:
                         kq.wait(scores)
@@ -194,7 +194,7 @@ def build_dkv_split(
                     do_part.wait(do_full, i)
                     vdo.start(d_probs, smem, v_at, do_tile.at(stage), ZERO)  # dP.T = V @ dO.T
                     dsq.add(dk_acc, packed, smem, q_tile.at(before), ONE)  # dk [64, D] += dS.T @ Q, the tile before
-                    if BESIDE:
+                    if OVERLAP:
                         vdo.wait_but_one(d_probs)
                     else:
                         vdo.wait(d_probs)
