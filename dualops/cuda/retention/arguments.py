@@ -21,7 +21,7 @@ from ...spec.meta import compute_dtype, contiguous_strides
 from ..compiler.backend import Members, Noun, i32, i64, members, noun, types, u32, verb
 from ..launch.arrays import cdiv
 from ..launch.step import Step
-from ..launch.views import boundary
+from ..launch.views import boundary, number_type, strided
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from ..unowned import filled, unowned_steps
@@ -33,8 +33,9 @@ OF_ROWS, OF_COLUMNS = 1, 2  # a norm [D] meets q and is of a row's sum, a norm [
 
 
 class Call(NamedTuple):
-    """The numbers that a kernel is told. Sizes of varlen are those of the longest sequence."""
+    """The sizes and options of a pass. Sizes of varlen are those of the longest sequence."""
 
+    B: Any
     H: Any
     rows: Any
     columns: Any
@@ -59,6 +60,34 @@ class Call(NamedTuple):
     scale: Any  # of scores
     kept_scale: Any  # of what is added to a state
     state_scale: Any  # of what a state gives
+    ends: Any  # cu_seqlens [B + 1] of varlen
+
+
+class Inputs(NamedTuple):
+    """The arrays that a pass reads, by the role that they play. weights and terms are those of rows or of columns."""
+
+    q: Any  # [B, H, rows, D]
+    k: Any  # [B, H, columns, D]
+    v: Any  # [B, H, columns, Dv]
+    weights: Any  # [B, H, tokens]: a factor of a row's result, or of a column's scores
+    terms: Any  # [B, H, tokens]: added to the scores of a row, or of a column
+    mask: Any  # [H, rows, columns]
+
+
+class State(NamedTuple):
+    """The states [B, H, D, Dv] of all sequences at both ends, or their norms [B, H, width]."""
+
+    initial: Any
+    final: Any
+    begins: Any  # 1 if `initial` is given
+    finishes: Any  # 1 if `final` is wanted
+
+
+class ChunkStates(NamedTuple):
+    """The state before each chunk, by slot (`slot_of`) and head."""
+
+    states: Any  # [slots, H, D * Dv]
+    norms: Any  # [slots, H, D]
 
 
 @dataclass(frozen=True)
@@ -83,9 +112,25 @@ class Variant:
 
 @cache
 def call_type(dtype: str) -> Any:
-    """The type of `Call`."""
-    number = storage(dtype).number
-    return types.NamedTuple((*[i32] * (len(Call._fields) - 3), number, number, number), Call)
+    """Return the type of `Call`."""
+    numbers = [storage(dtype).number] * 3
+    return types.NamedTuple((*[i32] * (len(Call._fields) - 4), *numbers, strided("int32", 1)), Call)
+
+
+def inputs_type(dtype: str, mask: str = "") -> Any:
+    """Return the type of `Inputs`."""
+    arrays = [strided(dtype, 3)] * 3, [number_type(dtype, 3)] * 2
+    return types.NamedTuple((*arrays[0], *arrays[1], strided(mask or dtype, 3)), Inputs)
+
+
+def state_type(dtype: str, rank: int = 4) -> Any:
+    """Return the type of `State`. rank: 3 for norms."""
+    return types.NamedTuple((*[number_type(dtype, rank)] * 2, i64, i64), State)
+
+
+def chunk_states_type(dtype: str) -> Any:
+    """Return the type of `ChunkStates`."""
+    return types.NamedUniTuple(number_type(dtype, 3), 2, ChunkStates)
 
 
 def is_varlen(problem: Problem) -> bool:
@@ -119,12 +164,12 @@ def workspace(problem: Problem, shape: tuple[int, ...]) -> ArrayMeta:
 
 
 @verb
-def span(ends, call, b):
+def span(call, b):
     """First token of sequence b, its rows and its columns."""
     first, rows, columns = 0, call.rows, call.columns
     if call.varlen != 0:
-        first = i64(boundary(ends, b))
-        rows = min(i64(boundary(ends, b + 1)) - first, rows)
+        first = i64(boundary(call.ends, b))
+        rows = min(i64(boundary(call.ends, b + 1)) - first, rows)
         columns = rows
     return first, rows, columns
 

@@ -23,7 +23,7 @@ from ...spec.meta import Strided
 from ...spec.retention import LEAST_LOG
 from ..compiler.backend import Kernel, builds, cuda, f64, i64, kernel, verb
 from ..launch.step import Step
-from ..launch.views import number_type, start, strided
+from ..launch.views import number_type, start
 from ..tile.storage import storage
 from .arguments import Call, call_type, is_varlen, span, workspace
 
@@ -69,7 +69,7 @@ def add(total, rest, x):
 
 @builds
 def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
-    """retention_marks(marks, logs, ends, call, stretches): so many blocks for each head of a sequence."""
+    """retention_marks(marks, logs, call, stretches). stretches: blocks for each head of a sequence."""
     number, THREADS, EACH, STEPS = storage(dtype).number, config.threads, config.each, config.steps
 
     @verb
@@ -96,19 +96,13 @@ def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
                 total, rest = add(smem[other + there], rest + smem[other + THREADS + there], total)
         return other, at
 
-    @kernel(
-        *[number_type(dtype, 3)] * 2,
-        strided("int32", 1),
-        call_type(dtype),
-        i64,
-        threads=config.threads,
-    )
-    def retention_marks(marks, logs, ends, call, stretches):
+    @kernel(*[number_type(dtype, 3)] * 2, call_type(dtype), i64, threads=config.threads)
+    def retention_marks(marks, logs, call, stretches):
         smem = cuda.shared.array(0, f64, alignment=16)
         tid = cuda.threadIdx.x
         head, begin = i64(cuda.blockIdx.x) // stretches, i64(cuda.blockIdx.x) % stretches * config.stretch
         b, h = head // call.H, head % call.H
-        first, _, count = span(ends, call, b)
+        first, _, count = span(call, b)
         if (tid == 0) & (begin == 0):
             put(marks, start(marks, b, h, first), NOTHING, NOTHING)
         before, before_rest = NOTHING, NOTHING  # of the tokens so far
@@ -155,10 +149,10 @@ def prefix_sums_of(problem: Problem) -> Strided:
     return Strided("marks", (t if is_varlen(problem) else b, h, t))
 
 
-def prefix_sums_steps(problem: Problem, logs: Strided, ends: Strided, call: Call) -> list[Step]:
+def prefix_sums_steps(problem: Problem, logs: Strided, call: Call) -> list[Step]:
     """The launch, where there is a log_decay. call: of any pass."""
     heads, stretches = problem.B * problem.H, problem.Sk // CONFIG.stretch + 1
     if not logs.data or not heads:
         return []
-    kernel, args = build_prefix_sums(CONFIG, problem.dtype), (prefix_sums_of(problem), logs, ends, call, stretches)
+    kernel, args = build_prefix_sums(CONFIG, problem.dtype), (prefix_sums_of(problem), logs, call, stretches)
     return [Step(kernel, (heads * stretches,), args, CONFIG.shared_bytes)]

@@ -15,7 +15,7 @@ from .arguments import NO_CHUNK, OF_COLUMNS, workspace
 from .decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
 from .naive_kernels import THREADS, build_product, build_scores, build_state, build_sums
 from .normalizer_grad import normalizer_grad_steps, normalizer_grad_workspace
-from .passes import Pass, as_state, backward_passes, forward_pass
+from .passes import Pass, backward_passes, forward_pass
 
 REASON = "the parallel form, whichever is asked for, with all scores in memory: to read, not to run"
 
@@ -40,7 +40,7 @@ def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
     """Scores, sums, product, states."""
     each = forward_pass(problem, results, NO_CHUNK)
-    return [*prefix_sums_steps(problem, each.logs, each.ends, each.call), *_steps(problem, each)]
+    return [*prefix_sums_steps(problem, each.logs, each.call), *_steps(problem, each)]
 
 
 def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
@@ -59,27 +59,23 @@ def _scores(problem: Problem) -> dict[str, ArrayMeta]:
 
 
 def _steps(problem: Problem, each: Pass) -> list[Step]:
-    p, call, states = problem, each.call, each.states
-    heads, known, how = p.B * p.H, (each.decay, each.ends, call, p.B), each.variant.options
-    begins, norm_begins = int(bool(states.initial.data)), int(bool(states.initial_norm.data))
-    sums = "sums" if call.normalize else ""
+    p, call, x, states = problem, each.call, each.inputs, each.states
+    heads, known, how = p.B * p.H, (each.decay, call), each.variant.options
+    mask, sums = each.variant.mask, "sums" if call.normalize else ""
 
-    args = ("scores", each.q, each.k, each.weights, each.terms, each.mask, *known)
-    steps = _step(build_scores(p.dtype, each.variant.mask, **how), heads * call.rows * call.columns, *args)
+    steps = _step(build_scores(p.dtype, mask, **how), heads * call.rows * call.columns, "scores", x, *known)
     if sums:
-        args = (sums, each.row_sum, "scores", each.q, states.initial_norm, *known, norm_begins)
+        args = (sums, each.row_sum, "scores", x.q, states.norm, *known)
         steps += _step(build_sums(p.dtype, **how), heads * call.rows, *args)
-    args = (each.out, "scores", sums, each.q, each.v, states.initial, states.initial_norm, each.weights, each.terms)
-    product = build_product(p.dtype, **how)
-    steps += _step(product, heads * call.rows * call.Dv, *args, *known, begins, norm_begins)
+    args = (each.out, "scores", sums, x, states.state, states.norm, *known)
+    steps += _step(build_product(p.dtype, mask, **how), heads * call.rows * call.Dv, *args)
 
-    finals = [(states.final, states.initial, each.k, each.v, call.D, call.Dv, 0)]
-    width, x = (call.Dv, each.v) if call.normed == OF_COLUMNS else (call.D, each.k)
-    finals.append((as_state(states.final_norm), as_state(states.initial_norm), each.k, x, 1, width, 1))
-    for final, initial, k, v, rows, width, alone in finals:
-        if final.data:
-            args = (final, initial, k, v, each.weights, each.terms, *known, rows, width, alone, int(bool(initial.data)))
-            steps += _step(build_state(p.dtype, **how), heads * rows * width, *args)
+    width, v = (call.Dv, x.v) if call.normed == OF_COLUMNS else (call.D, x.k)
+    finals = (states.state, x, call.D, call.Dv, 0), (states.norm_as_state, x._replace(v=v), 1, width, 1)
+    for state, x, rows, width, alone in finals:
+        if state.finishes:
+            args = (state, x, *known, rows, width, alone)
+            steps += _step(build_state(p.dtype, mask, **how), heads * rows * width, *args)
     return steps
 
 

@@ -20,7 +20,7 @@ from ..compiler.backend import Kernel, builds, cuda, i64, kernel, pointer, verb
 from ..launch.views import number_type, start, strided
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .arguments import ABS, OF_COLUMNS, call_type, origin, span
+from .arguments import ABS, OF_COLUMNS, call_type, inputs_type, origin, span, state_type
 from .decays import decays_of
 
 THREADS = 256  # of a block
@@ -34,28 +34,18 @@ def my_index():
 
 @builds
 def build_scores(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kernel:
-    """retention_naive_scores(scores, q, k, weights, terms, mask, decay, ends, call, B). A score a thread."""
+    """retention_naive_scores(scores, x, decay, call). A score a thread."""
     mem, mask_mem, decays = storage(dtype), storage(mask_dtype or dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
     masked = bool(mask_dtype)
 
-    @kernel(
-        pointer(mem.number),
-        *[strided(dtype, 3)] * 2,
-        *[number_type(dtype, 3)] * 2,
-        strided(mask_dtype or dtype, 3),
-        decays.argument,
-        strided("int32", 1),
-        call_type(dtype),
-        i64,
-        threads=THREADS,
-    )
-    def retention_naive_scores(scores, q, k, weights, terms, mask, decay, ends, call, B):
+    @kernel(pointer(mem.number), inputs_type(dtype, mask_dtype), decays.argument, call_type(dtype), threads=THREADS)
+    def retention_naive_scores(scores, x, decay, call):
         index = my_index()
         head, r, c = index // call.columns // call.rows, index // call.columns % call.rows, index % call.columns
         b, h = head // call.H, head % call.H
-        if b < B:
-            first, rows, columns = span(ends, call, b)
+        if b < call.B:
+            first, rows, columns = span(call, b)
             seen = (r < rows) & (c < columns)
             if not masked:
                 seen &= c <= r + call.offset
@@ -63,20 +53,19 @@ def build_scores(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kern
             if seen:
                 row = origin(call, first, rows) + call.direction * r
                 column = origin(call, first, columns) + call.direction * c
-                q_row, k_row = start(q, b, h, row), start(k, b, h, column)
+                q_row, k_row = start(x.q, b, h, row), start(x.k, b, h, column)
                 score, lost = num.zero, num.zero
                 for d in range(call.D):
-                    product = mem.load(q.data, q_row + d) * mem.load(k.data, k_row + d)
+                    product = mem.load(x.q.data, q_row + d) * mem.load(x.k.data, k_row + d)
                     score, lost = num.add_compensated(score, lost, product)
                 if call.row_term != 0:
-                    score += terms.data[start(terms, b, h, row)]
+                    score += x.terms.data[start(x.terms, b, h, row)]
                 if call.column_term != 0:
-                    score += terms.data[start(terms, b, h, column)]
+                    score += x.terms.data[start(x.terms, b, h, column)]
                 if call.column_weighted != 0:
-                    score *= weights.data[start(weights, b, h, column)]
+                    score *= x.weights.data[start(x.weights, b, h, column)]
                 if masked:
-                    at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
-                    score *= mem.number(mask_mem.load(mask.data, at))
+                    score *= mem.number(mask_mem.load(x.mask.data, start(x.mask, h, row, column)))
                 else:
                     mine = decays.of(decay, call, b, h, first, rows)
                     score *= decays.between(mine, c + call.later, r + call.offset + call.later)
@@ -88,10 +77,7 @@ def build_scores(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kern
 
 @builds
 def build_sums(dtype: str, *, stepwise: bool = False) -> Kernel:
-    """retention_naive_sums(sums, row_sum, scores, q, norm, decay, ends, call, B, begins). A row a thread.
-
-    norm [B, H, D]: what the sequence begins with, if `begins`.
-    """
+    """retention_naive_sums(sums, row_sum, scores, q, norm, decay, call). A row a thread. norm: a `State`."""
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
 
@@ -100,32 +86,30 @@ def build_sums(dtype: str, *, stepwise: bool = False) -> Kernel:
         number_type(dtype, 3),
         pointer(mem.number),
         strided(dtype, 3),
-        number_type(dtype, 3),
+        state_type(dtype, 3),
         decays.argument,
-        strided("int32", 1),
         call_type(dtype),
-        i64,
-        i64,
         threads=THREADS,
     )
-    def retention_naive_sums(sums, row_sum, scores, q, norm, decay, ends, call, B, begins):
+    def retention_naive_sums(sums, row_sum, scores, q, norm, decay, call):
         index = my_index()
         head, r = index // call.rows, index % call.rows
         b, h = head // call.H, head % call.H
-        if b < B:
-            first, rows, columns = span(ends, call, b)
+        if b < call.B:
+            first, rows, columns = span(call, b)
             if r < rows:
                 total, lost = num.zero, num.zero
                 for c in range(columns):
                     score = scores[index * call.columns + c]
                     total, lost = num.add_compensated(total, lost, abs(score) if call.normalize == ABS else score)
                 row = origin(call, first, rows) + call.direction * r
-                if begins != 0:
+                if norm.begins != 0:
                     mine = decays.of(decay, call, b, h, first, rows)
                     factor = decays.between(mine, 0, r + call.later) * call.state_scale
-                    q_row, n_row = start(q, b, h, row), start(norm, b, h, 0)
+                    q_row, initial = start(q, b, h, row), norm.initial
+                    n_row = start(initial, b, h, 0)
                     for d in range(call.D):
-                        more = factor * mem.load(q.data, q_row + d) * norm.data[n_row + d * norm.strides[2]]
+                        more = factor * mem.load(q.data, q_row + d) * initial.data[n_row + d * initial.strides[2]]
                         total, lost = num.add_compensated(total, lost, more)
                 sums[index] = total
                 if call.sums != 0:
@@ -135,58 +119,53 @@ def build_sums(dtype: str, *, stepwise: bool = False) -> Kernel:
 
 
 @builds
-def build_product(dtype: str, *, stepwise: bool = False) -> Kernel:
-    """retention_naive_product(out, scores, sums, q, v, state, norm, weights, terms, decay, ends, call, B, begins,
-    norm_begins). An element of the result a thread. state [B, H, D, Dv] and norm [B, H, Dv], if they are there."""
+def build_product(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kernel:
+    """retention_naive_product(out, scores, sums, x, state, norm, decay, call). An element of the result a thread."""
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
 
     @kernel(
         strided(dtype, 3),
         *[pointer(mem.number)] * 2,
-        *[strided(dtype, 3)] * 2,
-        number_type(dtype, 4),
-        *[number_type(dtype, 3)] * 3,
+        inputs_type(dtype, mask_dtype),
+        *[state_type(dtype, rank) for rank in (4, 3)],
         decays.argument,
-        strided("int32", 1),
         call_type(dtype),
-        *[i64] * 3,
         threads=THREADS,
     )
-    def retention_naive_product(
-        out, scores, sums, q, v, state, norm, weights, terms, decay, ends, call, B, begins, norm_begins
-    ):
+    def retention_naive_product(out, scores, sums, x, state, norm, decay, call):
         index = my_index()
         place, e = index // call.Dv, index % call.Dv
         head, r = place // call.rows, place % call.rows
         b, h = head // call.H, head % call.H
-        if b < B:
-            first, rows, columns = span(ends, call, b)
+        if b < call.B:
+            first, rows, columns = span(call, b)
             if r < rows:
                 total, lost = num.zero, num.zero
                 token0 = origin(call, first, columns)
                 for c in range(columns):
                     score = scores[place * call.columns + c]
                     if not num.is_minus_zero(score):
-                        value = mem.load(v.data, start(v, b, h, token0 + call.direction * c) + e)
+                        value = mem.load(x.v.data, start(x.v, b, h, token0 + call.direction * c) + e)
                         total, lost = num.add_compensated(total, lost, score * value)
                 row = origin(call, first, rows) + call.direction * r
                 factor = num.zero
-                if (begins != 0) | (norm_begins != 0):
+                if (state.begins != 0) | (norm.begins != 0):
                     mine = decays.of(decay, call, b, h, first, rows)
                     factor = decays.between(mine, 0, r + call.later) * call.state_scale
-                if begins != 0:
-                    q_row, at = start(q, b, h, row), start(state, b, h, 0) + e * state.strides[3]
+                if state.begins != 0:
+                    q_row, initial = start(x.q, b, h, row), state.initial
+                    at = start(initial, b, h, 0) + e * initial.strides[3]
                     for d in range(call.D):
-                        more = factor * mem.load(q.data, q_row + d) * state.data[at + d * state.strides[2]]
+                        more = factor * mem.load(x.q.data, q_row + d) * initial.data[at + d * initial.strides[2]]
                         total, lost = num.add_compensated(total, lost, more)
-                if (norm_begins != 0) & (call.normed == OF_COLUMNS):
+                if (norm.begins != 0) & (call.normed == OF_COLUMNS):
                     if call.row_term != 0:
-                        factor *= terms.data[start(terms, b, h, row)]
-                    more = factor * norm.data[start(norm, b, h, e)]
+                        factor *= x.terms.data[start(x.terms, b, h, row)]
+                    more = factor * norm.initial.data[start(norm.initial, b, h, e)]
                     total, lost = num.add_compensated(total, lost, more)
                 if call.row_weighted != 0:
-                    total *= weights.data[start(weights, b, h, row)]
+                    total *= x.weights.data[start(x.weights, b, h, row)]
                 if call.normalize != 0:
                     size = abs(sums[place])
                     if not size <= num.one:  # a NaN too
@@ -197,48 +176,47 @@ def build_product(dtype: str, *, stepwise: bool = False) -> Kernel:
 
 
 @builds
-def build_state(dtype: str, *, stepwise: bool = False) -> Kernel:
-    """retention_naive_state(final, initial, k, v, weights, terms, decay, ends, call, B, D, Dv, alone, begins).
+def build_state(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kernel:
+    """retention_naive_state(state, x, decay, call, D, Dv, alone).
 
-    An element of the state [B, H, D, Dv] a thread. alone: there is no k, it is 1, or the column's term.
+    An element of the final state a thread; D, Dv: its size. alone: k is 1, or the column's term.
     """
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
 
     @kernel(
-        *[number_type(dtype, 4)] * 2,
-        *[strided(dtype, 3)] * 2,
-        *[number_type(dtype, 3)] * 2,
+        state_type(dtype),
+        inputs_type(dtype, mask_dtype),
         decays.argument,
-        strided("int32", 1),
         call_type(dtype),
-        *[i64] * 5,
+        *[i64] * 3,
         threads=THREADS,
     )
-    def retention_naive_state(final, initial, k, v, weights, terms, decay, ends, call, B, D, Dv, alone, begins):
+    def retention_naive_state(state, x, decay, call, D, Dv, alone):
         index = my_index()
         head, d, e = index // Dv // D, index // Dv % D, index % Dv
         b, h = head // call.H, head % call.H
-        if b < B:
-            first, _, count = span(ends, call, b)
+        if b < call.B:
+            first, _, count = span(call, b)
             mine = decays.of(decay, call, b, h, first, count)
             total, lost = num.zero, num.zero
-            if begins != 0:
-                at = start(initial, b, h, d) + e * initial.strides[3]
-                total = initial.data[at] * decays.between(mine, 0, count)
+            if state.begins != 0:
+                at = start(state.initial, b, h, d) + e * state.initial.strides[3]
+                total = state.initial.data[at] * decays.between(mine, 0, count)
             for t in range(count):
                 token = origin(call, first, count) + call.direction * t
                 factor = decays.between(mine, t + call.later, count) * call.kept_scale
                 if alone == 0:
-                    factor *= mem.load(k.data, start(k, b, h, token) + d)
+                    factor *= mem.load(x.k.data, start(x.k, b, h, token) + d)
                 weight = num.one
                 if call.column_weighted != 0:
-                    weight = weights.data[start(weights, b, h, token)]
+                    weight = x.weights.data[start(x.weights, b, h, token)]
                 if (alone != 0) & (call.column_term != 0):
-                    term = terms.data[start(terms, b, h, token)]
+                    term = x.terms.data[start(x.terms, b, h, token)]
                     weight = weight * term if term != num.zero else num.zero
                 factor *= weight
-                total, lost = num.add_compensated(total, lost, factor * mem.load(v.data, start(v, b, h, token) + e))
-            final.data[start(final, b, h, d) + e * final.strides[3]] = total
+                value = mem.load(x.v.data, start(x.v, b, h, token) + e)
+                total, lost = num.add_compensated(total, lost, factor * value)
+            state.final.data[start(state.final, b, h, d) + e * state.final.strides[3]] = total
 
     return retention_naive_state

@@ -18,7 +18,20 @@ from dataclasses import dataclass
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
 from ..launch.views import absent, by_token, whole
-from .arguments import ABS, LONGEST_CHUNK, NO_CHUNK, OF_COLUMNS, OF_ROWS, SIGNED, Call, Variant, is_varlen, slots_of
+from .arguments import (
+    ABS,
+    LONGEST_CHUNK,
+    NO_CHUNK,
+    OF_COLUMNS,
+    OF_ROWS,
+    SIGNED,
+    Call,
+    Inputs,
+    State,
+    Variant,
+    is_varlen,
+    slots_of,
+)
 from .decay_prefix_sums import prefix_sums_of
 from .decays import logs_of
 
@@ -43,24 +56,35 @@ class States:
     def end(self) -> bool:
         return bool(self.final.data or self.final_norm.data)
 
+    @property
+    def state(self) -> State:
+        return _both_ends(self.initial, self.final)
+
+    @property
+    def norm(self) -> State:
+        return _both_ends(self.initial_norm, self.final_norm)
+
+    @property
+    def norm_as_state(self) -> State:
+        """The norm as a state of one row."""
+        return _both_ends(*(x._replace(strides=(*x.strides[:2], 0, x.strides[2])) for x in self.norm[:2]))
+
+
+def _both_ends(initial: Strided, final: Strided) -> State:
+    return State(initial, final, int(bool(initial.data)), int(bool(final.data)))
+
 
 @dataclass(frozen=True)
 class Pass:
     """One pass: its arrays by the role that they play, and what a kernel is told."""
 
     out: Strided
-    q: Strided
-    k: Strided
-    v: Strided
+    inputs: Inputs
     variant: Variant
     call: Call
     states: States
     gamma: Strided
-    ends: Strided
-    mask: Strided  # [H, rows, columns]
     row_sum: Strided = NOTHING
-    weights: Strided = NOTHING
-    terms: Strided = NOTHING
     logs: Strided = NOTHING  # log_decay
     marks: Strided = NOTHING  # its sums
 
@@ -91,20 +115,12 @@ def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int)
     p, metas = problem, {**problem.arrays, **results}
     o, q, k, v = (by_token(metas, name, is_varlen(p)) for name in ("o", "q", "k", "v"))
     begin, end = whole(p.arrays, "initial_state", 4), whole(results, "state", 4)
+    gamma, mask = whole(p.arrays, "gamma", 1), whole(p.arrays, "mask", 3)
     states = States(begin, end, whole(p.arrays, "initial_norm", 3), whole(results, "state_norm", 3))
     normalize, normed = {None: (0, 0), "signed": (SIGNED, OF_ROWS), "abs": (ABS, 0)}[p.normalize]
-    return Pass(
-        o,
-        q,
-        k,
-        v,
-        variant_of(p),
-        _call(p, chunk, states)._replace(normalize=normalize, normed=normed, sums=int(p.return_row_sum)),
-        states,
-        *_common(p),
-        row_sum=by_token(results, "row_sum", is_varlen(p)),
-        **_steps(p),
-    )
+    call = _call(p, chunk, states)._replace(normalize=normalize, normed=normed, sums=int(p.return_row_sum))
+    inputs, row_sum = Inputs(q, k, v, NOTHING, NOTHING, mask), by_token(results, "row_sum", is_varlen(p))
+    return Pass(o, inputs, variant_of(p), call, states, gamma, row_sum, **_steps(p))
 
 
 def backward_passes(
@@ -117,35 +133,24 @@ def backward_passes(
     norm, dnorm, dinitial_norm = (whole(metas, name, 3) for name in ("initial_norm", "dstate_norm", "dinitial_norm"))
     signed, weighted = int(p.normalize == "signed"), int(p.normalize is not None)
     normed, variant = OF_COLUMNS * signed, variant_of(p)
-    gamma, ends, mask = _common(p)
+    gamma, mask = whole(p.arrays, "gamma", 1), whole(p.arrays, "mask", 3)
 
     forth = States(transposed(initial), initial_norm=norm)
     call = _call(p, chunk, forth)._replace(D=p.Dv, Dv=p.D, row_weighted=weighted, row_term=signed, normed=normed)
-    rows = {name: by_token(extra, name, is_varlen(p)) for name in ("weights", "terms")} | _steps(p)
-    pass_dq = Pass(dq, do, v, k, variant, call, forth, gamma, ends, mask, **rows)
+    weights, terms = (by_token(extra, name, is_varlen(p)) for name in ("weights", "terms"))
+    pass_dq = Pass(dq, Inputs(do, v, k, weights, terms, mask), variant, call, forth, gamma, **_steps(p))
 
     mask = mask._replace(strides=(mask.strides[0], mask.strides[2], mask.strides[1]))
     back = States(dstate, dinitial)
     call = _call(p, chunk, back)._replace(rows=p.Sk, columns=p.Sq, offset=0, direction=-1, later=0)
     call = call._replace(kept_scale=p.scale, state_scale=1.0, column_weighted=weighted)
-    pass_dv = Pass(dv, k, q, do, variant, call, back, gamma, ends, mask, **rows)
+    pass_dv = Pass(dv, Inputs(k, q, do, weights, terms, mask), variant, call, back, gamma, **_steps(p))
 
     back = States(transposed(dstate), initial_norm=dnorm, final_norm=dinitial_norm)
     first = _call(p, chunk, back).first_chunk
     call = call._replace(D=p.Dv, Dv=p.D, first_chunk=first, column_term=signed, normed=normed)
-    pass_dk = Pass(dk, v, do, q, variant, call, back, gamma, ends, mask, **rows)
+    pass_dk = Pass(dk, Inputs(v, do, q, weights, terms, mask), variant, call, back, gamma, **_steps(p))
     return pass_dq, pass_dv, pass_dk
-
-
-def as_state(norm: Strided) -> Strided:
-    """A norm [B, H, width] as a state of one row."""
-    b, h, e = norm.strides
-    return norm._replace(strides=(b, h, 0, e))
-
-
-def _common(problem: Problem) -> tuple[Strided, Strided, Strided]:
-    arrays = problem.arrays
-    return whole(arrays, "gamma", 1), whole(arrays, "cu_seqlens", 1), whole(arrays, "mask", 3)
 
 
 def _steps(problem: Problem) -> dict[str, Strided]:
@@ -160,6 +165,7 @@ def _call(problem: Problem, chunk: int, states: States) -> Call:
     p, state_chunk = problem, min(chunk, LONGEST_CHUNK)
     alone = chunk >= p.Sk
     return Call(
+        B=p.B,
         H=p.H,
         rows=p.Sq,
         columns=p.Sk,
@@ -184,6 +190,7 @@ def _call(problem: Problem, chunk: int, states: States) -> Call:
         scale=p.scale,
         kept_scale=1.0,
         state_scale=p.scale,
+        ends=whole(p.arrays, "cu_seqlens", 1),
     )
 
 

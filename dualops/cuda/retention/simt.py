@@ -21,8 +21,7 @@ from .launches import (
     backward_workspace,
     forward_steps,
     forward_workspace,
-    rows_arguments,
-    states_workspace,
+    rows_step,
     step_gradient_bytes,
     tiled_steps,
 )
@@ -152,14 +151,8 @@ def states_kernel(dtype: str, tile: StatesConfig, each: Pass) -> StatesKernel:
 
 def _rows_step(problem: Problem, config: RowsConfig, each: Pass) -> Step:
     """The launch of a pass whose states are there."""
-    p, call, made = problem, each.call, states_workspace(problem, [each])
-    blocks = p.B * p.H * cdiv(call.rows, config.block_q) * cdiv(call.Dv, config.block_v)
-    return Step(
-        build_rows(config, each.variant),
-        (blocks,),
-        rows_arguments(each, made),
-        config.shared_bytes(p.dtype, call.D),
-    )
+    tile, shared_bytes = (config.block_q, config.block_v), config.shared_bytes(problem.dtype, each.call.D)
+    return rows_step(problem, each, build_rows(config, each.variant), tile, shared_bytes)
 
 
 def _recurrent_steps(
@@ -167,22 +160,13 @@ def _recurrent_steps(
 ) -> Sequence[Step]:
     """The launch of a pass. Without columns, or tokens, the states still go from begin to end."""
     p, states = problem, each.states
-    there = (states.initial, states.final, states.initial_norm, states.final_norm)
     if not p.B * p.H or not (results[each.out.data].size or states.end):
         return []
-    args = (each.out, each.row_sum, each.q, each.k, each.v, *there, each.weights, each.terms)
-    flags = (int(bool(state.data)) for state in there)
-    variant = replace(each.variant, aligned=_aligned(p, results, each, config))
-    kernel = build_recurrent(config, variant)
+    decay = each.logs if each.variant.stepwise else each.gamma
+    args = (each.out, each.row_sum, each.inputs, states.state, states.norm, decay, each.call)
+    kernel = build_recurrent(config, replace(each.variant, aligned=_aligned(p, results, each, config)))
     blocks = p.B * p.H * cdiv(each.call.Dv, config.block_v)
-    return [
-        Step(
-            kernel,
-            (blocks,),
-            (*args, each.logs if each.variant.stepwise else each.gamma, each.ends, each.call, *flags),
-            config.shared_bytes(p.dtype, each.call.D),
-        )
-    ]
+    return [Step(kernel, (blocks,), args, config.shared_bytes(p.dtype, each.call.D))]
 
 
 def _aligned(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass, config: RecurrentConfig) -> bool:

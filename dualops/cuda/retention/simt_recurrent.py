@@ -28,7 +28,7 @@ from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, opaque_i32
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
-from .arguments import OF_COLUMNS, OF_ROWS, Variant, call_type, origin, span
+from .arguments import OF_COLUMNS, OF_ROWS, Variant, call_type, inputs_type, origin, span, state_type
 from .decays import step_factors
 from .state_registers import fetched, state_registers
 
@@ -78,9 +78,11 @@ class RecurrentConfig:
 
 @builds
 def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
-    """retention_recurrent(out, row_sum, q, k, v, initial, final, initial_norm, final_norm, weights, terms, decay, ends,
-    call, begins, finishes, norm_begins, norm_finishes): the last four say which of the states are there. decay: gamma,
-    or log_decay. Aligned are the rows of the states."""
+    """retention_recurrent(out, row_sum, x, ends, norm_ends, decay, call).
+
+    ends, norm_ends: the states and their norms at both ends. decay: gamma, or log_decay. If the variant is aligned, the
+    rows of the states are whole 16-byte vectors.
+    """
     dtype, gammas = variant.dtype, step_factors(variant.dtype, variant.stepwise)
     mem, num, tile = storage(dtype), numbers(storage(dtype).number), config.layout(dtype)
     held = state_registers(dtype, config.state_rows, config.columns, aligned=variant.aligned)
@@ -89,36 +91,15 @@ def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
     @kernel(
         strided(dtype, 3),
         number_type(dtype, 3),
-        *[strided(dtype, 3)] * 3,
-        *[number_type(dtype, 4)] * 2,
-        *[number_type(dtype, 3)] * 4,
+        inputs_type(dtype),
+        *[state_type(dtype, rank) for rank in (4, 3)],
         number_type(dtype, 3 if variant.stepwise else 1),
-        strided("int32", 1),
         call_type(dtype),
-        *[i64] * 4,
         threads=THREADS,
         min_blocks=config.min_blocks,
     )
-    def retention_recurrent(
-        out,
-        row_sum,
-        q,
-        k,
-        v,
-        initial,
-        final,
-        initial_norm,
-        final_norm,
-        weights,
-        terms,
-        decay,
-        ends,
-        call,
-        begins,
-        finishes,
-        norm_begins,
-        norm_finishes,
-    ):
+    def retention_recurrent(out, row_sum, x, ends, norm_ends, decay, call):
+        q, k, v, weights, terms, _ = x
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid, line, lane = i32(cuda.threadIdx.x), held.line(), held.lane()
         block, v_blocks = u32(cuda.blockIdx.x), u32(call.Dv + config.block_v - 1) // u32(config.block_v)
@@ -127,17 +108,17 @@ def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
 
         state, norm = held.state(), held.norm()  # the norm: of my rows; in the gradient of my columns
         part, value = held.of_columns(), held.of_columns()
-        held.load(state, initial, b, h, e0, call.D if begins != 0 else 0, call.Dv)
+        held.load(state, ends.initial, b, h, e0, call.D if ends.begins != 0 else 0, call.Dv)
         if variant.normalized:
             for i in range(held.norms):
                 norm[i] = num.zero
                 at, width = held.row(i), call.D
                 if call.normed == OF_COLUMNS:
                     at, width = e0 + held.column(i), call.Dv
-                if (norm_begins != 0) & (at < width):
-                    norm[i] = initial_norm.data[start(initial_norm, b, h, at)]
+                if (norm_ends.begins != 0) & (at < width):
+                    norm[i] = norm_ends.initial.data[start(norm_ends.initial, b, h, at)]
 
-        first, rows, _ = span(ends, call, b)
+        first, rows, _ = span(call, b)
         count = i32(rows)
         token0 = origin(call, first, count)
         queries, keys, values = q_rows.frag(), k_rows.frag(), v_rows.frag()
@@ -229,13 +210,13 @@ def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
             last = gammas.factor(gammas.read(decay, call, b, h, first), call, h)
         for n in range(held.rows * held.columns):
             state[n] *= last
-        held.store(final, b, h, e0, call.D if finishes != 0 else 0, call.Dv, state)
+        held.store(ends.final, b, h, e0, call.D if ends.finishes != 0 else 0, call.Dv, state)
         if variant.normalized:
             for i in range(held.norms):
                 at, width, writer = held.row(i), call.D, (lane == 0) & (e0 == 0)
                 if call.normed == OF_COLUMNS:
                     at, width, writer = e0 + held.column(i), call.Dv, (line == 0) & (i < held.columns)
-                if (norm_finishes != 0) & writer & (at < width):
-                    final_norm.data[start(final_norm, b, h, at)] = norm[i] * last
+                if (norm_ends.finishes != 0) & writer & (at < width):
+                    norm_ends.final.data[start(norm_ends.final, b, h, at)] = norm[i] * last
 
     return retention_recurrent

@@ -36,7 +36,18 @@ from ..tile.rows import lane_reductions
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
 from ..tile.vector_load import by_vectors
-from .arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, call_type, origin, slot_of, span
+from .arguments import (
+    ABS,
+    OF_COLUMNS,
+    OF_ROWS,
+    Variant,
+    call_type,
+    chunk_states_type,
+    inputs_type,
+    origin,
+    slot_of,
+    span,
+)
 from .decays import decays_of, step_decays
 
 Slices = Noun  # what `_slices` makes
@@ -142,9 +153,16 @@ def append(smem, place, number):
         smem[u32(place + i)] = 0
 
 
+def rows_types(variant: Variant) -> tuple[Any, ...]:
+    """Return the types of the arguments of a kernel of rows."""
+    dtype, decay = variant.dtype, decays_of(variant.dtype, variant.stepwise).argument
+    inputs, before = inputs_type(dtype, variant.mask), chunk_states_type(dtype)
+    return strided(dtype, 3), number_type(dtype, 3), inputs, before, decay, call_type(dtype)
+
+
 @builds
 def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
-    """retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call)."""
+    """retention_rows(out, row_sum, x, before, decay, call). before: `ChunkStates`."""
     mem, mask_mem = storage(variant.dtype), storage(variant.mask or variant.dtype)
     decays, steps = decays_of(variant.dtype, variant.stepwise), step_decays(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
@@ -153,19 +171,9 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
     pv = mma_ab(mem.number, tile.p, tile.v, config.tile_q, config.near, config.lanes, looped=True)
     q_state = mma_ab(mem.number, tile.q.first, tile.state, config.tile_q, config.near, config.lanes, looped=True)
 
-    @kernel(
-        strided(variant.dtype, 3),
-        number_type(variant.dtype, 3),
-        *[strided(variant.dtype, 3)] * 3,
-        *[number_type(variant.dtype, 3)] * 4,
-        strided(variant.mask or variant.dtype, 3),
-        decays.argument,
-        strided("int32", 1),
-        call_type(variant.dtype),
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
-    def retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call):
+    @kernel(*rows_types(variant), threads=config.threads, min_blocks=config.min_blocks)
+    def retention_rows(out, row_sum, x, before, decay, call):
+        (q, k, v, weights, terms, mask), (states, norms) = x, before
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % config.lanes, tid // config.lanes
@@ -175,7 +183,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
         e0 = i64(cuda.blockIdx.x % v_blocks * config.block_v)
         m0 = i64(q_blocks - 1 - place % q_blocks) * config.block_q  # the last first: in the parallel form the longest
         b, h = i64(head // call.H), i64(head % call.H)
-        first, rows, columns = span(ends, call, b)
+        first, rows, columns = span(call, b)
         if m0 >= rows:
             return
         row0, column0 = origin(call, first, rows), origin(call, first, columns)
@@ -286,8 +294,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                         factor = num.zero
                         if seen:
                             row, column = row0 + call.direction * (m + i), column0 + call.direction * n
-                            at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
-                            factor = mem.number(mask_mem.load(mask.data, at))
+                            factor = mem.number(mask_mem.load(mask.data, start(mask, h, row, column)))
                     elif variant.stepwise:
                         from_column, column_rest = steps.mark(mine, min(n, columns - 1) + call.later)
                         factor = steps.fade(mine, from_column, column_rest, to_row, row_rest)

@@ -25,7 +25,7 @@ from ..tile.products import LANES, THREADS, mma_atb
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import access, storage
 from ..tile.vector_load import by_vectors
-from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, origin, slot_of, span
+from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, origin, slot_of, span, state_type
 from .decays import decays_of
 
 AHEAD = 8  # chunks whose contributions a thread has on their way in the walk
@@ -101,7 +101,7 @@ def mirrored_chunk(call, chunk, count):
 
 @builds
 def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: bool = False) -> Kernel:
-    """retention_contributions(states, k, v, weights, decay, ends, call, chunks): step 1, of so many of a sequence."""
+    """retention_contributions(states, k, v, weights, decay, call, chunks): step 1, of so many of a sequence."""
     mem, decays = storage(variant.dtype), decays_of(variant.dtype, variant.stepwise)
     tokens_of = mirrored_chunk if mirrored else whole_chunk
     num = numbers(mem.number)
@@ -114,13 +114,12 @@ def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: boo
         *[strided(variant.dtype, 3)] * 2,
         number_type(variant.dtype, 3),
         decays.argument,
-        strided("int32", 1),
         call_type(variant.dtype),
         i64,
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def retention_contributions(states, k, v, weights, decay, ends, call, chunks):
+    def retention_contributions(states, k, v, weights, decay, call, chunks):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         line = tid // config.lanes
@@ -130,7 +129,7 @@ def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: boo
         d0, e0 = part // v_blocks * config.block_d, part % v_blocks * config.block_v
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
-        first, _, count = span(ends, call, b)
+        first, _, count = span(call, b)
         t0, end = tokens_of(call, chunk, count)
         if t0 >= count:
             return
@@ -169,7 +168,7 @@ def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: boo
 
 @builds
 def build_norms(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -> Kernel:
-    """retention_norms(norms, x, weights, terms, decay, ends, call, chunks): step 1 of the norms; x is k, or v."""
+    """retention_norms(norms, x, weights, terms, decay, call, chunks): step 1 of the norms; x is k, or v."""
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num, tokens_of = numbers(mem.number), mirrored_chunk if mirrored else whole_chunk
 
@@ -178,19 +177,18 @@ def build_norms(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -
         strided(dtype, 3),
         *[number_type(dtype, 3)] * 2,
         decays.argument,
-        strided("int32", 1),
         call_type(dtype),
         i64,
         threads=NORM_THREADS,
     )
-    def retention_norms(norms, x, weights, terms, decay, ends, call, chunks):
+    def retention_norms(norms, x, weights, terms, decay, call, chunks):
         width = call.Dv if call.normed == OF_COLUMNS else call.D
         blocks = (width + NORM_THREADS - 1) // NORM_THREADS
         place = i64(cuda.blockIdx.x) // blocks
         e = i64(cuda.blockIdx.x) % blocks * NORM_THREADS + cuda.threadIdx.x
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
-        first, _, count = span(ends, call, b)
+        first, _, count = span(call, b)
         t0, end = tokens_of(call, chunk, count)
         if (t0 >= count) | (e >= width):
             return
@@ -221,31 +219,29 @@ def place_in(state, b, h, e, width):
 
 @builds
 def build_walk(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -> Kernel:
-    """retention_walk(states, initial, final, decay, ends, call, size, width, begins, finishes, missing): step 2, in
-    place.
+    """retention_walk(states, ends, decay, call, size, width, missing): step 2, in place.
 
-    States are `size` numbers; initial and final have rows of `width` of them, and are there if begins, finishes.
-    missing: tokens that the first chunk has fewer than others; `mirrored` chunks know it themselves.
+    size: numbers of a state. ends: a `State` whose rows have `width` numbers. missing: tokens that the first chunk has
+    fewer than others; `mirrored` chunks know it themselves.
     """
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
 
     @kernel(
         number_type(dtype, 3),
-        *[number_type(dtype, 4)] * 2,
+        state_type(dtype),
         decays.argument,
-        strided("int32", 1),
         call_type(dtype),
-        *[i64] * 5,
+        *[i64] * 3,
         threads=THREADS,
     )
-    def retention_walk(states, initial, final, decay, ends, call, size, width, begins, finishes, missing):
+    def retention_walk(states, ends, decay, call, size, width, missing):
         # in 32 bits: divisions of 64 took as long as all else
         blocks = u32(size + (THREADS - 1)) // u32(THREADS)
         head = u32(cuda.blockIdx.x) // blocks
         e = i64(i32((u32(cuda.blockIdx.x) - head * blocks) * u32(THREADS)) + cuda.threadIdx.x)
         b, h = i64(head // u32(call.H)), i64(head % u32(call.H))
-        first, _, count = span(ends, call, b)
+        first, _, count = span(call, b)
         if e >= size:
             return
         tokens, each = i32(count), i32(call.state_chunk)
@@ -257,10 +253,10 @@ def build_walk(dtype: str, *, stepwise: bool = False, mirrored: bool = False) ->
         if mirrored:
             less = i32(fewer(call, tokens))
         state, lost = num.zero, num.zero
-        if begins != 0:
-            state = initial.data[place_in(initial, b, h, e, width)]
+        if ends.begins != 0:
+            state = ends.initial.data[place_in(ends.initial, b, h, e, width)]
         chunks = i32(u32(less + tokens + (each - 1)) // u32(each))
-        added = chunks if finishes != 0 else i32(chunks - 1)  # those whose contribution is there
+        added = chunks if ends.finishes != 0 else i32(chunks - 1)  # those whose contribution is there
         at, step = slot_of(call, first, b, 0) * states.strides[0] + h * states.strides[1] + e, states.strides[0]
         contributions, before, chunk = cuda.local.array(AHEAD, mem.number), i32(0), i32(0)
         while chunk < chunks:
@@ -282,7 +278,7 @@ def build_walk(dtype: str, *, stepwise: bool = False, mirrored: bool = False) ->
                     state, lost = num.add_compensated(state * factor, lost * factor, contributions[i])
                 at += step
             chunk = i32(chunk + AHEAD)
-        if finishes != 0:
-            final.data[place_in(final, b, h, e, width)] = state
+        if ends.finishes != 0:
+            ends.final.data[place_in(ends.final, b, h, e, width)] = state
 
     return retention_walk

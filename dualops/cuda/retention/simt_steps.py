@@ -22,10 +22,10 @@ Shared memory of 2: itemsize * (2 * BLOCK * (DEPTH + 4) + BLOCK * (BLOCK + 4) + 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..compiler.backend import Kernel, builds, cuda, i64, kernel, u32, verb
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel, types, u32, verb
 from ..launch.views import number_type, start, strided
 from ..tile.numbers import numbers
 from ..tile.products import mma_ab, mma_abt
@@ -33,12 +33,36 @@ from ..tile.rows import lane_reductions
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
 from ..tile.vector_load import by_vectors
-from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, origin, slot_of, span
+from .arguments import (
+    LONGEST_CHUNK,
+    OF_COLUMNS,
+    ChunkStates,
+    Variant,
+    call_type,
+    chunk_states_type,
+    inputs_type,
+    origin,
+    slot_of,
+    span,
+)
 from .decays import step_decays
 from .simt_rows import RowsConfig
 from .simt_states import mirrored_chunk, whole_chunk
 
 DEPTH = 32  # numbers of a row that are multiplied at a time
+
+
+class Met(NamedTuple):
+    """What each token of a pass has of the state before its chunk, and these states."""
+
+    tokens: Any  # [B, H, S]: taken or given
+    before: ChunkStates
+    first_chunk: Any  # the first one that has a state before it
+
+
+def met_type(dtype: str) -> Any:
+    """Return the type of `Met`."""
+    return types.NamedTuple((number_type(dtype, 3), chunk_states_type(dtype), i64), Met)
 
 
 class MetLayout(NamedTuple):
@@ -92,9 +116,9 @@ def steps_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> St
 
 @builds
 def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -> Kernel:
-    """retention_met(met, x, y, states, norms, weights, terms, decay, ends, call): step 1.
+    """retention_met(met, x, y, decay, call): step 1.
 
-    Of row r of a pass: what its result has of the state before its chunk, times y_r; x is its q.
+    It computes what the result of a row r has of the state before its chunk, times y_r.
     """
     mem, decays = storage(variant.dtype), step_decays(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
@@ -105,15 +129,15 @@ def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -
     x_state = mma_ab(mem.number, tile.x, tile.state, config.tile_q, config.near, config.lanes, looped=True)
 
     @kernel(
-        number_type(variant.dtype, 3),
-        *[strided(variant.dtype, 3)] * 2,
-        *[number_type(variant.dtype, 3)] * 4,
+        met_type(variant.dtype),
+        inputs_type(variant.dtype),
+        strided(variant.dtype, 3),
         decays.argument,
-        strided("int32", 1),
         call_type(variant.dtype),
         threads=config.threads,
     )
-    def retention_met(met, x, y, states, norms, weights, terms, decay, ends, call):
+    def retention_met(met, x, y, decay, call):
+        (states, norms), q, weights, terms = met.before, x.q, x.weights, x.terms
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % config.lanes, tid // config.lanes
@@ -121,7 +145,7 @@ def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -
         place = i64(cuda.blockIdx.x) // blocks
         chunk, head = place % call.slots, place // call.slots
         b, h = head // call.H, head % call.H
-        first, count, _ = span(ends, call, b)
+        first, count, _ = span(call, b)
         t0, end = tokens_of(call, chunk, count)
         end = min(end, count)
         m0 = t0 + i64(cuda.blockIdx.x) % blocks * config.block_q
@@ -134,18 +158,18 @@ def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -
         for i in range(x_state.rows):
             sums[i] = num.zero
         acc = x_state.fragment()
-        there = chunk >= call.first_chunk
+        there = chunk >= met.first_chunk
         if there:
             slot = slot_of(call, first, b, chunk)
             state = slot * states.strides[0] + h * states.strides[1]
             norm = slot * norms.strides[0] + h * norms.strides[1]
-            x_start, x_step = start(x, b, h, row0 + call.direction * m0), call.direction * x.strides[2]
+            q_start, q_step = start(q, b, h, row0 + call.direction * m0), call.direction * q.strides[2]
             for e0 in range(0, call.Dv, tile.state.width):
                 x_state.clear(acc)
                 for d in range(0, call.D, DEPTH):
                     left = call.D - d
                     cuda.syncthreads()
-                    tile.x.load(smem, Part(x.data, x_start + d, x_step, end - m0, left, 0))
+                    tile.x.load(smem, Part(q.data, q_start + d, q_step, end - m0, left, 0))
                     tile.state.load(smem, Part(states.data, state + d * call.Dv + e0, call.Dv, left, call.Dv - e0, 0))
                     cuda.syncthreads()
                     # acc [BLOCK, columns] += x @ state
@@ -174,16 +198,17 @@ def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -
                     total *= decays.between(mine, t0, m + i + call.later) * call.state_scale
                     if variant.normalized and call.row_weighted != 0:
                         total *= weights.data[start(weights, b, h, row)]
-                met.data[start(met, b, h, row)] = total
+                met.tokens.data[start(met.tokens, b, h, row)] = total
 
     return retention_met
 
 
 @builds
 def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
-    """retention_step_gradient(dlogs, q, k, do, v, taken, given, states, norms, dstates, dnorms, weights, terms, decay,
-    ends, call, first_back): steps 2 to 5, a chunk a block. call: of the pass dq, whose rows are do and columns v;
-    first_back: the first chunk of the pass back that has a state."""
+    """retention_step_gradient(dlogs, q, x, forth, back, decay, call): steps 2 to 5, a chunk a block.
+
+    x, call: those of the pass dq, whose q, k and v are do, v and k. forth, back: what step 1 left.
+    """
     mem, decays = storage(variant.dtype), step_decays(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
     tile, BLOCK = steps_layout(config, variant.dtype, aligned=variant.aligned), config.block_q
@@ -204,39 +229,22 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
 
     @kernel(
         number_type(variant.dtype, 3),
-        *[strided(variant.dtype, 3)] * 4,
-        *[number_type(variant.dtype, 3)] * 8,
+        strided(variant.dtype, 3),
+        inputs_type(variant.dtype),
+        *[met_type(variant.dtype)] * 2,
         decays.argument,
-        strided("int32", 1),
         call_type(variant.dtype),
-        i64,
         threads=config.threads,
     )
-    def retention_step_gradient(
-        dlogs,
-        q,
-        k,
-        do,
-        v,
-        taken,
-        given,
-        states,
-        norms,
-        dstates,
-        dnorms,
-        weights,
-        terms,
-        decay,
-        ends,
-        call,
-        first_back,
-    ):
+    def retention_step_gradient(dlogs, q, x, forth, back, decay, call):
+        (do, v, k, weights, terms, _), taken, given = x, forth.tokens, back.tokens
+        (states, norms), (dstates, dnorms) = forth.before, back.before
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % config.lanes, tid // config.lanes
         chunk, head = i64(cuda.blockIdx.x) % call.slots, i64(cuda.blockIdx.x) // call.slots
         b, h = head // call.H, head % call.H
-        first, count, _ = span(ends, call, b)
+        first, count, _ = span(call, b)
         t0, end = whole_chunk(call, chunk, count)
         if t0 >= count:
             return
@@ -315,10 +323,10 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
                             smem[u32(tile.passed + (m0 - t0) + c)] += total
 
         chunks = (count + call.state_chunk - 1) // call.state_chunk
-        back = chunks - 1 - chunk
+        behind = chunks - 1 - chunk
         both = num.zero  # my share of state . dstate
-        if (chunk >= call.first_chunk) & (back >= first_back):
-            here, there = slot_of(call, first, b, chunk), slot_of(call, first, b, back)
+        if (chunk >= forth.first_chunk) & (behind >= back.first_chunk):
+            here, there = slot_of(call, first, b, chunk), slot_of(call, first, b, behind)
             one, other = here * states.strides[0] + h * states.strides[1], there * dstates.strides[0]
             other += h * dstates.strides[1]
             for e in range(tid, i64(call.D) * call.Dv, config.threads):

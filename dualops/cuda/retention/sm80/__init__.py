@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 
 from ....spec import ArrayMeta, Problem
-from ...launch.arrays import cdiv
 from ...launch.device import Device
 from ...launch.plans import Choice
 from ...launch.step import Step
@@ -30,8 +29,7 @@ from ..launches import (
     backward_workspace,
     forward_steps,
     forward_workspace,
-    rows_arguments,
-    states_workspace,
+    rows_step,
     step_gradient_bytes,
     tiled_steps,
 )
@@ -145,10 +143,8 @@ def _states_kernel(
 
 def _rows_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Rows, each: Pass) -> Step:
     """The launch of a pass whose states are there."""
-    p, call, shape = problem, each.call, _shape(problem, results, each)
-    made = states_workspace(p, [each])
-    blocks = p.B * p.H * cdiv(call.rows, config.block_q) * cdiv(call.Dv, shape.columns)
+    shape = _shape(problem, results, each)
     # under a mask, sums of rows or none are one kernel: without them the assembler finds no registers
     normalized = each.variant.normalized or each.variant.masked
     kernel = build_rows(config, replace(each.variant, aligned=False, normalized=normalized), shape)
-    return Step(kernel, (blocks,), rows_arguments(each, made), config.shared_bytes(shape))
+    return rows_step(problem, each, kernel, (config.block_q, shape.columns), config.shared_bytes(shape))

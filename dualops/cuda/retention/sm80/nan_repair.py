@@ -47,11 +47,11 @@ def hidden_elements(variant: Variant, size: int) -> Members:
 
     @verb
     def _of_state(arrays, place, q_row, row_term, n_first, slot, e, m, mine, call):
-        _, _, _, states, norms, _, _ = arrays
+        x, (states, norms) = arrays
         total, d = num.zero, i32(0)
         first = slot * states.strides[0] + place.h * states.strides[1] + e
         while d < call.D:
-            total += mem.load(arrays[0].data, q_row + d) * states.data[first + i64(d) * call.Dv]
+            total += mem.load(x.q.data, q_row + d) * states.data[first + i64(d) * call.Dv]
             d = opaque_i32(d + 1)
         if variant.normalized and call.normed == OF_COLUMNS:
             one = row_term if call.row_term != 0 else num.one
@@ -61,7 +61,7 @@ def hidden_elements(variant: Variant, size: int) -> Members:
     @verb
     def _anew(arrays, place, where, m, e, mine, call):
         """The element of row m and column e."""
-        q, k, v, _, _, weights, terms = arrays
+        q, k, v, weights, terms, _ = arrays[0]
         _, n_first, slot, _ = where
         b, h, total, row_term = place.b, place.h, num.zero, num.zero
         q_row = start(q, b, h, place.row0 + call.direction * m)
@@ -122,7 +122,7 @@ def hidden_elements(variant: Variant, size: int) -> Members:
 
     return members(
         locals(),
-        # (acc, arrays, (place, n_first, slot, e), mine, call); arrays: q, k, v, states, norms, weights, terms; slot: of
-        # the state, below 0 for none; e: the thread's first column
+        # (acc, arrays, (place, n_first, slot, e), mine, call); arrays: `Inputs` and `ChunkStates`; slot: of the state,
+        # below 0 for none; e: the thread's first column
         repair=_leave if variant.masked else _repair,
     )

@@ -30,7 +30,7 @@ BLOCK_KV / 2 of scores and half of P, D / 4 of Q where it is held, and about 50.
 from __future__ import annotations
 
 from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
-from ...launch.views import number_type, start, strided
+from ...launch.views import start
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
 from ...tile.rows import lane_reductions
@@ -39,10 +39,11 @@ from ...tile.storage import access, storage
 from ...tile.strips import strip_abt
 from ...tile.tile_copies import tile_copies
 from ...tile.warp_rows import COLUMNS, warp_output
-from ..arguments import OF_COLUMNS, OF_ROWS, Variant, call_type, origin, slot_of, span
+from ..arguments import OF_COLUMNS, OF_ROWS, Variant, origin, slot_of, span
 from ..decays import decays_of
 from ..float_strips import rounding_left, strip_of_floats
 from ..float_tiles import float_tile
+from ..simt_rows import rows_types
 from .config import BOX, ROWS, SLICE, Shape, Sm80Rows
 from .nan_repair import hidden_elements
 from .pairs import NARROW, Place, pairs_of
@@ -53,7 +54,7 @@ MOST_HELD = 2  # boxes of Q whose fragments stay in registers, where nothing els
 
 @builds
 def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
-    """retention_rows_sm80(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call)."""
+    """retention_rows_sm80(out, row_sum, x, before, decay, call). before: `ChunkStates`."""
     dtype, BLOCK_Q, BLOCK_KV, BLOCK_V = variant.dtype, config.block_q, config.block_kv, shape.columns
     mem, num, lanes, tile = storage(dtype), numbers(f32), lane_reductions(f32, LANES), config.tiles(shape)
     decays, pairs = decays_of(dtype, variant.stepwise), pairs_of(variant, BLOCK_KV)
@@ -104,19 +105,9 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
 
     output = warp_output(ROWS, BLOCK_V, finish)
 
-    @kernel(
-        strided(dtype, 3),
-        number_type(dtype, 3),
-        *[strided(dtype, 3)] * 3,
-        *[number_type(dtype, 3)] * 4,
-        strided(variant.mask or dtype, 3),
-        decays.argument,
-        strided("int32", 1),
-        call_type(dtype),
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
-    def retention_rows_sm80(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call):
+    @kernel(*rows_types(variant), threads=config.threads, min_blocks=config.min_blocks)
+    def retention_rows_sm80(out, row_sum, x, before, decay, call):
+        (q, k, v, weights, terms, _), (states, norms) = x, before
         smem, floats = cuda.shared.array(0, mem.element, alignment=128), cuda.shared.array(0, f32, alignment=128)
         lane, my_rows = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x // 32 * ROWS)
         q_blocks, v_blocks = (call.rows + (BLOCK_Q - 1)) // BLOCK_Q, (call.Dv + (BLOCK_V - 1)) // BLOCK_V
@@ -124,7 +115,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         e0 = i32(cuda.blockIdx.x % v_blocks * BLOCK_V)
         m0 = i32((q_blocks - 1 - number % q_blocks) * BLOCK_Q)  # the last first: in the parallel form the longest
         b, h = i64(head // call.H), i64(head % call.H)
-        first, rows, columns = span(ends, call, b)
+        first, rows, columns = span(call, b)
         if m0 >= rows:
             return
         chunk = i32(m0 // call.chunk)
@@ -212,7 +203,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
             last = i32(n0 + (BLOCK_KV - 1))
             whole = (last <= m0 + call.offset) & (last < place.columns)
             here = Place(b, h, place.m, i32(n0 + 2 * (lane % LANES)), place.rows, place.columns, row0, column0, whole)
-            pairs.weigh(scores, sums, here, mine, (weights, terms, mask), call)
+            pairs.weigh(scores, sums, here, mine, x, call)
             pv.put(probs, scores)
             pv.add(acc, probs, smem, i32(at + tile.v_at))  # acc [16, BLOCK_V] += P @ V
             if pairs.counts(mine, call, m0, n0):
@@ -225,8 +216,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
 
         if end == u32(0):
             cuda.syncthreads()  # results are stored where Q was read
-        arrays = (q, k, v, states, norms, weights, terms)
-        hidden.repair(acc, arrays, (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
+        hidden.repair(acc, (x, before), (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
         for half in range(2):
             m, inverse = i32(place.m + 8 * half), num.one
             if variant.normalized and call.normalize != 0:

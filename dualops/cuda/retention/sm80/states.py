@@ -38,7 +38,7 @@ from .config import BOX, Shape, Sm80States
 
 @builds
 def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored: bool = False) -> Kernel:
-    """retention_states_sm80(states, k, v, weights, decay, ends, call, chunks): of so many chunks of a sequence.
+    """retention_states_sm80(states, k, v, weights, decay, call, chunks): of so many chunks of a sequence.
 
     mirrored: a pass back has the chunks of the pass forth.
     """
@@ -62,13 +62,12 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored
         *[strided(variant.dtype, 3)] * 2,
         number_type(variant.dtype, 3),
         decays.argument,
-        strided("int32", 1),
         call_type(variant.dtype),
         i64,
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def retention_states_sm80(states, k, v, weights, decay, ends, call, chunks):
+    def retention_states_sm80(states, k, v, weights, decay, call, chunks):
         smem, floats = cuda.shared.array(0, mem.element, alignment=128), cuda.shared.array(0, f32, alignment=128)
         tid = cuda.threadIdx.x
         d_blocks, v_blocks = (call.D + (BOX - 1)) // BOX, (call.Dv + (BLOCK_V - 1)) // BLOCK_V
@@ -76,7 +75,7 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored
         d0, e0 = part // v_blocks * BOX, part % v_blocks * BLOCK_V
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
-        first, _, count = span(ends, call, b)
+        first, _, count = span(call, b)
         t0, end = tokens_of(call, chunk, count)
         if t0 >= count:
             return

@@ -33,8 +33,9 @@ from ...tile.warpgroup import ROWS
 from ..arguments import is_varlen
 from ..decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
 from ..passes import Pass, backward_passes, forward_pass
+from .arguments import is_shared
 from .config import BOX, CHUNK, DTYPE, SLACK, Config, Sm90Config, WideConfig
-from .launches import SEGMENTS, between_segments, is_shared, segment_states, walk_step
+from .launches import SEGMENTS, between_segments, segment_states, walk_step
 from .step_launches import step_gradient_bytes, step_gradient_steps, step_gradient_workspace
 
 WIDEST = 128  # D and Dv of `chunks`
@@ -169,16 +170,15 @@ def steps_of(
     chunk = config.chunk
     passes: Sequence[Pass] = backward_passes(p, results, {}, chunk) if backward else [forward_pass(p, results, chunk)]
     sums = "marks" in _workspace(p, results, config)
-    steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].ends, passes[0].call)) if sums else []
+    steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].call)) if sums else []
     if "dlog_decay" in results:
         return [*steps, *step_gradient_steps(p, results, config)]
     for each, names in zip(passes, roles, strict=True):
-        maps = [f"{name}_map" for name in names]
         if config.segments == 1:
-            step = walk_step(p, each, maps, config, each.states, beside=backward)
+            step = walk_step(p, each, names, config, each.states, beside=backward)
             steps.append(step._replace(overlaps=bool(steps)))
         else:
             adds, between, begins = between_segments(p, each, config)
-            steps += [walk_step(p, each, maps, config, adds, looks=False), between]
-            steps.append(walk_step(p, each, maps, config, begins))
+            steps += [walk_step(p, each, names, config, adds, looks=False), between]
+            steps.append(walk_step(p, each, names, config, begins))
     return steps

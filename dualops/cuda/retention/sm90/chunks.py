@@ -40,8 +40,7 @@ fit.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
-from ...launch.views import number_type, strided
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
@@ -54,9 +53,10 @@ from ...tile.second_barrier import second_barrier
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
-from ..arguments import call_type
+from ..arguments import call_type, inputs_type
 from ..diagonal_residual import diagonal_residual
 from ..state_smem import state_smem
+from .arguments import SEGMENT_STATES, Loaded, loaded_types, start_of
 from .chunk_range import chunk_range
 from .config import BOX, CHUNK, CONSUMERS, DTYPE, Sm90Config, Walk
 from .constant_decay import constant_decay
@@ -69,11 +69,9 @@ from .state_sums import state_sums
 
 @builds
 def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
-    """retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, decay, call, segment, segments, q_apart,
-    k_apart, v_apart).
+    """retention_sm90(maps, apart, o_map, x, states, decay, call).
 
-    decay: gamma, or log_decay. Dv: in whole boxes. segment: numbers from one segment's state to the next; segments: of
-    a sequence, the first ones. The last three: 1, or 0 where all heads share the array, whose map then has one.
+    maps, apart: `Loaded`. states: `SegmentStates`. decay: gamma, or log_decay. Dv: in whole boxes.
     """
     STEP, STEPWISE, walk_of = -CHUNK if walk.back else CHUNK, config.stepwise, chunk_range(CHUNK, walk.back)
     num, role, warps, tiles = numbers(f32), roles(CONSUMERS, most=not STEPWISE), 4 * CONSUMERS, config.tiles(Dv)
@@ -91,37 +89,19 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, beside=not walk.looks)
 
     @kernel(
-        *[tensor_map] * 4,
-        *[strided(DTYPE, 3)] * 3,
-        *[number_type(DTYPE, 4)] * 2,
+        *loaded_types(Loaded),
+        tensor_map,
+        inputs_type(DTYPE),
+        SEGMENT_STATES,
         decays.argument,
         call_type(DTYPE),
-        *[i64] * 2,
-        *[i32] * 3,
         threads=role.threads,
     )
-    def retention_sm90(
-        q_map,
-        k_map,
-        v_map,
-        o_map,
-        q,
-        k,
-        v,
-        initial,
-        final,
-        decay,
-        call,
-        segment,
-        segments,
-        q_apart,
-        k_apart,
-        v_apart,
-    ):
+    def retention_sm90(maps, apart, o_map, x, states, decay, call):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_full = q_pipe.barriers(), k_pipe.barriers(), v_part.barriers()
         warpgroup = my_warpgroup()
-        part, head = i32(cuda.blockIdx.x % segments), i32(cuda.blockIdx.x // segments)
+        part, head = i32(cuda.blockIdx.x % states.count), i32(cuda.blockIdx.x // states.count)
         b, h = i32(head // call.H), i32(head % call.H)
         steps_bars, tables = steps.barriers(), (smem, steps.eights())
         if cuda.threadIdx.x == 0:
@@ -130,7 +110,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             v_part.init(v_full)
             if STEPWISE:
                 steps.init(steps_bars)
-        prefetch_maps((q_map, k_map, v_map), 1)
+        prefetch_maps(maps, 1)
         q_pipe.start()
         if walk.beside:
             let_next_grid_begin()
@@ -140,12 +120,12 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             if cuda.threadIdx.x % 128 == 0:
                 while i != end:
                     stage = k_pipe.acquire(k_bars, i)
-                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (i32(h * k_apart), b)), k_bars.full)
+                    k_tile.load(smem, stage, maps.k, Corner(m0, 0, (i32(h * apart.k), b)), k_bars.full)
                     v_part.expect(v_full, i)
-                    v_tile.load(smem, stage, v_map, Corner(0, m0, (i32(h * v_apart), b)), v_full)
+                    v_tile.load(smem, stage, maps.v, Corner(0, m0, (i32(h * apart.v), b)), v_full)
                     if walk.looks:
                         stage = q_pipe.acquire(q_bars, i)
-                        q_tile.load(smem, stage, q_map, Corner(m0, 0, (i32(h * q_apart), b)), q_bars.full)
+                        q_tile.load(smem, stage, maps.q, Corner(m0, 0, (i32(h * apart.q), b)), q_bars.full)
                     m0 = i32(m0 + STEP)
                     i = k_pipe.next(i)
             elif STEPWISE and u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
@@ -165,8 +145,8 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 for e in range(4):
                     state[4 * j + e] = num.zero
             if walk.begins:
-                place = i64(b) * initial.strides[0] + i64(h) * initial.strides[1] + part * segment
-                fragments.load(state, initial, place, (row, 0), (call.D, call.Dv))
+                place = start_of(states.initial, b, h, part, states.step)
+                fragments.load(state, states.initial, place, (row, 0), (call.D, call.Dv))
             if walk.looks:
                 carry.put(smem, state)
                 both.meet()
@@ -201,7 +181,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     pv.wait(o)
                     if decays.forgets(mine):
                         near.add(o, near_words, smem, v_at)
-                    hidden.repair(o, (q, k, v), smem, (b, h, m0, row, 0), mine, call)
+                    hidden.repair(o, x, smem, (b, h, m0, row, 0), mine, call)
                     box = i32(0)
                     while box < boxes.parts:
                         values = boxes.fragment()
@@ -222,8 +202,8 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 i = k_pipe.next(i)
             if walk.finishes:
                 row = opaque_i32(row)  # or where the initial state lay would be kept until here
-                place = i64(b) * final.strides[0] + i64(h) * final.strides[1] + part * segment
-                fragments.store(final, state, place, (row, 0), (call.D, call.Dv))
+                place = start_of(states.final, b, h, part, states.step)
+                fragments.store(states.final, state, place, (row, 0), (call.D, call.Dv))
             if walk.looks:
                 boxes.finish()
         if walk.beside and cuda.threadIdx.x < 32:  # who multiplies: an idle lane that waits would hold up who loads

@@ -27,8 +27,10 @@ or 64 of two; who loads, or makes tables, has 24 of width = 128.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
-from ...launch.views import number_type, start, strided
+from typing import Any, NamedTuple
+
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, types, u8, u32
+from ...launch.views import number_type, start
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin
@@ -41,11 +43,12 @@ from ...tile.second_barrier import second_barrier
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import halves
-from ..arguments import call_type
+from ..arguments import call_type, inputs_type
 from ..column_sums import column_sums, warp_sums
 from ..diagonal_residual import diagonal_residual
 from ..exact_products import exact_left
 from ..state_smem import state_smem, times_transposed
+from .arguments import SEGMENT_STATES, LoadedWithY, loaded_types, start_of
 from .chunk_range import chunk_range
 from .config import BOX, CHUNK, CONSUMERS, DTYPE, Walk
 from .decay_tables_feed import decay_tables_feed
@@ -57,15 +60,24 @@ from .state_sums import state_sums
 from .step_config import WARPS, StepsConfig
 
 
+class Met(NamedTuple):
+    """What log_decay's gradient needs of the states between chunks."""
+
+    tokens: Any  # [B, H, S]: taken or given
+    states: Any  # [B, H, chunks, numbers of a state] (`saved_states`)
+    both: Any  # [B, H, chunks], written by the walk back
+    first_chunk: Any  # the first one that has a state before it
+
+
+MET = types.NamedTuple((*[number_type(DTYPE, 3)] * 3, i32), Met)
+
+
 @builds
 def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
-    """retention_met_sm90(q_map, k_map, v_map, y_map, o_map, q, k, v, met, states, both, initial, decay, call, segment,
-    segments, first_forth, q_apart, k_apart, v_apart, y_apart).
+    """retention_met_sm90(maps, apart, o_map, x, met, states, decay, call).
 
-    met: taken or given. states: by batch, head and chunk (`saved_states`). both: by batch, head and chunk, written by
-    the walk back. decay: log_decay. width: of V, Y and o, in whole boxes. segment: numbers from one segment's initial
-    state to the next; segments: of a sequence, the first ones. first_forth: the first chunk that has a state before it.
-    The last four: 1, or 0 where all heads share the array, whose map then has one.
+    maps, apart: `LoadedWithY`. met: `Met`. states: `SegmentStates` without final ones. decay: log_decay. width: of V, Y
+    and o, in whole boxes.
     """
     STEP, walk_of = -CHUNK if walk.back else CHUNK, chunk_range(CHUNK, walk.back)
     num, role, tiles = numbers(f32), roles(CONSUMERS, most=width > BOX), config.met_tiles(width)
@@ -87,44 +99,21 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
     lanes = lane_reductions(f32, 32)
 
     @kernel(
-        *[tensor_map] * 5,
-        *[strided(DTYPE, 3)] * 3,
-        *[number_type(DTYPE, 3)] * 3,
-        number_type(DTYPE, 4),
+        *loaded_types(LoadedWithY),
+        tensor_map,
+        inputs_type(DTYPE),
+        MET,
+        SEGMENT_STATES,
         decays.argument,
         call_type(DTYPE),
-        *[i64] * 2,
-        *[i32] * 5,
         threads=role.threads,
     )
-    def retention_met_sm90(
-        q_map,
-        k_map,
-        v_map,
-        y_map,
-        o_map,
-        q,
-        k,
-        v,
-        met,
-        states,
-        both,
-        initial,
-        decay,
-        call,
-        segment,
-        segments,
-        first_forth,
-        q_apart,
-        k_apart,
-        v_apart,
-        y_apart,
-    ):
+    def retention_met_sm90(maps, apart, o_map, x, met, states, decay, call):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_full, v_bars = q_pipe.barriers(), k_part.barriers(), v_pipe.barriers()
         y_bars, steps_bars = y_pipe.barriers(), steps.barriers()
         tables, warpgroup = (smem, steps.eights()), my_warpgroup()
-        part, head = i32(cuda.blockIdx.x % segments), i32(cuda.blockIdx.x // segments)
+        part, head = i32(cuda.blockIdx.x % states.count), i32(cuda.blockIdx.x // states.count)
         b, h = i32(head // call.H), i32(head % call.H)
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
@@ -132,7 +121,7 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
             v_pipe.init(v_bars)
             y_pipe.init(y_bars)
             steps.init(steps_bars)
-        prefetch_maps((q_map, k_map, v_map, y_map), 1)
+        prefetch_maps(maps, 1)
         q_pipe.start()
         if walk.beside:
             let_next_grid_begin()  # dv's, which ends after this one
@@ -142,13 +131,13 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
             if cuda.threadIdx.x % 128 == 0:
                 while i != end:
                     stage = y_pipe.acquire(y_bars, i)
-                    y_tile.load(smem, stage, y_map, Corner(m0, 0, (i32(h * y_apart), b)), y_bars.full)
+                    y_tile.load(smem, stage, maps.y, Corner(m0, 0, (i32(h * apart.y), b)), y_bars.full)
                     stage = q_pipe.acquire(q_bars, i)
-                    q_tile.load(smem, stage, q_map, Corner(m0, 0, (i32(h * q_apart), b)), q_bars.full)
+                    q_tile.load(smem, stage, maps.q, Corner(m0, 0, (i32(h * apart.q), b)), q_bars.full)
                     stage = k_part.expect(k_full, i)  # two chunks ago all had read it before they gave back Y
-                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (i32(h * k_apart), b)), k_full)
+                    k_tile.load(smem, stage, maps.k, Corner(m0, 0, (i32(h * apart.k), b)), k_full)
                     stage = v_pipe.acquire(v_bars, i)
-                    v_tile.load(smem, stage, v_map, Corner(0, m0, (i32(h * v_apart), b)), v_bars.full)
+                    v_tile.load(smem, stage, maps.v, Corner(0, m0, (i32(h * apart.v), b)), v_bars.full)
                     m0 = i32(m0 + STEP)
                     i = q_pipe.next(i)
             elif u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
@@ -169,8 +158,8 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                 for e in range(4):
                     state[4 * j + e] = num.zero
             if walk.begins:
-                place = i64(b) * initial.strides[0] + i64(h) * initial.strides[1] + part * segment
-                fragments.load(state, initial, place, (row, 0), (call.D, call.Dv))
+                place = start_of(states.initial, b, h, part, states.step)
+                fragments.load(state, states.initial, place, (row, 0), (call.D, call.Dv))
             carry.put(smem, state)
             half.hand(warpgroup)
             while i != end:
@@ -186,11 +175,11 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                 met_q(by_column, products, smem, q_at)  # the sums of my rows of products * Q.T
                 sums.put(smem, turn, by_column)
                 half.go_ahead(warpgroup)
-                at = start(states, b, h, chunk)
+                at = start(met.states, b, h, chunk)
                 if walk.back:
-                    of_warps.put(smem, turn, lanes.sum(kept.product(states, at, state)))
+                    of_warps.put(smem, turn, lanes.sum(kept.product(met.states, at, state)))
                 else:
-                    kept.put(states, at, state)
+                    kept.put(met.states, at, state)
                 qk.wait(scores)
                 steps.wait(steps_bars, i)
                 decays.pairs(scores, row, mine, call.scale)
@@ -205,7 +194,7 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                 pv.add(o, probs, smem, v_at, 1)  # o += P @ V
                 pv.wait(o)
                 near.add(o, near_words, smem, v_at)
-                hidden.repair(o, (q, k, v), smem, (b, h, m0, row, 0), mine, call)
+                hidden.repair(o, x, smem, (b, h, m0, row, 0), mine, call)
                 half.leave(warpgroup)
                 box = i32(0)
                 while box < boxes.parts:
@@ -226,10 +215,11 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                     there = i32(u32(chunk_range) // u32(CHUNK)) >= call.first_chunk  # a state before it
                     if token < count:
                         total = sums.total(smem, turn, token) * decays.of_row(mine, token, count) * call.state_scale
-                        met.data[start(met, b, h, m0 + token)] = total if there else num.zero
+                        met.tokens.data[start(met.tokens, b, h, m0 + token)] = total if there else num.zero
                     if walk.back and token == 0:
                         total = of_warps.total(smem, turn) * decays.fade(mine, count)
-                        both.data[start(both, b, h, chunk)] = total if there and chunk >= first_forth else num.zero
+                        there = there and chunk >= met.first_chunk
+                        met.both.data[start(met.both, b, h, chunk)] = total if there else num.zero
                 steps.release(steps_bars, i)
                 m0 = i32(m0 + STEP)
                 i = q_pipe.next(i)

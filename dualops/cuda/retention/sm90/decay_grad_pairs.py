@@ -20,7 +20,9 @@ tables. Registers: 64 scores and 64 slopes, then 32 sums of columns.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32, verb
+from typing import Any, NamedTuple
+
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, types, u8, u32, verb
 from ...launch.views import number_type, start
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.numbers import numbers
@@ -31,12 +33,22 @@ from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import call_type
 from ..column_sums import column_sums, warp_sums
+from .arguments import LoadedPairs, loaded_types
 from .config import CHUNK, CONSUMERS, DTYPE
 from .decay_row_sums import decay_row_sums
 from .decay_tables_feed import decay_tables_feed
 from .fragments import my_row
 from .per_token_decay import per_token_decay
 from .step_config import WARPS, StepsConfig
+
+
+class PairSums(NamedTuple):
+    """What is added up, and where it goes."""
+
+    dlogs: Any  # [B, H, S]: log_decay's gradient
+    taken: Any  # [B, H, S]
+    given: Any  # [B, H, S]
+    both: Any  # [B, H, chunks]
 
 
 @verb
@@ -48,10 +60,9 @@ def place_of(number, call):
 
 @builds
 def build_decay_grad_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
-    """retention_step_gradient_sm90(q_map, k_map, do_map, v_map, dlogs, taken, given, both, decay, call, chunks,
-    q_apart, k_apart, do_apart, v_apart).
+    """retention_step_gradient_sm90(maps, apart, gathered, decay, call, chunks).
 
-    D, Dv: in whole boxes. decay: log_decay. chunks: of all heads. The last four: as those of `decay_grad_chunks`.
+    maps, apart: `LoadedPairs`. gathered: `PairSums`. decay: log_decay. chunks: those of all heads. D, Dv: whole boxes.
     """
     num, role, tiles = numbers(f32), roles(CONSUMERS), config.pair_tiles(D, Dv)
     decays = per_token_decay(Dv, tiles.decay_at, False, by_steps=True)
@@ -67,31 +78,11 @@ def build_decay_grad_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
     )
     all_warps, RUN = warpgroup_barrier(CONSUMERS), config.run
 
-    @kernel(
-        *[tensor_map] * 4,
-        *[number_type(DTYPE, 3)] * 4,
-        decays.argument,
-        call_type(DTYPE),
-        *[i32] * 5,
-        threads=role.threads,
-    )
-    def retention_step_gradient_sm90(
-        q_map,
-        k_map,
-        do_map,
-        v_map,
-        dlogs,
-        taken,
-        given,
-        both,
-        decay,
-        call,
-        chunks,
-        q_apart,
-        k_apart,
-        do_apart,
-        v_apart,
-    ):
+    sums_type = types.NamedUniTuple(number_type(DTYPE, 3), 4, PairSums)
+
+    @kernel(*loaded_types(LoadedPairs), sums_type, decays.argument, call_type(DTYPE), i32, threads=role.threads)
+    def retention_step_gradient_sm90(maps, apart, gathered, decay, call, chunks):
+        dlogs, taken, given, both = gathered
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, do_bars, steps_bars = q_pipe.barriers(), do_pipe.barriers(), steps.barriers()
         tables, warpgroup = (smem, steps.eights()), my_warpgroup()
@@ -99,7 +90,7 @@ def build_decay_grad_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
             q_pipe.init(q_bars)
             do_pipe.init(do_bars)
             steps.init(steps_bars)
-        prefetch_maps((q_map, k_map, do_map, v_map), 1)
+        prefetch_maps(maps, 1)
         q_pipe.start()
         first = i32(cuda.blockIdx.x * RUN)  # of my chunks
         i, end = u32(0), u32(min(i32(chunks - first), i32(RUN)))
@@ -109,11 +100,11 @@ def build_decay_grad_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
                 while i != end:
                     b, h, m0 = place_of(i32(first + i32(i)), call)
                     stage = q_pipe.acquire(q_bars, i)
-                    q_tile.load(smem, stage, q_map, Corner(m0, 0, (i32(h * q_apart), b)), q_bars.full)
-                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (i32(h * k_apart), b)), q_bars.full)
+                    q_tile.load(smem, stage, maps.q, Corner(m0, 0, (i32(h * apart.q), b)), q_bars.full)
+                    k_tile.load(smem, stage, maps.k, Corner(m0, 0, (i32(h * apart.k), b)), q_bars.full)
                     stage = do_pipe.acquire(do_bars, i)
-                    do_tile.load(smem, stage, do_map, Corner(m0, 0, (i32(h * do_apart), b)), do_bars.full)
-                    v_tile.load(smem, stage, v_map, Corner(m0, 0, (i32(h * v_apart), b)), do_bars.full)
+                    do_tile.load(smem, stage, maps.do, Corner(m0, 0, (i32(h * apart.do), b)), do_bars.full)
+                    v_tile.load(smem, stage, maps.v, Corner(m0, 0, (i32(h * apart.v), b)), do_bars.full)
                     i = q_pipe.next(i)
             elif u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
                 own = steps.own()

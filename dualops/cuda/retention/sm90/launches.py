@@ -14,16 +14,12 @@ from ...tile.products import THREADS
 from ..arguments import Call, workspace
 from ..passes import Pass, States
 from ..simt_states import build_walk
+from .arguments import Loaded, SegmentStates, loaded
 from .chunks import build_chunks
 from .config import Config, Walk, WideConfig, padded
 from .wide import build_wide
 
 SEGMENTS = "segments"  # the array of states between them
-
-
-def is_shared(meta: ArrayMeta) -> bool:
-    """Whether all heads of [B, H, S, width] are one in memory."""
-    return meta.shape[1] > 1 and meta.strides[1] == 0
 
 
 def segment_states(problem: Problem, config: Config) -> dict[str, ArrayMeta]:
@@ -41,21 +37,17 @@ def between_segments(problem: Problem, each: Pass, config: Config) -> tuple[Stat
     size = call.D * call.Dv
     between = Strided(SEGMENTS, (config.segments * p.H * size, size, call.Dv, 1))
     states = whole(segment_states(p, config), SEGMENTS, 3)
-    known = each.decay, each.ends, call_of(p, each, config)
-    flags = int(bool(ends.initial.data)), int(bool(ends.final.data))
     missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, where those that go back begin
-    walk = Step(
-        build_walk(compute_dtype(p.dtype), **each.variant.options),
-        (p.B * p.H * cdiv(size, THREADS),),
-        (states, ends.initial, ends.final, *known, size, call.Dv, *flags, missing),
-    )
+    args = (states, ends.state, each.decay, call_of(p, each, config), size, call.Dv, missing)
+    kernel = build_walk(compute_dtype(p.dtype), **each.variant.options)
+    walk = Step(kernel, (p.B * p.H * cdiv(size, THREADS),), args)
     return States(final=between), walk, States(initial=between)
 
 
 def walk_step(
     problem: Problem,
     each: Pass,
-    maps: Sequence[str],
+    names: Sequence[str],
     config: Config,
     states: States,
     *,
@@ -63,8 +55,9 @@ def walk_step(
     beside: bool = False,
     exact: bool = False,
 ) -> Step:
-    """A launch of the kernel, which begins with a state and leaves one as `states` says; exact: that, too, where it is
-    no result.
+    """Return a launch of the kernel, which begins with a state and leaves one as `states` says.
+
+    names: the arrays in the roles of q, k, v and o. exact: what it leaves is exact, even if it is no result.
     """
     p, call, widths = problem, each.call, (int(each.call.D), int(each.call.Dv))
     begins, finishes = bool(states.initial.data), bool(states.final.data)
@@ -74,14 +67,14 @@ def walk_step(
     own = replace(config, parts=config.parts if in_parts else 1, segments=1)
     segments = config.segments if looks or each.states.final.data else config.segments - 1  # nobody needs the last sum
     decay = each.logs if each.variant.stepwise else each.gamma
-    known = decay, call_of(p, each, config), p.H * call.D * call.Dv, segments
-    args = (*maps, each.q, each.k, each.v, states.initial, states.final, *known)
-    apart = (int(not is_shared(p.arrays[x.data])) for x in (each.q, each.k, each.v))
+    ends = SegmentStates(states.initial, states.final, p.H * call.D * call.Dv, segments)
+    maps, apart = loaded(p, Loaded, names[:3])
+    args = (f"{names[3]}_map", each.inputs, ends, decay, call_of(p, each, config))
     blocks, slices = p.B * p.H * segments, own.slices(*widths)
     if isinstance(own, WideConfig):
-        kernel, args = build_wide(own, padded(widths[0]), walk), (*args, slices)
+        kernel, args = build_wide(own, padded(widths[0]), walk), (maps, *args, slices)
     else:
-        kernel, args = build_chunks(own, padded(widths[1]), walk), (*args, *apart)
+        kernel, args = build_chunks(own, padded(widths[1]), walk), (maps, apart, *args)
     return Step(kernel, (blocks * slices,), args, own.shared_bytes(*widths))
 
 

@@ -48,9 +48,9 @@ def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: b
         return total
 
     @verb
-    def _anew(arrays, room, place, where, mine, call):
+    def _anew(x, room, place, where, mine, call):
         """An element by its row and column; without V where what it has of the state is not finite."""
-        q, k, v = arrays
+        q, k, v, _, _, _ = x
         b, h, m0, _, e0 = where
         r, column = place
         q_row = start(q, b, h, m0 + r)
@@ -88,7 +88,7 @@ def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: b
     take, put = one_after_another(takes), one_after_another(puts)
 
     @verb
-    def repair(o, arrays, room, where, mine, call):
+    def repair(o, x, room, where, mine, call):
         """Repair hidden elements. where: batch, head, first token of the chunk, o's row and column."""
         upper, lower = doubts(o)
         if not _is_finite(upper + lower):
@@ -100,7 +100,7 @@ def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: b
                 column = i32(element // 4 * 8 + my_column() + element % 2)
                 token = i32(where[2] + r)
                 if not _is_finite(value) and token < call.rows and where[4] + column < call.Dv:
-                    value = _anew(arrays, room, (r, column), where, mine, call)
+                    value = _anew(x, room, (r, column), where, mine, call)
                 put(o, element, value, 0)
                 element = opaque_i32(element + 1)
 

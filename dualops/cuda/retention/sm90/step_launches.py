@@ -15,16 +15,17 @@ from ...launch.step import Step
 from ...launch.views import by_token
 from ..arguments import workspace
 from ..decays import logs_of
-from ..passes import Pass, States, backward_passes, transposed
+from ..passes import NO_STATE, Pass, States, backward_passes, transposed
+from .arguments import LoadedPairs, LoadedWithY, SegmentStates, loaded
 from .config import CHUNK, KEY_WIDTH, Config, Walk, padded
-from .decay_grad_chunks import build_decay_grad_chunks
-from .decay_grad_pairs import build_decay_grad_pairs
-from .launches import between_segments, call_of, is_shared, walk_step
+from .decay_grad_chunks import Met, build_decay_grad_chunks
+from .decay_grad_pairs import PairSums, build_decay_grad_pairs
+from .launches import between_segments, call_of, walk_step
 from .step_config import StepsConfig
 
 CONFIG = StepsConfig()
-PAIRS = ("q", "k", "do", "v")  # what these load
-FORTH, BACK, DV = ("do", "v", "k", "q", "dq"), ("v", "do", "q", "k", "dk"), ("k", "q", "do", "dv")  # and walks
+# the arrays in the roles of q, k, v, y and o; those of dv's pass, which has no y
+FORTH, BACK, DV = ("do", "v", "k", "q", "dq"), ("v", "do", "q", "k", "dk"), ("k", "q", "do", "dv")
 
 
 def step_gradient_bytes(problem: Problem) -> int:
@@ -50,35 +51,27 @@ def step_gradient_steps(problem: Problem, results: Mapping[str, ArrayMeta], conf
 
     def met(each: Pass, names: Sequence[str], of_tokens: Strided, states: States, *, beside: bool = False) -> Step:
         walk = Walk(begins=bool(states.initial.data), back=each.call.direction < 0, beside=beside)
-        call, segment = call_of(p, each, config), p.H * p.D * p.Dv
-        arrays = each.q, each.k, each.v, of_tokens, kept, both, states.initial, each.logs
-        known = call, segment, config.segments, dq.call.first_chunk, *_apart(p, names[:-1])
-        args = (*(f"{name}_map" for name in names), *arrays, *known)
+        ends = SegmentStates(states.initial, NO_STATE, p.H * p.D * p.Dv, config.segments)
+        to, call = Met(of_tokens, kept, both, dq.call.first_chunk), call_of(p, each, config)
+        args = (*loaded(p, LoadedWithY, names[:-1]), f"{names[-1]}_map", each.inputs, to, ends, each.logs, call)
         kernel = build_decay_grad_chunks(CONFIG, padded(int(each.call.Dv)), walk)
         return Step(kernel, (p.B * p.H * config.segments,), args, CONFIG.met_tiles(padded(int(each.call.Dv))).nbytes)
 
     def segments(each: Pass, names: Sequence[str]) -> tuple[list[Step], States]:
         adds, between, begins = between_segments(p, each, config)
-        maps = [f"{name}_map" for name in names]
-        return [walk_step(p, each, maps, config, adds, looks=False, exact=True), between], begins
+        return [walk_step(p, each, names, config, adds, looks=False, exact=True), between], begins
 
-    dv_maps = [f"{name}_map" for name in DV]
     if config.segments == 1:
-        walk = walk_step(p, dv, dv_maps, config, dv.states, beside=True)._replace(overlaps=True)
+        walk = walk_step(p, dv, DV, config, dv.states, beside=True)._replace(overlaps=True)
         walks = [met(dq, FORTH, taken, dq.states, beside=True), walk, met(dk, BACK, given, dk.states)]
     else:
         before_dq, begins = segments(dq, (*FORTH[:3], FORTH[-1]))
         walks = [*before_dq, met(dq, FORTH, taken, begins)]
         before_dv, begins = segments(dv, DV)
         alike = States(transposed(begins.initial))
-        walks += [*before_dv, walk_step(p, dv, dv_maps, config, begins), met(dk, BACK, given, alike)]
+        walks += [*before_dv, walk_step(p, dv, DV, config, begins), met(dk, BACK, given, alike)]
     call = dq.call._replace(D=p.D, Dv=p.Dv, slots=chunks)
-    known = dq.logs, call, p.B * p.H * chunks, *_apart(p, PAIRS)
-    args = (*(f"{name}_map" for name in PAIRS), logs_of(results, "dlog_decay", False), taken, given, both, *known)
+    sums = PairSums(logs_of(results, "dlog_decay", False), taken, given, both)
+    args = (*loaded(p, LoadedPairs, LoadedPairs._fields), sums, dq.logs, call, p.B * p.H * chunks)
     blocks, shared_bytes = cdiv(p.B * p.H * chunks, CONFIG.run), CONFIG.pair_tiles(D, Dv).nbytes
     return [*walks, Step(build_decay_grad_pairs(CONFIG, D, Dv), (blocks,), args, shared_bytes)]
-
-
-def _apart(problem: Problem, names: Sequence[str]) -> list[int]:
-    """Of each array, 1, or 0 where all heads share it."""
-    return [int(not is_shared(problem.arrays[name])) for name in names]

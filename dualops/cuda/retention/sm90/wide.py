@@ -37,8 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
-from ...launch.views import number_type, strided
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
@@ -53,9 +52,10 @@ from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import meet_alone
 from ...tile.warpgroup_exchange import warpgroup_exchange
-from ..arguments import call_type
+from ..arguments import call_type, inputs_type
 from ..diagonal_residual import diagonal_residual
 from ..state_smem import state_smem
+from .arguments import SEGMENT_STATES, Loaded, loaded_types, start_of
 from .chunk_range import chunk_range
 from .config import BOX, CONSUMERS, DTYPE, Walk, WideConfig
 from .constant_decay import constant_decay
@@ -66,10 +66,9 @@ from .state_sums import state_of_values
 
 @builds
 def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
-    """retention_wide_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments, slices).
+    """retention_wide_sm90(maps, o_map, x, states, gamma, call, slices).
 
-    D: keys, in whole boxes. segment: numbers from one segment's state to the next; segments: of a sequence, the first
-    ones; slices: of its columns.
+    maps: `Loaded`. states: `SegmentStates`. slices: those of the columns of a sequence. D: keys, in whole boxes.
     """
     CHUNK, HALVES, VALUES = config.chunk, config.halves(D), config.values(D)
     STEP = -CHUNK if walk.back else CHUNK
@@ -133,29 +132,27 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     add_all = one_after_another([add_eight(n) for n in range(0, pv.size, 8)])
 
     @kernel(
-        *[tensor_map] * 4,
-        *[strided(DTYPE, 3)] * 3,
-        *[number_type(DTYPE, 4)] * 2,
-        number_type(DTYPE, 1),
+        loaded_types(Loaded)[0],
+        tensor_map,
+        inputs_type(DTYPE),
+        SEGMENT_STATES,
+        decays.argument,
         call_type(DTYPE),
-        i64,
-        *[i32] * 2,
+        i32,
         threads=role.threads,
     )
-    def retention_wide_sm90(
-        q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments, slices
-    ):
+    def retention_wide_sm90(maps, o_map, x, states, gamma, call, slices):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_full, half_bars = q_pipe.barriers(), k_pipe.barriers(), v_part.barriers(), half.barriers()
         warpgroup = my_warpgroup()
-        part, h, b, e0 = task(u32(cuda.blockIdx.x), call, segments, slices)
+        part, h, b, e0 = task(u32(cuda.blockIdx.x), call, states.count, slices)
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
             k_pipe.init(k_bars)
             v_part.init(v_full)
             if HALVES:
                 half.init(half_bars)
-        prefetch_maps((q_map, k_map, v_map), 1)
+        prefetch_maps(maps, 1)
         q_pipe.start()
         if walk.beside:
             let_next_grid_begin()
@@ -165,13 +162,13 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
             if u32(cuda.threadIdx.x) % u32(128) == u32(0):
                 while i != end:
                     if walk.looks and HALVES:  # there Q's place is free first
-                        load_q(smem, q_map, q_bars, i, m0, (h, b))
+                        load_q(smem, maps.q, q_bars, i, m0, (h, b))
                     stage = k_pipe.acquire(k_bars, i)
-                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (h, b)), k_bars.full)
+                    k_tile.load(smem, stage, maps.k, Corner(m0, 0, (h, b)), k_bars.full)
                     v_part.expect(v_full, i)
-                    v_tile.load(smem, stage, v_map, Corner(e0, m0, (h, b)), v_full)
+                    v_tile.load(smem, stage, maps.v, Corner(e0, m0, (h, b)), v_full)
                     if walk.looks and not HALVES:
-                        load_q(smem, q_map, q_bars, i, m0, (h, b))
+                        load_q(smem, maps.q, q_bars, i, m0, (h, b))
                     m0 = i32(m0 + STEP)
                     i = k_pipe.next(i)
         else:
@@ -186,8 +183,8 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 for e in range(4):
                     state[4 * j + e] = num.zero
             if walk.begins:
-                at = i64(b) * initial.strides[0] + i64(h) * initial.strides[1] + part * segment
-                fragments.load(state, initial, at, (e0, d0), (call.Dv, call.D))
+                at = start_of(states.initial, b, h, part, states.step)
+                fragments.load(state, states.initial, at, (e0, d0), (call.Dv, call.D))
             if walk.looks:
                 carry.put_to(smem, state_at, state)
                 meet_alone(warpgroup)
@@ -226,9 +223,9 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                     else:
                         if HALVES:
                             # found anew, as no register is left for it beside products
-                            _, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, segments, slices)
+                            _, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
                             add_all(o, smem, half.take(half_bars, i), cuda.local.array(8, f32))
-                        hidden.repair(o, (q, k, v), (smem, state_at), (b, h, m0, 0, e0), log2_gamma, call)
+                        hidden.repair(o, x, (smem, state_at), (b, h, m0, 0, e0), log2_gamma, call)
                         boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all have multiplied and read by then
                         if HALVES:
                             half.free(half_bars, i)
@@ -246,11 +243,11 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 i = k_pipe.next(i)
             if walk.finishes:
                 # found anew, or where it lies would be kept from the beginning
-                part, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, segments, slices)
+                part, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
                 warpgroup = my_warpgroup()
                 e0, d0 = i32(e0 + COLUMNS_APART * warpgroup), i32(KEYS_APART * warpgroup)
-                at = i64(b) * final.strides[0] + i64(h) * final.strides[1] + part * segment
-                fragments.store(final, state, at, (e0, d0), (call.Dv, call.D))
+                at = start_of(states.final, b, h, part, states.step)
+                fragments.store(states.final, state, at, (e0, d0), (call.Dv, call.D))
             if walk.looks:
                 boxes.finish()
         if walk.beside and cuda.threadIdx.x < 32:  # who multiplies: an idle lane that waits would hold up who loads

@@ -1,0 +1,74 @@
+"""Argument records of the sm90 kernels; `retention.arguments` has those of all rungs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ....spec import ArrayMeta, Problem
+from ...compiler.backend import i32, i64, tensor_map, types, verb
+from ...launch.views import number_type
+from .config import DTYPE
+
+
+class Loaded(NamedTuple):
+    """Tensor maps of the arrays that a walk loads. As `apart`: 0 if all heads share the array, whose map then has one
+    head, else 1.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+
+
+class LoadedWithY(NamedTuple):
+    """As `Loaded`, of the walks that log_decay's gradient needs."""
+
+    q: Any
+    k: Any
+    v: Any
+    y: Any
+
+
+class LoadedPairs(NamedTuple):
+    """As `Loaded`, of the kernel for the pairs of a chunk."""
+
+    q: Any
+    k: Any
+    do: Any
+    v: Any
+
+
+class SegmentStates(NamedTuple):
+    """The states with which the walks of all segments begin, and the states that they leave."""
+
+    initial: Any  # [B, H, D, Dv] of segment 0
+    final: Any
+    step: Any  # numbers from one segment's state to the next
+    count: Any  # segments of a sequence that are walked, from the first one on
+
+
+SEGMENT_STATES = types.NamedTuple((*[number_type(DTYPE, 4)] * 2, i64, i32), SegmentStates)
+
+
+def loaded_types(kind: Any) -> tuple[Any, Any]:
+    """Return the types of the maps and of `apart`."""
+    maps, apart = (types.NamedUniTuple(each, len(kind._fields), kind) for each in (tensor_map, i32))
+    return maps, apart
+
+
+def loaded(problem: Problem, kind: Any, names: Sequence[str]) -> tuple[Any, Any]:
+    """Return the maps of these arrays, and `apart`."""
+    apart = (int(not is_shared(problem.arrays[name])) for name in names)
+    return kind(*(f"{name}_map" for name in names)), kind(*apart)
+
+
+def is_shared(meta: ArrayMeta) -> bool:
+    """Whether all heads of [B, H, S, width] are one in memory."""
+    return meta.shape[1] > 1 and meta.strides[1] == 0
+
+
+@verb
+def start_of(state, b, h, part, step):
+    """Return where the state of segment number `part` begins."""
+    return i64(b) * state.strides[0] + i64(h) * state.strides[1] + part * step
