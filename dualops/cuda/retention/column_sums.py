@@ -1,14 +1,14 @@
-"""Sums of columns over the rows of several warps' accumulators, in an order that no warp can change.
+"""Column sums over the rows of several warps' accumulators, in an order that does not depend on the warps' timing.
 
-    sums = column_sums(at, columns, warps)          one of `columns` is of every thread's accumulators
-    mine = sums.values()                            of each of a thread's columns, the sum of its own rows
+    sums = column_sums(at, columns, warps)          every thread's accumulators have `columns` columns
+    mine = sums.values()                            for each of a thread's columns, the sum of its own rows
     sums.put(smem, turn, mine)                      my warp's sums, to shared memory
-    ... all warps meet ...
+    ... barrier of all warps ...
     total = sums.total(smem, turn, column)          of all warps
 
-Element e of a thread's accumulators is where `fragment.accumulator` says: eight lanes have the same columns, two
-neighbours of each eight. They meet by halves: each sends those sums that another keeps, 28 shuffles for 32 columns.
-Turns are even and odd: those of one are read while those of the next one are put, so that warps meet once a turn.
+`fragment.accumulator` says which element of the accumulators a thread has: eight lanes have the same columns, two
+neighbours of each eight. The lanes add up by halves: each sends the sums that another lane keeps, 28 shuffles for 32
+columns. Turns alternate between two buffers. One is read while the next one is written, so one barrier a turn suffices.
 """
 
 from __future__ import annotations
@@ -27,21 +27,20 @@ EIGHT = 8  # columns
 
 
 def column_sums_bytes(columns: int, warps: int) -> int:
-    """Shared memory, of both turns."""
+    """Return the shared memory for both turns."""
     return 2 * 4 * columns * warps
 
 
 @cache
 @noun
 def column_sums(at: int, columns: int, warps: int) -> Members:
-    """The verbs for so many columns, a multiple of 32; shared memory begins at byte `at`.
-
-    A thread's columns are numbered as they lie, two of each eight.
+    """The verbs for a multiple of 32 columns; shared memory begins at byte `at`. A thread's columns are numbered in
+    order, two of each eight.
     """
     num, size, line = numbers(f32), columns // 4, 4 * columns
 
     def halve(distance: int, first: int, count: int) -> Callable[..., None]:
-        """Of the first `count` pairs of values that are as many apart, lanes keep one and get the other's share."""
+        """For pairs of values that are `count` apart, lanes keep one and add the other lane's share to it."""
         few = min(count - first, EIGHT)
 
         @verb
@@ -66,7 +65,7 @@ def column_sums(at: int, columns: int, warps: int) -> Members:
 
     @verb
     def put(smem, turn, values):
-        """Write the values to shared memory; by all lanes of a warp. The values are changed."""
+        """Write the values to shared memory, by all lanes of a warp. The values change."""
         tid = anew_i32(i32(cuda.threadIdx.x))
         lane, warp = i32(u32(tid) % u32(32)), i32(u32(tid) // u32(32))
         halve_all(values, lane, 0, 0)
@@ -76,7 +75,7 @@ def column_sums(at: int, columns: int, warps: int) -> Members:
 
     @verb
     def total(smem, turn, column):
-        """Return the total of a column, once all warps have put theirs."""
+        """Return the total of a column. All warps must have put theirs before a barrier."""
         first = i32(at + turn * warps * line + 4 * column)
         sum_so_far = load_float(smem, first)
         for warp in range(1, warps):
@@ -90,29 +89,26 @@ def column_sums(at: int, columns: int, warps: int) -> Members:
 
 
 def warp_sums_bytes(warps: int) -> int:
-    """Shared memory, of both turns."""
+    """Return the shared memory for both turns."""
     return 2 * 4 * warps
 
 
 @cache
 @noun
 def warp_sums(at: int, warps: int) -> Members:
-    """A number of each warp; turns as above.
-
-    For so many warps; shared memory begins at byte `at`.
-    """
+    """The verbs for one number of each warp, in alternating turns; shared memory begins at byte `at`."""
     num = numbers(f32)
 
     @verb
     def put(smem, turn, x):
-        """Write the number of my warp; by all its lanes, which have the same."""
+        """Write the number of my warp, by all its lanes, which have the same number."""
         tid = u32(anew_i32(i32(cuda.threadIdx.x)))
         if tid % u32(32) == u32(0):
             store_float(smem, i32(at + 4 * (turn * warps + i32(tid // u32(32)))), x)
 
     @verb
     def total(smem, turn):
-        """Return the total of all warps, once they have met."""
+        """Return the total of all warps, after a barrier."""
         return before(smem, turn, warps)
 
     @verb

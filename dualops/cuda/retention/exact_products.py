@@ -1,16 +1,16 @@
-"""Products whose left factor has all digits of float32, in three parts of bfloat16; the right one has 16 bits, and one.
+"""Products whose left factor keeps all digits of float32, as three parts of bfloat16. The right factor has 16 bits.
 
     out [64, n] = acc [64, K] @ B [K, n]                            `exact_left`: acc are a warpgroup's accumulators
-    out [64, n] = (weights * X).T [64, tokens] @ Y [tokens, n]      `exact_sums`: as `state_smem.weighted_sums` has it;
+    out [64, n] = (weights * X).T [64, tokens] @ Y [tokens, n]      `exact_sums`: as `state_smem.weighted_sums`
                                                                     `exact_pieces`: some columns of Y at a time
 
-Parts are cut off, not rounded (`split_bf16x3`), and the smallest is multiplied first: added to a large sum it would
-cost it as many roundings again. out holds nothing else for the same reason: tensor cores round toward zero, which adds
-up in a sum of many products; threads, which round to the nearest, add what is to be added. The first part is packed
-while the others are multiplied, half of the steps after the other.
+Parts are truncated, not rounded (`split_bf16x3`). The smallest is multiplied first: added to a large sum, it would add
+its roundings to the sum. out begins at zero for the same reason. Tensor cores round toward zero, which adds up in a sum
+of many products. Threads round to the nearest, so they add the product to other numbers. The first part is packed while
+the others are multiplied, one half of the steps after the other.
 
-Element e of a thread's accumulators is element e of what it has of a left factor (`fragment`), so that parts are packed
-where they are. Of an infinite accumulator NaN comes; an infinite number of X is its own upper part.
+Element e of a thread's accumulators is element e of its part of a left factor (`fragment`), so parts are packed in
+place. An infinite accumulator becomes NaN. An infinite number of X is its own upper part.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from ..tile.swizzle import Operand
 from ..tile.warpgroup import register_mma
 from .state_smem import DTYPE, rest
 
-HALVES = 2  # in which parts are packed and multiplied: more steps at once would want more registers
-WORDS = 4  # of a thread, of a step
+HALVES = 2  # the steps are packed and multiplied in halves; more steps at once take more registers
+WORDS = 4  # of a thread, for a step
 
 
-ExactProduct = Noun  # what `_in_parts` makes
+ExactProduct = Noun  # the result of `_in_parts`
 
 
 @verb
 def below(number):
-    """What cutting off the upper part leaves."""
+    """Return what is left below the upper part."""
     return f32(number - upper_part(number))
 
 
 @verb
 def below_any(number):
-    """The same: nothing of what is infinite."""
+    """Return what is left below the upper part; 0 for an infinite number."""
     return rest(below(number))
 
 
 @cache
 def exact_left(b: Operand) -> ExactProduct:
-    """For a right factor of bfloat16; `left` are the accumulators."""
+    """Return the verbs for a right factor of bfloat16; `left` are the accumulators."""
 
     @verb
     def begin(acc):
@@ -63,29 +63,29 @@ def exact_left(b: Operand) -> ExactProduct:
     return _in_parts(b, begin, take, below)
 
 
-def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, beside: bool = True) -> ExactProduct:
-    """`left` is X's place, and what weight(args, token) is told: a verb, what a token of the tile is multiplied by. X
-    may have infinite numbers. beside: as `_in_parts` has it.
+def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, overlapped: bool = True) -> ExactProduct:
+    """Return the verbs. `left` is X's place and the arguments of weight(args, token), a verb that returns the factor of
+    a token of the tile. X may have infinite numbers. overlapped: see `_in_parts`.
     """
     begin, take = _weighted(x, weight)
-    return _in_parts(y, begin, take, below_any, beside=beside)
+    return _in_parts(y, begin, take, below_any, overlapped=overlapped)
 
 
 @noun
 def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Members:
-    """The verbs for a warpgroup's 64 columns of X, which begin at X's place; weight: as of `exact_sums`.
+    """The verbs for a warpgroup's 64 columns of X, which begin at X's place. weight: as of `exact_sums`.
 
-    All parts are packed once and stay for all pieces of Y, 12 words a step, and out is as small as a piece is.
+    All parts are packed once and used for all pieces of Y, 12 words a step. out is as small as a piece.
 
     Called by all threads of a warpgroup. X may have infinite numbers.
     """
     mma, steps = register_mma(DTYPE, piece, some=tuple(range(piece.steps)) * PARTS), piece.steps
     begin, take = _weighted(x, weight, alike=True)
-    MIDDLE, UPPER = WORDS * steps, 2 * WORDS * steps  # where these parts begin, behind the lower ones
+    MIDDLE, UPPER = WORDS * steps, 2 * WORDS * steps  # where these parts begin, after the lower ones
 
     @verb
     def fill(words, left, smem):
-        """Pack all parts of X. left: as `exact_sums` has it."""
+        """Pack all parts of X. left: as of `exact_sums`."""
         begun, eight = begin(left), cuda.local.array(2 * WORDS, f32)
         for step in range(steps):
             take(eight, begun, smem, step)
@@ -98,7 +98,7 @@ def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Memb
 
     @verb
     def multiply(out, words, smem, y_at):
-        """Multiply with a piece of Y; out is there when it returns."""
+        """Multiply with a piece of Y and wait for out."""
         mma.add(out, words, smem, y_at, 0)
         mma.wait(out)
 
@@ -113,7 +113,7 @@ def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Memb
 def _weighted(
     x: Operand, weight: Callable[..., Any], *, alike: bool = False
 ) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """`begin` and `take`, as `_in_parts` wants them, of X's columns; alike: as `words_of_columns` has it."""
+    """Return `begin` and `take` of `_in_parts` for X's columns. alike: see `words_of_columns`."""
     columns = words_of_columns(x, alike=alike)
 
     @verb
@@ -138,19 +138,24 @@ def _weighted(
 
 @noun
 def _in_parts(
-    b: Operand, begin: Callable[..., Any], take: Callable[..., None], less: Callable[..., Any], *, beside: bool = True
+    b: Operand,
+    begin: Callable[..., Any],
+    take: Callable[..., None],
+    less: Callable[..., Any],
+    *,
+    overlapped: bool = True,
 ) -> Members:
     """The verbs, called by all threads of a warpgroup.
 
-    Given verbs: begin(left) -> begun, what is not kept from one time to the next; take(eight, begun, smem, step): a
-    thread's numbers of a step of the left factor; less(number): what is below its upper part. beside: a half is packed
-    beside the products of the other one, which wants twice the registers for words.
+    Given verbs: begin(left) -> begun, values that registers do not keep; take(eight, begun, smem, step): a thread's
+    numbers of a step of the left factor; less(number): what is below its upper part. overlapped: one half is packed
+    during the products of the other half, which takes twice the registers for words.
     """
     mma, half = register_mma(DTYPE, b), b.steps // HALVES
     of_half = [tuple(range(half * number, half * (number + 1))) for number in range(HALVES)]
 
     def lower_parts(some: tuple[int, ...]) -> Callable[..., None]:
-        """Of these steps all lower parts, then all middle ones."""
+        """All lower parts of these steps, then all middle ones."""
         product, FIRST, COUNT = register_mma(DTYPE, b, some=2 * some), some[0], len(some)
 
         @verb
@@ -183,23 +188,23 @@ def _in_parts(
 
     lower, other_lower = map(lower_parts, of_half)
     upper, other_upper = map(upper_parts, of_half)
-    let_go = mma.wait_but_one if beside else mma.wait
+    let_go = mma.wait_but_one if overlapped else mma.wait
 
     @verb
     def words():
         """Return local arrays for parts."""
         words = mma.left()
-        if beside:
+        if overlapped:
             return words, mma.left()
         return words, words
 
     @verb
     def multiply(out, both_words, left, smem, b_at):
-        """Multiply; out is there when it returns. left: the left factor."""
+        """Multiply and wait for out. left: the left factor."""
         (words, other_words), place = both_words, (smem, b_at)
         begun = begin(left)
         lower(out, words, begun, place)
-        if not beside:
+        if not overlapped:
             mma.wait(out)
         other_lower(out, other_words, begun, place)
         let_go(out)

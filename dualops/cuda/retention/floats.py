@@ -1,6 +1,6 @@
-"""Numbers of float32 in shared memory, by addresses of 32 bits: one, two neighbours, or four.
+"""Loads and stores of float32 numbers in shared memory, by 32-bit addresses: one, two neighbours, or four.
 
-at: the index of the first one, in elements of the array, which may be bytes.
+at: the index of the first number, in elements of the array, which may be bytes.
 """
 
 from __future__ import annotations

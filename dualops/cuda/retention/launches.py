@@ -1,6 +1,6 @@
-"""The launches of forward and of the gradient as passes by tiles: states between chunks, rows, log_decay's gradient.
+"""The launches of forward and gradient for kernels of tiles: the states between chunks, the rows, log_decay's gradient.
 
-A rung says how it does a pass (`How`); the rest is the same for all of them.
+A rung describes how it runs a pass (`How`). All other launches are the same for all rungs.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from .simt_rows import RowsConfig
 from .simt_states import NORM_THREADS, build_norms, build_walk
 from .simt_steps import Met, build_met, build_step_gradient, met_layout, steps_layout
 
-BACK = "d"  # before the names of what is kept of a pass back
+BACK = "d"  # before the names of the states of a pass back
 
 
 class StatesKernel(NamedTuple):
-    """The kernel that finds what each chunk adds to a state, and a block's tile of one."""
+    """The kernel that computes what each chunk adds to a state, and the tile of a state that a block has."""
 
-    build: Callable[..., Kernel]  # (**options): `mirrored`, a pass back has the chunks of the pass forth
+    build: Callable[..., Kernel]  # (mirrored=): whether a pass back has the chunks of the pass forth
     block_d: int
     block_v: int
     shared_bytes: int
 
 
 class How(NamedTuple):
-    """How a rung does passes. log_decay's gradient goes by chunks whatever the form is, maybe by others."""
+    """How a rung runs passes. log_decay's gradient always uses chunks, maybe of another length than the passes."""
 
-    chunk: int  # rows that see one another
+    chunk: int  # rows that read each other directly
     steps: Callable[[Pass], Sequence[Step]]  # a pass
     states: Callable[[Pass], StatesKernel]
     step_chunk: int
     step_rows: RowsConfig
-    tiled: bool = True  # states lie in the workspace
+    tiled: bool = True  # states are in the workspace
 
 
 def states_workspace(problem: Problem, passes: Sequence[Pass], kind: str = "") -> dict[str, ArrayMeta]:
-    """Room for the states of the greediest pass; they have it one after another."""
+    """Return room for the states of the pass that needs most. The passes use it one after another."""
     p, made = problem, {}
     for each in passes:
         _, slots = slots_of(p, each.call.state_chunk)
@@ -63,9 +63,10 @@ def states_workspace(problem: Problem, passes: Sequence[Pass], kind: str = "") -
 def states_steps(
     problem: Problem, each: Pass, adds: StatesKernel, places: ChunkStates, *, mirrored: bool = False
 ) -> list[Step]:
-    """What each chunk adds, and the walk from chunk to chunk, of states and norms: where these lie.
+    """Return two launches for the states, and two for the norms: what each chunk adds, then the walk from chunk to
+    chunk.
 
-    mirrored: a pass back has the chunks of the pass forth.
+    places: the arrays of both. mirrored: a pass back has the chunks of the pass forth.
     """
     p, call, x, (states, norms) = problem, each.call, each.inputs, places
     heads, known = p.B * p.H, (each.decay, call)
@@ -118,14 +119,14 @@ def tiled_steps(
     rows: Callable[[Pass], Step],
     each: Pass,
 ) -> Sequence[Step]:
-    """The launches of a pass: what each chunk adds, the walk from chunk to chunk, the rows."""
+    """Return the launches of a pass: what each chunk adds, the walk from chunk to chunk, the rows."""
     made = states_workspace(problem, [each])
     steps = states_steps(problem, each, states(each), chunk_states(made))
     return [*steps, rows(each)] if results[each.out.data].size else steps
 
 
 def forward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
-    """The states before the chunks, and the sums of log_decay."""
+    """Return the states before the chunks, and the prefix sums of log_decay."""
     if not how.tiled:
         return {}
     return prefix_sums_workspace(problem) | states_workspace(problem, [forward_pass(problem, results, how.chunk)])
@@ -138,8 +139,9 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How) 
 
 
 def backward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
-    """The states before the chunks, of one pass after another, and a weight and a term for each query; with log_decay
-    its sums, and what its gradient is made of."""
+    """Return the states before the chunks, which the passes share, and the weight and term of each query. With
+    log_decay also its prefix sums, and the arrays of its gradient.
+    """
     p, extra = problem, normalizer_grad_workspace(problem)
     made = extra
     if how.tiled:
@@ -157,7 +159,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How)
     for each in passes:
         steps += how.steps(each)
         if each is passes[0] and "log_decay" in p.arrays:
-            kept = p.form == "chunk"  # dq has just had the states that are asked for
+            kept = p.form == "chunk"  # the states of dq have just been computed
             steps += step_gradient_steps(p, results, _chunked_passes(p, results, how), how, kept=kept)
     return steps
 
@@ -166,7 +168,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How)
 
 
 def step_gradient_workspace(problem: Problem, passes: tuple[Pass, Pass]) -> dict[str, ArrayMeta]:
-    """The sums of log_decay, the states of dq and of dk by chunks, and what each token has of them."""
+    """Return the prefix sums of log_decay, the states of dq and dk by chunks, and what each token has of them."""
     p, (dq, dk) = problem, passes
     shape = (p.H, p.total) if is_varlen(p) else (p.B, p.H, p.Sk)
     made = prefix_sums_workspace(p) | states_workspace(p, [dq]) | states_workspace(p, [dk], BACK)
@@ -174,14 +176,14 @@ def step_gradient_workspace(problem: Problem, passes: tuple[Pass, Pass]) -> dict
 
 
 def step_gradient_bytes(problem: Problem, config: RowsConfig) -> int:
-    """Shared memory of the greediest of its own kernels."""
+    """Return the shared memory of the kernel that needs most."""
     return max(layout.nbytes for layout in (met_layout(config, problem.dtype), steps_layout(config, problem.dtype)))
 
 
 def step_gradient_steps(
     problem: Problem, results: Mapping[str, ArrayMeta], passes: tuple[Pass, Pass], how: How, *, kept: bool
 ) -> list[Step]:
-    """Its launches; dq and dk by chunks. kept: the states of dq are there."""
+    """Return the launches of log_decay's gradient. passes: dq and dk by chunks. kept: dq's states exist already."""
     p, (dq, dk), config = problem, passes, how.step_rows
     if not results["dlog_decay"].size:
         return []
@@ -204,6 +206,6 @@ def step_gradient_steps(
 
 
 def _chunked_passes(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> tuple[Pass, Pass]:
-    """dq and dk by chunks."""
+    """Return dq and dk by chunks."""
     dq, _, dk = backward_passes(problem, results, normalizer_grad_workspace(problem), how.step_chunk)
     return dq, dk

@@ -1,4 +1,4 @@
-"""The naive rung: its launches and the arrays that live between them, forward and backward."""
+"""The naive rung: its launches forward and backward, and the arrays between them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .naive_kernels import THREADS, build_product, build_scores, build_state, bu
 from .normalizer_grad import normalizer_grad_steps, normalizer_grad_workspace
 from .passes import Pass, backward_passes, forward_pass
 
-REASON = "the parallel form, whichever is asked for, with all scores in memory: to read, not to run"
+REASON = "the parallel form with all scores in memory, whatever form is requested: to read, not to run"
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The way to do retention."""
+    """Return the only way to run forward."""
     yield Choice("naive", None, REASON, partial(forward_steps, problem, results), forward_workspace(problem))
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The way to do its gradient, but that of log_decay."""
+    """Return the only way to run the gradient, except log_decay's."""
     if "log_decay" not in problem.arrays:
         yield Choice("naive", None, REASON, partial(backward_steps, problem, results), backward_workspace(problem))
 
 
 def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """All scores, the sums of their rows where rows are divided by them, and those of log_decay."""
+    """Return all scores, the row sums of a normalized call, and the prefix sums of log_decay."""
     sums = {"sums": workspace(problem, (problem.B, problem.H, problem.Sq))} if problem.normalize else {}
     return _scores(problem) | sums | prefix_sums_workspace(problem)
 
@@ -44,7 +44,7 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequenc
 
 
 def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """All scores, of one pass after another; a weight and a term for each query."""
+    """Return all scores, which the passes share, and a weight and a term for each query."""
     return _scores(problem) | normalizer_grad_workspace(problem)
 
 
@@ -80,5 +80,5 @@ def _steps(problem: Problem, each: Pass) -> list[Step]:
 
 
 def _step(kernel: Kernel, count: int, *args: Argument) -> list[Step]:
-    """A launch with `count` threads, or none where there is nothing to do."""
+    """Return a launch with `count` threads, or none without elements."""
     return [Step(kernel, (cdiv(count, THREADS),), args)] if count else []

@@ -1,17 +1,17 @@
-"""Retention, the first idea: all scores lie in memory, and an element has a thread. Where a reader starts.
+"""Retention, the first idea: all scores are in memory, and each element has a thread. Readers start here.
 
     1  scores [B, H, rows, columns] = scale * (q_r . k_c) * gamma^(r + offset - c), or times the mask;  -0: not seen
-    2  sums [B, H, rows] = their sums, or sums of magnitudes, where rows are divided by max(1, |sum|)
+    2  sums [B, H, rows] = sums of the scores or of their magnitudes; rows are divided by max(1, |sum|)
     3  out = scores @ v + state_scale * gamma^(r + later) * q_r @ state,  divided
     4  state = gamma^T * state + kept_scale * sum_t gamma^(T - t - later) * k_t^T v_t
 
-with the state that a sequence of T tokens begins with; the norm is the state for k = 1, or for v = 1. That is the
-parallel form, and as all forms agree, it serves every forward. The gradient is three such passes (`passes`), where
-columns may have weights and scores terms; that of log_decay is left to simt_steps.py.
+`state` is the one with which a sequence of T tokens begins. The norm is the state for k = 1, or for v = 1. This is the
+parallel form. All forms agree, so it serves every forward. The gradient is three such passes (`passes`), in which
+columns may have weights and scores may have terms. simt_steps.py computes log_decay's gradient.
 
-Memory beside the results: itemsize * B * H * rows * columns, with an itemsize of 4 (8 for float64). A pair that is not
-seen is left out of the products, so that a NaN behind a row does not reach it. All sums are compensated: a thread adds
-up as many terms as there are tokens.
+Workspace: itemsize * B * H * rows * columns bytes, with an itemsize of 4 (8 for float64). The products skip a pair that
+is not seen, so a NaN behind a row does not reach it. All sums are compensated, because a thread adds as many numbers as
+there are tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ THREADS = 256  # of a block
 
 @verb
 def my_index():
-    """Which element is mine: neighbouring threads have neighbours."""
+    """Return the element of this thread. Neighbouring threads have neighbouring elements."""
     return i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
 
 
@@ -69,7 +69,7 @@ def build_scores(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kern
                 else:
                     mine = decays.of(decay, call, b, h, first, rows)
                     score *= decays.between(mine, c + call.later, r + call.offset + call.later)
-                score = score * call.scale + num.zero  # it counts
+                score = score * call.scale + num.zero  # not -0: the pair is seen
             scores[index] = score
 
     return retention_naive_scores

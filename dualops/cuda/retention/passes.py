@@ -1,13 +1,14 @@
-"""Retention and its gradient as passes of one kind: what is a row's, what a column's, in which direction time goes.
+"""Retention and its gradient as passes of one kind. A pass has arrays in the roles of rows and columns, and a
+direction.
 
     o  = pass(q, k, v)      with the state of k and v, from the first token on
     dq = pass(do, v, k)     the same state, transposed
     dv = pass(k, q, do)     from the last token on, with the gradient of the state: it begins as dstate
     dk = pass(v, do, q)     the same, transposed
 
-since dq_i = sum_j gamma^(i - j) (do_i . v_j) k_j is retention itself, and dv and dk are with the time reversed. Where
-results were divided by n_i, do_i has the weight 1 / n_i, and a score do_i . v_j is more by the term
--sign(r_i) * (do_i . o_i), which is as if v had one more column of ones: the state of that column is the norm.
+dq_i = sum_j gamma^(i - j) (do_i . v_j) k_j is retention itself. dv and dk are retention with reversed time. If results
+were divided by n_i, do_i has the weight 1 / n_i, and the term -sign(r_i) * (do_i . o_i) is added to the score do_i .
+v_j. This term acts like one more column of ones in v: the state of that column is the norm.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from .decay_prefix_sums import prefix_sums_of
 from .decays import logs_of
 
 NOTHING, NO_STATE, NO_NORM = absent(3), absent(4), absent(3)
-TILED = ("q", "k", "v", "do")  # what goes through kernels by tiles
+TILED = ("q", "k", "v", "do")  # the arrays that kernels load by tiles
 
 
 @dataclass(frozen=True)
 class States:
-    """What a pass begins with and what it leaves: states [B, H, D, Dv] and norms [B, H, width] of its roles."""
+    """The states [B, H, D, Dv] and norms [B, H, width] with which a pass begins, and those that it leaves."""
 
     initial: Strided = NO_STATE
     final: Strided = NO_STATE
@@ -76,7 +77,7 @@ def _both_ends(initial: Strided, final: Strided) -> State:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass: its arrays by the role that they play, and what a kernel is told."""
+    """One pass: its arrays by role, its sizes and its options."""
 
     out: Strided
     inputs: Inputs
@@ -86,11 +87,11 @@ class Pass:
     gamma: Strided
     row_sum: Strided = NOTHING
     logs: Strided = NOTHING  # log_decay
-    marks: Strided = NOTHING  # its sums
+    marks: Strided = NOTHING  # its prefix sums
 
     @property
     def decay(self) -> Strided:
-        """What kernels are told of the decay that they are built for."""
+        """The decay argument of kernels that read prefix sums: the sums, or gamma."""
         return self.marks if self.variant.stepwise else self.gamma
 
     @property
@@ -106,12 +107,12 @@ class Pass:
         return self.call.chunk < self.call.columns or self.states.begin or bool(final.data)
 
     def chunks(self, final: Strided) -> int:
-        """Chunks of a sequence whose contribution to a state is wanted: the last one's only in the final state."""
+        """Return how many chunks of a sequence add to a state. Only the final state needs the last chunk."""
         return self.call.slots if final.data else max(self.call.slots - 1, 0)
 
 
 def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int) -> Pass:
-    """o, and the states and sums that are asked for. chunk: rows that see one another."""
+    """Return the pass of o, the states and the sums. chunk: rows that read each other directly."""
     p, metas = problem, {**problem.arrays, **results}
     o, q, k, v = (by_token(metas, name, is_varlen(p)) for name in ("o", "q", "k", "v"))
     begin, end = whole(p.arrays, "initial_state", 4), whole(results, "state", 4)
@@ -126,7 +127,9 @@ def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int)
 def backward_passes(
     problem: Problem, results: Mapping[str, ArrayMeta], extra: Mapping[str, ArrayMeta], chunk: int
 ) -> tuple[Pass, Pass, Pass]:
-    """dq, dv and dk. extra: the arrays `weights` and `terms`, a number a query, where the call was normalized."""
+    """Return the passes of dq, dv and dk. extra: the arrays `weights` and `terms` of a normalized call, a number a
+    query.
+    """
     p, metas = problem, {**problem.arrays, **results, **extra}
     q, k, v, do, dq, dk, dv = (by_token(metas, name, is_varlen(p)) for name in ("q", "k", "v", "do", "dq", "dk", "dv"))
     initial, dstate, dinitial = (whole(metas, name, 4) for name in ("initial_state", "dstate", "dinitial_state"))
@@ -154,14 +157,14 @@ def backward_passes(
 
 
 def _steps(problem: Problem) -> dict[str, Strided]:
-    """What there is in place of gamma."""
+    """Return the arrays of log_decay, which replace gamma."""
     if "log_decay" not in problem.arrays:
         return {}
     return {"logs": logs_of(problem.arrays, "log_decay", is_varlen(problem)), "marks": prefix_sums_of(problem)}
 
 
 def _call(problem: Problem, chunk: int, states: States) -> Call:
-    """What a pass of queries over keys is told."""
+    """Return the sizes and options of a pass of queries over keys."""
     p, state_chunk = problem, min(chunk, LONGEST_CHUNK)
     alone = chunk >= p.Sk
     return Call(
@@ -195,13 +198,15 @@ def _call(problem: Problem, chunk: int, states: States) -> Call:
 
 
 def transposed(state: Strided) -> Strided:
-    """A state [B, H, D, Dv] as one [B, H, Dv, D]."""
+    """Return a state [B, H, D, Dv] as one [B, H, Dv, D]."""
     b, h, d, v = state.strides
     return state._replace(strides=(b, h, v, d))
 
 
 def variant_of(problem: Problem) -> Variant:
-    """What kernels for this problem are built for. Aligned: all rows that go by tiles are whole 16-byte vectors."""
+    """Return what kernels for this problem are built for. Aligned: all rows of q, k, v and do are whole 16-byte
+    vectors.
+    """
     p, vector = problem, 16 // problem.itemsize
     metas = [p.arrays[name] for name in TILED if name in p.arrays]
     sizes = [p.D, p.Dv, *(stride for meta in metas for stride in meta.strides[:-1])]

@@ -1,19 +1,19 @@
 """Retention token after token, with the state in registers. Sun et al. 2023, arXiv:2307.08621, equation 6.
 
-A block of 16 x 16 threads takes BLOCK_V columns of a head's state [D, Dv]; which numbers of it a thread (line, lane)
-has, `state_registers` says.
+A block of 16 x 16 threads has BLOCK_V columns of a head's state [D, Dv]. `state_registers` says which numbers of it
+belong to thread (line, lane).
 
     1  for each token:    state = gamma * state + kept_scale * k^T v        (the first of a pass back: without gamma)
-    2                     out = state_scale * q @ state / n                 16 lines meet for a sum
+    2                     out = state_scale * q @ state / n                 summed over the 16 lines
 
-gamma is the head's, or exp(log_decay) of the token, in a pass back of the one before it in the pass.
+gamma is the head's, or exp(log_decay) of the token. A pass back takes that of the token before it in the pass.
 
-Several tokens come at a time, so that the lines meet but twice for so many. Nothing but the state is kept: no
-workspace, and one launch, which for a single token reads the state once and writes it once. All loads of the state are
-under way before anything is waited for, and behind them those of the tokens' rows.
+Several tokens are loaded at a time, so that the block needs only two barriers for all of them. Only the state is kept:
+there is no workspace and one launch. For a single token the launch reads the state once and writes it once. All loads
+of the state start before the first wait, then those of the tokens' rows.
 
-Shared memory: itemsize * (tokens * (2 * D16 + 17 * BLOCK_V + 16) + 3 * tokens4), D16 being D rounded up to 16, tokens4
-tokens rounded up to 4. Registers: state_rows * (columns + 1) numbers and about 30 more.
+Shared memory: itemsize * (tokens * (2 * D16 + 17 * BLOCK_V + 16) + 3 * tokens4), with D rounded up to 16 (D16) and
+tokens rounded up to 4 (tokens4). Registers: state_rows * (columns + 1) numbers and about 30 more.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ STEPS_AT_ONCE = 8
 
 
 class RecurrentLayout(NamedTuple):
-    """What lies in shared memory, of the tokens that come at a time; D16: D rounded up to 16."""
+    """What is in shared memory for the tokens that are loaded together. D16: D rounded up to 16."""
 
     q: Tile  # [tokens, D16]
     k: Tile  # [tokens, D16]
     v: Tile  # [tokens, BLOCK_V]
-    parts: Tile  # [tokens * LANES, BLOCK_V]: of a token's result each line has a share
-    norm_parts: Tile  # [tokens, LANES]: and of its sum
+    parts: Tile  # [tokens * LANES, BLOCK_V]: each line's share of a token's result
+    norm_parts: Tile  # [tokens, LANES]: each line's share of its row sum
     row_terms: int  # of the tokens
     column_terms: int
-    factors: int  # what the state is multiplied by at each of them
+    factors: int  # what the state is multiplied by at each token
     nbytes: int
 
 
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """What a thread holds of the state: state_rows x columns."""
+    """A thread's part of the state: state_rows x columns."""
 
     state_rows: int
     columns: int
-    tokens: int = STEPS_AT_ONCE  # that come at a time
-    min_blocks: int = 1  # of an SM
+    tokens: int = STEPS_AT_ONCE  # that are loaded together
+    min_blocks: int = 1  # on an SM
 
     @cached_property
     def block_v(self) -> int:
@@ -72,7 +72,7 @@ class RecurrentConfig:
         return RecurrentLayout(q, k, v, parts, norm_parts, row_terms, column_terms, factors, shared.nbytes)
 
     def shared_bytes(self, dtype: str, D: int) -> int:
-        """D: at most LANES * state_rows, which is what room is made for."""
+        """Return the shared memory. D: at most LANES * state_rows, for which there is room."""
         return self.layout(dtype).nbytes
 
 
@@ -106,7 +106,7 @@ def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
         head, e0 = block // v_blocks, i32(block % v_blocks * u32(config.block_v))
         b, h = i64(head // u32(call.H)), i64(head % u32(call.H))
 
-        state, norm = held.state(), held.norm()  # the norm: of my rows; in the gradient of my columns
+        state, norm = held.state(), held.norm()  # the norm of my rows, in the gradient of my columns
         part, value = held.of_columns(), held.of_columns()
         held.load(state, ends.initial, b, h, e0, call.D if ends.begins != 0 else 0, call.Dv)
         if variant.normalized:
@@ -126,7 +126,7 @@ def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
             steps, token = i32(1), token0 + call.direction * t0
             if config.tokens > 1:
                 steps = i32(min(count - t0, config.tokens))
-            mine, made_of = token + call.direction * (tid - 1 + call.later), num.one  # the step that leads to my token
+            mine, made_of = token + call.direction * (tid - 1 + call.later), num.one  # the step before my token
             if (tid < steps) & (t0 + tid + call.later > 0):
                 made_of = gammas.read(decay, call, b, h, mine)
             q_step, k_step = call.direction * q.strides[2], call.direction * k.strides[2]
@@ -205,7 +205,7 @@ def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
                     if e0 + c < call.Dv:
                         mem.store(out.data, start(out, b, h, mine) + e0 + c, total)
 
-        last = num.one  # a pass back ends before its last token, which is the first one
+        last = num.one  # a pass back ends before its last token, the sequence's first one
         if (call.later == 0) & (count > 0):
             last = gammas.factor(gammas.read(decay, call, b, h, first), call, h)
         for n in range(held.rows * held.columns):

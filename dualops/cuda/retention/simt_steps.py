@@ -1,21 +1,22 @@
-"""The gradient of log_decay: all that passes over a step, from a key before it to a query at it or behind it.
+"""The gradient of log_decay: the sum over all pairs of a key before a step and a query at the step or behind it.
 
     dlog_decay_t = sum_(j < t <= i) s_ij ds_ij        with the initial state as one more key, dstate as one more query
 
-By chunks of T tokens the state before a chunk is the key of all that lies before it, and the gradient of the state
-after the chunk the query of all behind it. Nothing is subtracted: a result is as exact as its terms, and a NaN reaches
-what it passes over. (Sums of q . dq - k . dk from the end give the same, but for that.)
+By chunks of T tokens the state before a chunk is the key of everything before it. The gradient of the state after the
+chunk is the query of everything behind it. Nothing is subtracted: a result is as exact as its terms, and a NaN reaches
+only the steps that it passes over. (Sums of q . dq - k . dk from the end give the same result without these
+properties.)
 
     1  taken_i = q_i . (what dq_i has of the state before its chunk)                            `build_met`
        given_j = k_j . (what dk_j has of the gradient of the state after it)                    the same, of a pass back
     2  for each tile of queries of a chunk, and each tile of keys up to it:                     `build_step_gradient`
     3      P [BLOCK, BLOCK] = ds_ij * q_i . k_j                                                 as in dq and in o
-    4      keys before the tile of queries: their columns' sums pass over all keys behind them; rows' sums are kept
+    4      keys before the tile of queries: their column sums pass over all keys behind them; row sums are kept
        the same tile: what a row has of keys before t, summed over the rows from t on
-    5  dlog_decay_t = what 4 has for t + sum_(i >= t) taken_i + sum_(j < t) given_j + decay * (state . dstate)
+    5  dlog_decay_t = result of 4 for t + sum_(i >= t) taken_i + sum_(j < t) given_j + decay * (state . dstate)
 
-taken comes into 4 as what each row has before the first key. Both states have chunks that begin with the sequence, also
-the one of the pass back (`mirrored`), whose first chunk is the short one.
+Step 4 starts each row with its taken. Both states have chunks that begin with the sequence. In the pass back
+(`mirrored`) the first chunk is therefore the short one.
 
 Shared memory of 2: itemsize * (2 * BLOCK * (DEPTH + 4) + BLOCK * (BLOCK + 4) + 2 * BLOCK + 2 * LONGEST_CHUNK).
 """
@@ -66,7 +67,7 @@ def met_type(dtype: str) -> Any:
 
 
 class MetLayout(NamedTuple):
-    """What lies in shared memory of step 1."""
+    """What is in shared memory in step 1."""
 
     x: Tile  # [BLOCK, DEPTH]
     state: Tile  # [DEPTH, columns of a thread's neighbours]
@@ -74,20 +75,20 @@ class MetLayout(NamedTuple):
 
 
 class StepsLayout(NamedTuple):
-    """What lies in shared memory of step 2."""
+    """What is in shared memory in step 2."""
 
     rows: Tile  # [BLOCK, DEPTH] of Q, or dO
     columns: Tile  # [BLOCK, DEPTH] of K, or V
     p: Tile  # [BLOCK, BLOCK]
-    before: int  # of BLOCK rows: what they have of keys before the tile, and of the state
+    before: int  # what BLOCK rows have of keys before the tile, and of the state
     sums: int  # of BLOCK columns of P
-    passed: int  # of LONGEST_CHUNK tokens: what is known of their results
-    given: int  # of as many
+    passed: int  # of LONGEST_CHUNK tokens: their results so far
+    given: int  # of LONGEST_CHUNK tokens
     nbytes: int
 
 
 def met_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> MetLayout:
-    """aligned: rows of the arrays are whole vectors."""
+    """Return the layout of step 1. aligned: rows of the arrays are whole vectors."""
     shared = Shared(dtype, config.threads)
     x = shared.tile(config.block_q, DEPTH)
     state = shared.tile(DEPTH, config.lanes * config.near)
@@ -99,7 +100,7 @@ def met_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> MetL
 
 
 def steps_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> StepsLayout:
-    """aligned: as above."""
+    """Return the layout of step 2. aligned: rows of the arrays are whole vectors."""
     block = config.block_q
     shared = Shared(dtype, config.threads)
     rows, columns = shared.tile(block, DEPTH), shared.tile(block, DEPTH)
@@ -118,7 +119,7 @@ def steps_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> St
 def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -> Kernel:
     """retention_met(met, x, y, decay, call): step 1.
 
-    It computes what the result of a row r has of the state before its chunk, times y_r.
+    For each row r it computes what the result has of the state before its chunk, times y_r.
     """
     mem, decays = storage(variant.dtype), step_decays(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
@@ -154,7 +155,7 @@ def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -
         row0 = origin(call, first, count)
         mine = decays.of(decay, call, b, h, first, count)
         m = m0 + line * x_state.rows  # my first row
-        sums = cuda.local.array(x_state.rows, mem.number)  # my share of a row's; the lanes meet at the end
+        sums = cuda.local.array(x_state.rows, mem.number)  # my share of a row's sum; the lanes add up at the end
         for i in range(x_state.rows):
             sums[i] = num.zero
         acc = x_state.fragment()
@@ -216,7 +217,7 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
 
     @verb
     def multiply(out, smem, arrays, place, counts, width):
-        """out [BLOCK, BLOCK] = X @ Y.T, of so many tokens of X and of Y; place: batch, head, the first of both."""
+        """out [BLOCK, BLOCK] = X @ Y.T. counts: tokens of X and of Y. place: batch, head, the first token of both."""
         x, y = arrays
         b, h, m, n = place
         product.clear(out)
@@ -261,7 +262,7 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
                 if m0 + r < end:
                     smem[u32(tile.before + r)] = taken.data[start(taken, b, h, first + m0 + r)]
             cuda.syncthreads()
-            base = num.zero  # what passes over the first key of the next tile
+            base = num.zero  # the sum of all that passes over the first key of the next tile
             for r in range(BLOCK):
                 base += smem[u32(tile.before + r)]
             for n0 in range(t0, m0 + 1, BLOCK):

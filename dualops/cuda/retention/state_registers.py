@@ -1,13 +1,13 @@
-"""What threads hold of a state [D, BLOCK_V]: who has which numbers of it, and how they come from memory and go there.
+"""A thread's part of a state [D, BLOCK_V], and its loads and stores.
 
-Thread (line, lane) of 16 x 16 has the rows line, line + 16, ... and of each of them `columns` numbers: neighbours, as
-many as 16 bytes hold, of every 16 such groups where states are aligned, so that one access moves them; else the columns
-lane, lane + 16, ... Which rows a thread has does not depend on it, nor in which order anything is added.
+Thread (line, lane) of 16 x 16 has the rows line, line + 16, ... and `columns` numbers of each. If states are aligned,
+they are neighbours that fill 16 bytes, in each of 16 such groups, so that one access moves them. Otherwise they are the
+columns lane, lane + 16, ... The rows of a thread and the order of all sums are the same in both cases.
 
 Tokens' rows, which all threads need, go through shared memory (`fetched`).
 
-A number of the state that is not there is a zero by the predicate of its load; one of a token's row is a zero in place
-of the row's last number. Neither is a branch, in which a load would be waited for before the next one begins.
+A predicated load returns 0 for numbers beyond the state. Numbers beyond a token's row are replaced by 0 after a load of
+the row's last number. Neither is a branch: a branch would wait for a load before the next one starts.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from ..tile.storage import access, storage
 
 @noun
 def state_registers(dtype: str, rows: int, columns: int, *, aligned: bool) -> Members:
-    """A thread's part of a state, and of a norm: numbers of its rows, or of its columns.
-
-    The noun for states of problems of this dtype; aligned: their rows are whole 16-byte vectors, as `columns` is.
+    """A thread's part of a state, and of a norm: numbers of its rows, or of its columns. aligned: the rows of states
+    are whole 16-byte vectors, and so is `columns`.
     """
     vec, num = access(compute_dtype(dtype), aligned, once=True), numbers(storage(dtype).number)
     near, number, row_of = vec.vector, storage(dtype).number, neighbours(storage(dtype).number, vec.vector)
@@ -39,16 +38,17 @@ def state_registers(dtype: str, rows: int, columns: int, *, aligned: bool) -> Me
 
     @verb
     def lane():
+        """Return my lane."""
         return i32(u32(cuda.threadIdx.x) % u32(LANES))
 
     @verb
     def row(i):
-        """Return which row my row number i is."""
+        """Return the row of my row number i."""
         return line() + LANES * i
 
     @verb
     def column(c):
-        """Return which column my column number c is."""
+        """Return the column of my column number c."""
         return (c // near * LANES + lane()) * near + c % near
 
     @verb
@@ -72,12 +72,12 @@ def state_registers(dtype: str, rows: int, columns: int, *, aligned: bool) -> Me
 
     @verb
     def _place(x, at, e0, c):
-        """Of column number c in a row that begins at `at`."""
+        """Return the index of column number c in a row that begins at `at`."""
         return at + (e0 + column(c)) * (i64(1) if aligned else x.strides[3])
 
     @verb
     def load(state, x, b, h, e0, D, Dv):
-        """Load the columns from e0 on of x [B, H, D, Dv]; zeros beyond it."""
+        """Load the columns from e0 on of x [B, H, D, Dv], zeros beyond it."""
         at = start(x, b, h, row(0))
         for i in range(rows):
             for c in range(0, columns, near):
@@ -87,7 +87,7 @@ def state_registers(dtype: str, rows: int, columns: int, *, aligned: bool) -> Me
 
     @verb
     def store(x, b, h, e0, D, Dv, state):
-        """Store to the columns from e0 on of x [B, H, D, Dv]; nothing beyond it."""
+        """Store to the columns from e0 on of x [B, H, D, Dv], nothing beyond it."""
         at = start(x, b, h, row(0))
         for i in range(rows):
             for c in range(0, columns, near):
@@ -112,15 +112,14 @@ def state_registers(dtype: str, rows: int, columns: int, *, aligned: bool) -> Me
         locals(),
         rows=rows,
         columns=columns,
-        norms=norms,  # numbers of a norm: as many as rows, or as columns
+        norms=norms,  # numbers of a norm, enough for rows or columns
     )
 
 
 @noun
 def fetched(dtype: str, tile: Tile) -> Members:
-    """A thread's numbers of a tile that is on its way to shared memory: loads wait for nothing before they are put.
-
-    The noun for a tile of lines side by side, of an array of this dtype.
+    """A thread's numbers of a tile on its way to shared memory. All loads start before the first number is stored. The
+    lines of the tile, of an array of this dtype, are next to each other.
     """
     mem, number, width = storage(dtype), storage(dtype).number, tile.width
     num, count = numbers(number), cdiv(tile.rows * width, THREADS)
@@ -150,7 +149,7 @@ def fetched(dtype: str, tile: Tile) -> Members:
 
     @verb
     def put(smem, frag, lines):
-        """Write so many lines of the tile to shared memory."""
+        """Store this number of lines of the tile to shared memory."""
         for n in range(count):
             if line(n) < lines:
                 smem[u32(tile.place(line(n), column(n)))] = frag[n]

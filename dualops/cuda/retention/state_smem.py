@@ -1,14 +1,14 @@
-"""A matrix that is carried from tile to tile: a right factor of this tile's product, then more by the tile's own.
+"""A state that a block carries from chunk to chunk: rounded in shared memory as a right factor, and its update.
 
     acc [64, n] += (weights * X).T @ Y        X [tokens, 64 a warpgroup] and Y [tokens, n] tiles, the sum over tokens
 
     sums = weighted_sums(x, y, weight)            by a warpgroup, acc of its 64 columns of X
-    sums.add(acc, smem, (x_at, y_at), args)       runs beside the threads until sums.wait(acc)
-    carry = carried(tile, at)                     acc of all warpgroups, rounded, in shared memory
+    sums.add(acc, smem, (x_at, y_at), args)       runs asynchronously until sums.wait(acc)
+    carry = state_smem(tile, at)                  acc of all warpgroups, rounded, in shared memory
     carry.put(smem, acc)
 
-X comes to registers transposed, where each token is multiplied by its weight and rounded to 16 bits; with all digits of
-float32: `exact_products`.
+X is loaded to registers transposed. There each token is multiplied by its weight and rounded to 16 bits.
+`exact_products` keeps all digits of float32.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ DTYPE = "bfloat16"
 
 @verb
 def rest(less):
-    """What rounding left: nothing of what is not finite."""
+    """Return a rounding error; 0 if it is not finite."""
     return less if less == less else f32(0)
 
 
 def times_transposed(x: Operand) -> Callable[..., None]:
-    """A verb (sums, acc, smem, x_at), by a warpgroup: for each of a thread's columns, which are tokens of X, the sum
-    over its two rows of acc * X.T [64, tokens].
+    """Return the verb (sums, acc, smem, x_at), called by a warpgroup. For each of a thread's columns, which are tokens
+    of X, it sums acc * X.T [64, tokens] over the thread's two rows.
     """
     columns = words_of_columns(x)
     steps = columns.steps
@@ -59,13 +59,13 @@ def times_transposed(x: Operand) -> Callable[..., None]:
     return multiply
 
 
-WeightedSums = Noun  # what `weighted_sums` makes
+WeightedSums = Noun  # the result of `weighted_sums`
 
 
 @noun
 def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, alike: bool = False) -> Members:
-    """The verbs for tiles of bfloat16: x as boxes bring it, in whole boxes, y "mn". weight(args, token): a verb, the
-    float32 that a token of the tile is multiplied by. alike: as `words_of_columns` has it.
+    """The verbs for tiles of bfloat16: x in whole boxes, y "mn". weight(args, token): a verb that returns the float32
+    factor of a token of the tile. alike: see `words_of_columns`.
 
     Called by all threads of a warpgroup.
     """
@@ -98,7 +98,7 @@ def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, alike: 
 
 @noun
 def state_smem(tile: Operand, at: int, *, anew: bool = False) -> Members:
-    """The verbs for a tile of bfloat16 at this byte, 64 lines of each warpgroup. anew: as `put_matrices` has it."""
+    """The verbs for a tile of bfloat16 at this byte, 64 lines of each warpgroup. `anew`: see `put_matrices`."""
     put, boxes, box_bytes, size = put_matrices(DTYPE, BOX, anew=anew), tile.width // BOX, tile.box, BOX // 2
 
     def put_box(box: int) -> Callable[..., None]:
@@ -114,12 +114,14 @@ def state_smem(tile: Operand, at: int, *, anew: bool = False) -> Members:
 
     @verb
     def put_to(smem, first, acc):
-        """Write acc to 64 lines from this byte on, under the same conditions."""
+        """Write acc to 64 lines from this byte on. Same conditions as for `put`."""
         put_all(smem, first, acc, cuda.local.array(size, f32))
 
     @verb
     def put_(smem, acc):
-        """Write acc to the tile; by a warpgroup, where no product reads what was there, nor the new numbers yet."""
+        """Write acc to the tile. Called by a warpgroup when no product reads the old numbers; then a barrier comes
+        before products that read the new ones.
+        """
         put_to(smem, i32(at + my_warpgroup() * ROWS * SPAN), acc)
 
     @verb

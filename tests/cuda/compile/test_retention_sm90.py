@@ -18,7 +18,7 @@ ARCH = "sm_90a"
 MOST_BYTES = 227 * 1024  # of Hopper's shared memory
 
 
-FORTH, BACK = Walk(), Walk(back=True, beside=True)
+FORTH, BACK = Walk(), Walk(back=True, overlaps=True)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ FORTH, BACK = Walk(), Walk(back=True, beside=True)
         (128, FORTH),
         (128, replace(FORTH, begins=True)),
         (128, replace(FORTH, begins=True, finishes=True)),
-        (128, replace(FORTH, begins=True, beside=True)),
+        (128, replace(FORTH, begins=True, overlaps=True)),
         (128, BACK),
         (128, replace(BACK, begins=True, finishes=True)),
         (128, replace(FORTH, finishes=True, looks=False)),
@@ -56,7 +56,7 @@ def test_each_variant(Dv, walk, stepwise):
         (256, replace(BACK, begins=True, finishes=True)),
         (256, replace(FORTH, finishes=True, looks=False)),
         (320, BACK),
-        (512, replace(FORTH, beside=True)),
+        (512, replace(FORTH, overlaps=True)),
         (512, replace(BACK, begins=True)),
         (512, replace(FORTH, finishes=True, looks=False)),
     ],
@@ -70,7 +70,7 @@ def test_each_wide_variant(D, walk):
 
 
 @pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("walk", [replace(FORTH, beside=True), FORTH, replace(BACK, beside=False)], ids=str)
+@pytest.mark.parametrize("walk", [replace(FORTH, overlaps=True), FORTH, replace(BACK, beside=False)], ids=str)
 @pytest.mark.parametrize("width", [64, 128])
 def test_each_walk_of_a_step_gradient(width, walk, begins):
     """Beside another launch where a sequence is one block's."""

@@ -1,12 +1,13 @@
-"""Elements of a result that a NaN or an infinity of V may have reached though its column is not seen.
+"""Recomputes elements of a result that a NaN or an infinity of V may have reached from a column that the row does not
+see.
 
-Products of tensor cores leave nothing out: 0 * NaN is NaN. So an element that is not finite is made anew by its thread
-from what it sees, one number after another:
+Tensor cores multiply unseen pairs too, and 0 * NaN is NaN. So a thread recomputes an element that is not finite from
+what its row sees, one number after another:
 
     out_re = state_scale * what is left of the state * (q_r @ state[:, e] + term * norm_e)
              + sum over c that are seen of scale * (q_r . k_c + terms) * what is left of c * weight_c * v_ce
 
-until it is NaN for good. Under a mask all pairs meet, and nothing is made anew.
+It stops when the sum is NaN. With a mask all pairs are multiplied anyway, and nothing is recomputed.
 """
 
 from __future__ import annotations
@@ -26,10 +27,7 @@ from ..decays import decays_of
 
 @noun
 def hidden_elements(variant: Variant, size: int) -> Members:
-    """The verb for a result with so many numbers a thread.
-
-    Called by a warp.
-    """
+    """The verb for a result with `size` numbers a thread. Called by a warp."""
     mem, num, doubts = storage(variant.dtype), numbers(f32), non_finite_of(size)
     decays = decays_of(variant.dtype, variant.stepwise)
 
@@ -60,7 +58,7 @@ def hidden_elements(variant: Variant, size: int) -> Members:
 
     @verb
     def _anew(arrays, place, where, m, e, mine, call):
-        """The element of row m and column e."""
+        """Return the element of row m and column e."""
         q, k, v, weights, terms, _ = arrays[0]
         _, n_first, slot, _ = where
         b, h, total, row_term = place.b, place.h, num.zero, num.zero
@@ -84,7 +82,7 @@ def hidden_elements(variant: Variant, size: int) -> Members:
         return total
 
     def four(first: int) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Of registers, each is known by its number; what is opaque is not indexed instead."""
+        """Registers have fixed numbers: four elements at a time. Opaque values keep the compiler from indexing them."""
 
         @verb
         def take_one(value, acc, element, _):

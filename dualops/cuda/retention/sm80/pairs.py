@@ -1,6 +1,6 @@
-"""What a warp's scores of a tile are multiplied by, on accumulators of tensor cores.
+"""The factors of a warp's scores of a tile, applied to accumulators of tensor cores.
 
-    P_rc = scale * (q_r . k_c + terms) * what is left of c at r * weight_c         0 where a pair is not seen
+    P_rc = scale * (q_r . k_c + terms) * what is left of c at r * weight_c         0 for a pair that is not seen
     sums_r += P_rc, or |P_rc|
 
 A thread has rows m and m + 8 and two neighbouring columns of each eight (`tile.fragment.accumulator`).
@@ -20,14 +20,14 @@ from ...tile.unrolled import one_after_another
 from ..arguments import ABS, Variant
 from ..decays import step_decays
 
-# log2 of a gamma below which what rounding takes from pairs of near tokens counts, as sm90's `constant_decay` says
+# log2 of a gamma; below it the rounding errors of neighbouring tokens' scores count (sm90's `constant_decay`)
 LEAST_KEPT = f32(math.log2(0.968))
-FEW_SEEN = 64  # tokens: rows that see no more are the largest where results are normalized
+FEW_SEEN = 64  # tokens: normalized results are largest in rows that see no more
 NARROW = 16  # columns of q or of v
 
 
 class Place(NamedTuple):
-    """Where a thread's scores stand."""
+    """The position of a thread's scores."""
 
     b: Any
     h: Any
@@ -35,14 +35,14 @@ class Place(NamedTuple):
     n: Any  # its first column
     rows: Any  # of the sequence
     columns: Any
-    row0: Any  # the tokens that row and column 0 are
-    column0: Any
-    whole: Any  # all of the block's rows see all columns of the tile
+    row0: Any  # the token of row 0
+    column0: Any  # the token of column 0
+    whole: Any  # whether all of the block's rows see all columns of the tile
 
 
 @noun
 def pairs_of(variant: Variant, block_kv: int) -> Members:
-    """The verbs for tiles of so many columns."""
+    """The verbs for tiles with this number of columns."""
     num, mem, steps = numbers(f32), storage(variant.mask or variant.dtype), step_decays(variant.dtype)
     QUADS, EIGHT = block_kv // 8, f32(8)
 
@@ -102,7 +102,7 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
 
     @verb
     def _weigh_by_head(scores, sums, place, mine, x, call):
-        """Of gamma alone, from the nearest quad on, as the factor falls by gamma^8 from quad to quad."""
+        """With gamma alone: from the nearest quad on, because the factor falls by gamma^8 from quad to quad."""
         fade, last = num.exp2(mine * EIGHT), i32(place.columns - 1 - place.n)
         for half in range(2):
             for e in range(2):
@@ -134,7 +134,7 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
     @verb
     def counts(mine, call, m0, n0):
         """Return whether the error of rounding P counts, for a block's rows from m0 and a tile's columns from n0 on. It
-        does where so few tokens are seen, or so few numbers are a result, that errors do not average out.
+        does if a row sees few tokens, or if a result has few numbers: then errors do not average out.
         """
         near = n0 + block_kv > m0 + call.offset  # rows see themselves
         if variant.masked:

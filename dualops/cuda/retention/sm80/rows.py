@@ -1,30 +1,30 @@
-"""Rows of retention by mma.sync, on Ampere and what came after it. Sun et al. 2023, arXiv:2307.08621, eq. 5 and 7.
+"""Rows of retention by mma.sync, on Ampere and later GPUs. Sun et al. 2023, arXiv:2307.08621, eq. 5 and 7.
 
-A block takes BLOCK_Q rows and BLOCK_V columns of the result, a warp 16 of the rows. In the chunk form rows see the
-columns of their own chunk one by one, and all before it through the state; in the parallel form all is one chunk. Two
-stages of shared memory hold 32 rows of the state, rounded, or BLOCK_KV keys and their values: one is multiplied, the
-other filled beside that, by way of registers or by cp.async.
+A block has BLOCK_Q rows and BLOCK_V columns of the result, a warp has 16 of the rows. In the chunk form rows read the
+columns of their own chunk one by one, and everything before it through the state. The parallel form has one chunk. Two
+stages of shared memory hold 32 rows of the state, rounded, or BLOCK_KV keys and their values. One stage is multiplied
+while registers or cp.async fill the other.
 
-    1  Q and the first rows of the state, or keys and values, on their way
-    2  for each 32 rows of the state: the next ones on their way; acc [16, BLOCK_V] += Q @ state
+    1  start to load Q and the first rows of the state, or keys and values
+    2  for each 32 rows of the state: start to load the next ones; acc [16, BLOCK_V] += Q @ state
     3  acc *= state_scale * gamma^(r - first row of the chunk + later)
     4  for each tile of the chunk, up to the last that is seen:
-    5      K and V of the next one on their way
-    6      P [16, BLOCK_KV] = scale * Q @ K.T * gamma^(r - c), or times the mask; 0 where a pair is not seen
+    5      start to load K and V of the next one
+    6      P [16, BLOCK_KV] = scale * Q @ K.T * gamma^(r - c), or times the mask; 0 for a pair that is not seen
     7      acc += P @ V
     8      wait for the next one, all threads
     9  out = acc / n, 16 rows of a warp at a time through shared memory
 
-P never leaves registers: as accumulators lie, it is the left factor of 7. Of bfloat16 it is rounded to that, and so is
-the state; of float16, which has too small a range, both are rounded to tf32, and Q and V go as such. Where what
-rounding takes counts, 7 has a second part (`pairs`), and of narrow heads 2. A P of 0 times a NaN in V is a NaN:
-`nan_repair` mends that.
+P stays in registers: accumulators have the layout of the left factor of 7. bfloat16 problems round P and the state to
+bfloat16. float16 has too small a range: there both are rounded to tf32, and Q and V are used as they are. If the
+rounding errors count, 7 has a second part (`pairs`), and 2 too for narrow heads. A P of 0 times a NaN in V is a NaN:
+`nan_repair` fixes that.
 
-Where results are normalized rows are summed up as they go; with terms, as `simt_rows` tells, each is added to a score,
-and the norm is one more row of the state.
+Normalized calls sum up the rows on the way. Terms are added to the scores, and the norm is one more row of the state,
+as in `simt_rows`.
 
-Shared memory: `Sm80Rows.tiles`, 2 * (BLOCK_Q * D + 2 * BLOCK_KV * (D + BLOCK_V)) bytes. Registers: BLOCK_V / 2 of acc,
-BLOCK_KV / 2 of scores and half of P, D / 4 of Q where it is held, and about 50.
+Shared memory: `Sm80Rows.tiles`, 2 * (BLOCK_Q * D + 2 * BLOCK_KV * (D + BLOCK_V)) bytes. Registers: BLOCK_V / 2 for acc,
+BLOCK_KV / 2 for scores and half of that for P, D / 4 for Q if it is held, and about 50.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from .config import BOX, ROWS, SLICE, Shape, Sm80Rows
 from .nan_repair import hidden_elements
 from .pairs import NARROW, Place, pairs_of
 
-LANES = 4  # that share a row
-MOST_HELD = 2  # boxes of Q whose fragments stay in registers, where nothing else wants these
+LANES = 4  # of a row
+MOST_HELD = 2  # boxes of Q that stay in registers, if nothing else needs them
 
 
 @builds
@@ -70,13 +70,13 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
 
     @verb
     def leave_rest(values, count):
-        """Numbers become what rounding took from them."""
+        """Replace numbers by their rounding errors."""
         for e in range(0, count, 2):
             values[e], values[e + 1] = rest(values[e], values[e + 1])
 
     @verb
     def first_of(number, call):
-        """The first row of slice number `number` of the state; of narrow heads each comes twice."""
+        """Return the first row of slice number `number` of the state. For narrow heads each slice comes twice."""
         return (u32(number) >> u32(1) if min(call.D, call.Dv) <= NARROW else u32(number)) * u32(SLICE)
 
     @verb
@@ -113,7 +113,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         q_blocks, v_blocks = (call.rows + (BLOCK_Q - 1)) // BLOCK_Q, (call.Dv + (BLOCK_V - 1)) // BLOCK_V
         number, head = cuda.blockIdx.x // v_blocks, cuda.blockIdx.x // v_blocks // q_blocks
         e0 = i32(cuda.blockIdx.x % v_blocks * BLOCK_V)
-        m0 = i32((q_blocks - 1 - number % q_blocks) * BLOCK_Q)  # the last first: in the parallel form the longest
+        m0 = i32((q_blocks - 1 - number % q_blocks) * BLOCK_Q)  # the last block first: the parallel form's longest
         b, h = i64(head // call.H), i64(head % call.H)
         first, rows, columns = span(call, b)
         if m0 >= rows:
@@ -168,7 +168,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
 
         if slot >= 0:
             for half in range(2):
-                # what a step is known of is known of rows that are there
+                # prefix sums exist for rows of the sequence alone
                 m = i32(min(i64(place.m + 8 * half), i64(rows - 1)))
                 factors[half] = decays.between(mine, n_first, m + call.later) * call.state_scale
                 one = num.one
@@ -215,7 +215,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
             i, n0 = u32(i + u32(1)), i32(n0 + BLOCK_KV)
 
         if end == u32(0):
-            cuda.syncthreads()  # results are stored where Q was read
+            cuda.syncthreads()  # results overwrite Q
         hidden.repair(acc, (x, before), (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
         for half in range(2):
             m, inverse = i32(place.m + 8 * half), num.one

@@ -13,7 +13,7 @@ from .config import DTYPE
 
 class Loaded(NamedTuple):
     """Tensor maps of the arrays that a walk loads. As `apart`: 0 if all heads share the array, whose map then has one
-    head, else 1.
+    head; otherwise 1.
     """
 
     q: Any
@@ -22,7 +22,7 @@ class Loaded(NamedTuple):
 
 
 class LoadedWithY(NamedTuple):
-    """As `Loaded`, of the walks that log_decay's gradient needs."""
+    """As `Loaded`, for the walks of log_decay's gradient."""
 
     q: Any
     k: Any
@@ -31,7 +31,7 @@ class LoadedWithY(NamedTuple):
 
 
 class LoadedPairs(NamedTuple):
-    """As `Loaded`, of the kernel for the pairs of a chunk."""
+    """As `Loaded`, for the pairs of a chunk."""
 
     q: Any
     k: Any
@@ -40,7 +40,7 @@ class LoadedPairs(NamedTuple):
 
 
 class SegmentStates(NamedTuple):
-    """The states with which the walks of all segments begin, and the states that they leave."""
+    """The states with which the walks of all segments begin, and those that they leave."""
 
     initial: Any  # [B, H, D, Dv] of segment 0
     final: Any

@@ -1,41 +1,41 @@
 """A pass of retention on Hopper's tensor cores, by chunks. Sun et al. 2023, arXiv:2307.08621, equation 7.
 
 A block walks one sequence of one head from chunk to chunk of 128 tokens. Two warpgroups multiply, with 64 queries and
-64 rows of the state each; a thread of another one loads.
+64 rows of the state each. A thread of a third warpgroup loads.
 
-    producer, one thread            consumers, of the queries r and tokens c of a chunk
+    producer, one thread            consumers, for the queries r and tokens c of a chunk
     for each chunk:                 for each chunk:
     1  load K and V                 2  scores [64, 128] = Q @ K.T;  P = scale * gamma^(r - c) * scores, 0 where c > r
        load Q                       3  o [64, Dv] = Q @ state;  o *= scale * gamma^(r + 1)
-                                    4  o += P @ V, which is copied to memory beside what follows
+                                    4  o += P @ V, stored to memory, overlapped with what follows
                                     5  state [64, Dv] = gamma^n * state + (gamma^(n - 1 - c) * K).T @ V
                                     6  state, rounded, to shared memory, where both warpgroups read it next time
 
-n is 128, or how many tokens the last chunk has. The state stays in registers, in float32, from chunk to chunk. K.T
-comes from shared memory transposed, so that decay is put on it in registers: rounded to 16 bits, or where the state is
-a result, in three parts, and then what a chunk adds to it is a sum of its own (`state_sums`).
+n is 128, or the number of tokens of the last chunk. The state stays in registers, in float32, from chunk to chunk. K.T
+is loaded from shared memory transposed, so registers apply the decay to it. It is rounded to 16 bits. If the state is a
+result, it is split into three parts, and a chunk's contribution is a sum of its own (`state_sums`).
 
-Of a head that forgets at once, as one with log_decay may, 4 has a second part (`retention.diagonal_residual`). With
-log_decay each power of gamma is what `per_token_decay` finds in tables of the chunk, which a second warp of those that
-load makes (`decay_tables`).
+For a head that forgets at once, as one with log_decay may, 4 has a second part (`retention.diagonal_residual`). With
+log_decay, `per_token_decay` finds each power of gamma in tables of the chunk. A second warp of the third warpgroup
+computes these tables (`decay_tables`).
 
-A probability of 0 times a NaN in V is a NaN: an element of o that only 4 made so is made anew (`nan_repair`).
+A probability of 0 times a NaN in V is a NaN. `nan_repair` recomputes an element of o that only 4 made NaN.
 
-The gradient is three such passes (`passes`). Two go back, from the last chunk to the first. A query sees the tokens
-c >= r of its chunk and those behind it, of which the state knows how far they are from the chunk's last token:
+The gradient is three such passes (`passes`). Two go back, from the last chunk to the first. A query then sees the
+tokens c >= r of its chunk and those behind it. The state knows how far those are from the chunk's last token:
 
     o *= gamma^(n - 1 - r);   state = gamma^n * state + (scale * gamma^(c + 1) * K).T @ V
 
-Where a sequence is one block's they run side by side: each launch lets the next one begin with it, and ends after the
-one before.
+If a block walks a whole sequence, the three passes overlap: each launch lets the next one begin at once, and ends after
+the previous one.
 
-Where even so few blocks would walk, a sequence has segments of `state_chunk` tokens, one a block. Before, the same
-kernel without Q finds what each segment adds to the state, and `retention_walk` the state before each.
+If this gives too few blocks, a sequence has segments of `state_chunk` tokens, one a block. Then two launches come
+first: the same kernel without Q computes what each segment adds to the state, and `retention_walk` the state before
+each.
 
-Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB of Dv = 128,
-and 2 KiB of tables. Registers: Dv / 2 of the state, beside it 64 scores, then 32 words of P and Dv / 2 of o, then 32 of
-K.T and o. With 64 scores and o at once, so that the products of 2 and 3 would run together, 80 numbers a thread do not
-fit.
+Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB for Dv = 128,
+and 2 KiB of tables. Registers: Dv / 2 for the state; with it 64 scores, then 32 words of P and Dv / 2 of o, then 32 of
+K.T and o. If the products of 2 and 3 ran together, 64 scores and o would take 80 numbers a thread more than there are.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     carry, boxes = state_smem(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
     near = diagonal_residual(tiles.v)
     hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
-    kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, beside=not walk.looks)
+    kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, overlapped=not walk.looks)
 
     @kernel(
         *loaded_types(Loaded),
@@ -112,7 +112,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 steps.init(steps_bars)
         prefetch_maps(maps, 1)
         q_pipe.start()
-        if walk.beside:
+        if walk.overlaps:
             let_next_grid_begin()
         i, (end, m0) = u32(0), walk_of.chunks(part, call)
         if warpgroup == CONSUMERS:
@@ -195,18 +195,18 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     steps.release(steps_bars, i)
                 k_pipe.release(k_bars, i)
                 if walk.looks:
-                    both.gather()  # nobody reads the state of before
+                    both.gather()  # both have read the previous state
                     carry.put(smem, state)
                     both.meet()
                 m0 = i32(m0 + STEP)
                 i = k_pipe.next(i)
             if walk.finishes:
-                row = opaque_i32(row)  # or where the initial state lay would be kept until here
+                row = opaque_i32(row)  # or the address of the initial state would stay in a register until here
                 place = start_of(states.final, b, h, part, states.step)
                 fragments.store(states.final, state, place, (row, 0), (call.D, call.Dv))
             if walk.looks:
                 boxes.finish()
-        if walk.beside and cuda.threadIdx.x < 32:  # who multiplies: an idle lane that waits would hold up who loads
+        if walk.overlaps and cuda.threadIdx.x < 32:  # a consumer: idle lanes of the producer would delay the loads
             wait_for_grid_before()
 
     return retention_sm90

@@ -1,10 +1,10 @@
-"""What is left of a token of a chunk where another one looks at it, by the gamma of a head.
+"""The decay between two tokens of a chunk, and between a token and the state, with the gamma of a head.
 
     of a pair      gamma^(r - c), c <= r                 of passes that go back gamma^(c - r), c >= r
     of the state   gamma^(r + 1) for query r             gamma^(n - 1 - r), n being the tokens of the chunk
     to the state   gamma^(n - 1 - c) of token c          gamma^(c + 1)
 
-Each pass of `chunks` and `wide` asks by these verbs; with a decay of each step `per_token_decay` answers.
+The passes of `chunks` and `wide` call these verbs. `per_token_decay` has those for a decay of each step.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from ..arguments import decay
 from .config import DTYPE
 from .fragments import my_column, my_row
 
-# log2 of a gamma below which o wants `retention.diagonal_residual`: emulated, without them one draw of fifty is beyond
-# the accuracy rule at 0.96, one of a hundred and by 1.1 at most at 31 / 32, where RetNet's heads begin, which go
-# without: where all heads made these products they took 12 % of the time (H200, 2026-11-26)
+# log2 of a gamma; below it o needs `retention.diagonal_residual`. Emulated without it, at 0.96 one draw of fifty is
+# beyond the accuracy rule; at 31 / 32, where RetNet's heads begin, one of a hundred, by 1.1 at most. RetNet's heads go
+# without: the products of all heads took 12 % of the time (H200, 2026-11-26)
 LEAST_KEPT = f32(math.log2(0.968))
 
 
 class ChunkDecay(Namespace):
-    """The verbs. mine: what `of` gave, or `again`; row: the first one of the warpgroup; r, c: tokens of the chunk, of
-    which there are `count`.
+    """The verbs. mine: the result of `of` or `again`; row: the warpgroup's first one; r, c: tokens of the chunk, which
+    has `count` tokens.
     """
 
-    argument: Any  # the type of what a kernel is told
-    of: Callable[..., Any]  # (told, call, h) -> mine
-    again: Callable[..., Any]  # (mine) -> mine, but what follows from it is not kept from chunk to chunk
+    argument: Any  # the type of a kernel's argument `decay`
+    of: Callable[..., Any]  # (decay or tables, call, h) -> mine
+    again: Callable[..., Any]  # (mine) -> mine, but registers keep nothing computed from it between chunks
     pairs: Callable[..., None]  # (scores, row, mine, scale): a chunk's; 0 where a pair is not seen
-    rows: Callable[..., None]  # (o, row, count, mine, scale): what the state gives
-    fade: Callable[..., Any]  # (mine, count): of the state, from before the chunk to behind it
+    rows: Callable[..., None]  # (o, row, count, mine, scale): from the state to each row
+    fade: Callable[..., Any]  # (mine, count): of the state, over the whole chunk
     weight: Callable[..., Any]  # ((mine, count, scale), token): to the state; 0 from token number count on
-    of_pair: Callable[..., Any]  # (mine, r, c): of one that is seen
-    of_row: Callable[..., Any]  # (mine, r, count): what of the state
-    forgets: Callable[..., Any]  # (mine): so soon that what rounding takes from pairs of near tokens counts
+    of_pair: Callable[..., Any]  # (mine, r, c): of a pair that is seen
+    of_row: Callable[..., Any]  # (mine, r, count): from the state to row r
+    forgets: Callable[..., Any]  # (mine): so fast that the rounding errors of neighbouring tokens' scores count
 
 
 @cache
 def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
-    """For chunks of so many tokens, and o of so many columns; back: tokens see those after them."""
+    """The verbs for chunks of `chunk` tokens and o of `width` columns. back: tokens see those after them."""
     num, own = numbers(f32), decay(DTYPE)
     power, QUADS, SCORE_QUADS = own.power, width // 8, chunk // 8
 
@@ -57,11 +57,11 @@ def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
 
     @verb
     def again(log2_gamma):
-        return opaque_f32(log2_gamma)  # or all of its powers would be kept
+        return opaque_f32(log2_gamma)  # or registers would keep all of its powers
 
     @verb
     def pairs(scores, row, log2_gamma, scale):
-        """From the nearest pair of a row on, as the factor falls by gamma^8 from quad to quad."""
+        """From a row's nearest pair on, because the factor falls by gamma^8 from quad to quad."""
         fade = power(log2_gamma, 8)
         for h in range(2):
             for e in range(2):

@@ -1,28 +1,28 @@
-"""dq or dk with log_decay, and on the way what log_decay's own gradient has of the states between chunks.
+"""dq or dk with log_decay, and what log_decay's own gradient has of the states between chunks.
 
     forth   q, k, v, y = do, v, k, q    taken_i = scale * w_i * do_i . (S_c q_i)      S_c: before the chunk
     back    q, k, v, y = v, do, q, k    given_j = w_j * v_j . (dS_c k_j)              dS_c: of the state behind it
 
-A block walks one sequence of one head, or a segment of it, as `chunks` does, and makes the pass's results likewise; w
-is what is left from the state to a token. One warp loads, one makes the tables of log_decay (`decay_tables`).
+A block walks one sequence of one head, or a segment of it, and computes the pass's results, both as `chunks` does. w is
+what is left from the state to a token. One warp loads, one computes the tables of log_decay (`decay_tables`).
 
-    for each chunk, by the threads that multiply:
-    1  met [64, 128] = state @ Y.T                          the state in three parts of bfloat16 (`tile.exact_left`)
+    for each chunk, by the consumers:
+    1  met [64, 128] = state @ Y.T                          the state in three parts of bfloat16 (`exact_products`)
     2  met *= Q.T;  its columns' sums, of all 128 rows, are the tokens' (`retention.column_sums`)
-    3  forth the state goes to memory, as threads hold it; back it is met there: both_c = fade * sum of S_c * dS_c
-    4  o, as steps 2 to 4 of `chunks`, whose scores are made beside 2 and 3
+    3  forth: store the state to memory, in the order of threads; back: load it, both_c = fade * sum of S_c * dS_c
+    4  o, as steps 2 to 4 of `chunks`; its scores overlap with 2 and 3
     5  state = fade * state + (decayed K).T @ V             the decayed keys in three parts (`state_sums`)
     6  state, rounded, to shared memory, for the next o; and the tokens' sums to memory
 
-taken, given and both are as exact as float32 arithmetic. o's own products, whose P and state are rounded, can't tell
-them: from dq and dk, before they are rounded, dlog_decay would be 600 to 1100 times as far off as the rule of accuracy
-allows (emulated), and of two parts it would be up to 1.5 times.
+taken, given and both are as exact as float32 arithmetic. They cannot come from o's own products, which round P and the
+state. From dq and dk, before they are rounded, dlog_decay would be 600 to 1100 times as far off as the rule of accuracy
+allows (emulated). With two parts it would be off by up to 1.5 times as much as allowed.
 
-The second warpgroup stays behind the first (`tile.warpgroup_barrier`), which multiplies while that one does arithmetic.
-Y, Q and K of the next chunk are loaded beside what follows them in this one, V while the next scores are made. Shared
-memory: `StepsConfig.met_tiles`, 2 * 128 * (128 * (1 + stages) + 3 * width + 64) bytes, 208 KiB of width = 128, 8 KiB of
-sums and 2 KiB of tables. Registers: width / 2 of the state, beside it 64 of one product and 64 words of a left factor,
-or 64 of two; who loads, or makes tables, has 24 of width = 128.
+The second warpgroup stays behind the first (`tile.warpgroup_barrier`): one multiplies while the other does arithmetic.
+Loads of Y, Q and K of the next chunk overlap with the rest of this one, the load of V with the next scores. Shared
+memory: `StepsConfig.met_tiles`, 2 * 128 * (128 * (1 + stages) + 3 * width + 64) bytes, 208 KiB for width = 128, 8 KiB
+of sums and 2 KiB of tables. Registers: width / 2 for the state; with it 64 of one product and 64 words of a left
+factor, or 64 of two. The producer warpgroup has 24 for width = 128.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, width // 2), fragments_of(width)
     carry = state_smem(tiles.state, tiles.state_at, anew=True)
-    boxes = box_output(DTYPE, width, tiles.o_at, 1, 2, anew=True)  # o is stored in two steps from one place
+    boxes = box_output(DTYPE, width, tiles.o_at, 1, 2, anew=True)  # o is stored in two steps through one buffer
     near, kept, half = diagonal_residual(tiles.v), saved_states(width), halves()
     hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
-    kv = state_sums(tiles.k, tiles.v, True, decays.weight, beside=True)
+    kv = state_sums(tiles.k, tiles.v, True, decays.weight, overlapped=True)
     state_y, met_q = exact_left(tiles.y), times_transposed(tiles.q)
     sums, of_warps = column_sums(tiles.sums_at, CHUNK, WARPS), warp_sums(tiles.warps_at, WARPS)
     lanes = lane_reductions(f32, 32)
@@ -123,8 +123,8 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
             steps.init(steps_bars)
         prefetch_maps(maps, 1)
         q_pipe.start()
-        if walk.beside:
-            let_next_grid_begin()  # dv's, which ends after this one
+        if walk.overlaps:
+            let_next_grid_begin()  # that of dv, which ends after this one
         i, (end, m0) = u32(0), walk_of.chunks(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
@@ -134,7 +134,7 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                     y_tile.load(smem, stage, maps.y, Corner(m0, 0, (i32(h * apart.y), b)), y_bars.full)
                     stage = q_pipe.acquire(q_bars, i)
                     q_tile.load(smem, stage, maps.q, Corner(m0, 0, (i32(h * apart.q), b)), q_bars.full)
-                    stage = k_part.expect(k_full, i)  # two chunks ago all had read it before they gave back Y
+                    stage = k_part.expect(k_full, i)  # free: all had read it two chunks ago before they released Y
                     k_tile.load(smem, stage, maps.k, Corner(m0, 0, (i32(h * apart.k), b)), k_full)
                     stage = v_pipe.acquire(v_bars, i)
                     v_tile.load(smem, stage, maps.v, Corner(0, m0, (i32(h * apart.v), b)), v_bars.full)
@@ -163,7 +163,7 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
             carry.put(smem, state)
             half.hand(warpgroup)
             while i != end:
-                b, h = anew_i32(b), anew_i32(h)  # or where a head's rows begin would be kept from chunk to chunk
+                b, h = anew_i32(b), anew_i32(h)  # or registers would keep the start of a head's rows
                 mine, count = decays.again(mine), min(i32(call.rows - m0), i32(CHUNK))
                 chunk, turn = i32(u32(m0) // u32(CHUNK)), i32(i & u32(1))
                 y_at, q_at = y_tile.at(y_pipe.wait(y_bars, i)), q_tile.at(q_pipe.wait(q_bars, i))
@@ -172,7 +172,7 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                 y_pipe.release(y_bars, i)
                 k_at, v_at = k_tile.at(k_part.wait(k_full, i)), v_tile.at(v_pipe.stage(i))
                 qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
-                met_q(by_column, products, smem, q_at)  # the sums of my rows of products * Q.T
+                met_q(by_column, products, smem, q_at)  # my rows' sums of products * Q.T
                 sums.put(smem, turn, by_column)
                 half.go_ahead(warpgroup)
                 at = start(met.states, b, h, chunk)
@@ -209,10 +209,10 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                 half.claim(warpgroup)
                 carry.put(smem, state)
                 half.hand(warpgroup)
-                if warpgroup == 1:  # the sums of both are there
+                if warpgroup == 1:  # both have put their sums
                     token = i32(anew_i32(i32(cuda.threadIdx.x)) - 128)
                     chunk_range = i32(walk_of.last(call.rows) - m0) if walk.back else m0  # tokens before it
-                    there = i32(u32(chunk_range) // u32(CHUNK)) >= call.first_chunk  # a state before it
+                    there = i32(u32(chunk_range) // u32(CHUNK)) >= call.first_chunk  # there is a state before it
                     if token < count:
                         total = sums.total(smem, turn, token) * decays.of_row(mine, token, count) * call.state_scale
                         met.tokens.data[start(met.tokens, b, h, m0 + token)] = total if there else num.zero

@@ -1,20 +1,20 @@
-"""log_decay's gradient from the pairs of a chunk and what `decay_grad_chunks` left, on Hopper's tensor cores.
+"""log_decay's gradient from the pairs of a chunk and the results of `decay_grad_chunks`, on Hopper's tensor cores.
 
     P_ij = scale * (q_i . k_j) * (do_i . v_j) * what is left of j at i                          j < i of a chunk
     dlog_decay_t = sum_(i >= t) (taken_i + sum_(j < t) P_ij) + sum_(j < t) given_j + both
 
-A block takes chunks of 128 tokens, one after another. Two warpgroups multiply, with 64 rows i each; one warp loads, one
-makes the tables of log_decay (`decay_tables`).
+A block has chunks of 128 tokens, one after another. Two warpgroups multiply, with 64 rows i each. One warp loads, one
+computes the tables of log_decay (`decay_tables`).
 
-    for each chunk, by the threads that multiply:
+    for each chunk, by the consumers:
     1  scores [64, 128] = Q @ K.T;  slopes [64, 128] = dO @ V.T
     2  P = scores * decay * slopes, 0 where j >= i
-    3  along each row of P, from taken_i on: what it has before a column t; 0 where t > i
-    4  its columns' sums, of all 128 rows (`retention.column_sums`), and of given those before t
+    3  along each row of P, from taken_i on: its sum before a column t; 0 where t > i
+    4  the column sums over all 128 rows (`retention.column_sums`), and the sums of given before t
 
-Nothing is subtracted: a result is as exact as its terms, and a NaN reaches what it passes over.
+Nothing is subtracted: a result is as exact as its terms, and a NaN reaches only the steps that it passes over.
 
-Shared memory: `StepsConfig.pair_tiles`, 512 * (D + Dv) bytes, 128 KiB of D = Dv = 128, 8 KiB of sums and 2 KiB of
+Shared memory: `StepsConfig.pair_tiles`, 512 * (D + Dv) bytes, 128 KiB for D = Dv = 128, 8 KiB of sums and 2 KiB of
 tables. Registers: 64 scores and 64 slopes, then 32 sums of columns.
 """
 
@@ -43,7 +43,7 @@ from .step_config import WARPS, StepsConfig
 
 
 class PairSums(NamedTuple):
-    """What is added up, and where it goes."""
+    """The numbers that are added up, and the result."""
 
     dlogs: Any  # [B, H, S]: log_decay's gradient
     taken: Any  # [B, H, S]
@@ -53,7 +53,7 @@ class PairSums(NamedTuple):
 
 @verb
 def place_of(number, call):
-    """Batch, head and first token of a chunk among those of all heads."""
+    """Return batch, head and first token of a chunk; chunks are numbered through all heads."""
     head, chunk = u32(number) // u32(call.slots), u32(number) % u32(call.slots)
     return i32(head // u32(call.H)), i32(head % u32(call.H)), i32(chunk * u32(CHUNK))
 

@@ -1,7 +1,7 @@
-"""What passes over each step of a chunk, by the rows of its pairs: verbs of `decay_grad_pairs`.
+"""What passes over each step of a chunk, from the rows of its pairs: verbs of `decay_grad_pairs`.
 
-Of P [64, tokens] a thread has two rows, in each eight of columns two neighbours. What a row has before a column is what
-it has of the eights before, of the lanes before in this eight, and of the column's neighbour.
+A thread has two rows of P [64, tokens], and two neighbouring columns of each eight. The sum of a row before a column
+has three parts: the eights before, the lanes before in this eight, and the column's neighbour.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OF_WARP = 16  # rows
 @cache
 @noun
 def decay_row_sums(tokens: int) -> Members:
-    """The verbs for chunks of so many."""
+    """The verbs for chunks of this many tokens."""
     num = numbers(f32)
 
     def of_eight(eight: int) -> Callable[..., None]:
@@ -34,7 +34,7 @@ def decay_row_sums(tokens: int) -> Members:
             (scores, slopes), (line, column, last, count) = products, places
             here = i32(FIRST + column)
             sums[2 * eight], sums[2 * eight + 1] = num.zero, num.zero
-            if last >= FIRST:  # known to a warp
+            if last >= FIRST:  # the same for the whole warp
                 for half in range(2):
                     at, r = 4 * eight + 2 * half, i32(line + 8 * half)
                     one, other = scores[at] * slopes[at], scores[at + 1] * slopes[at + 1]
@@ -57,8 +57,8 @@ def decay_row_sums(tokens: int) -> Members:
 
     @verb
     def add(sums, scores, slopes, before, row, count):
-        """Add for each column t of a thread, over its two rows i >= t, before[i] and all of P_ij = scores * slopes
-        where j < t. row: the warpgroup's first. count: tokens of the chunk.
+        """For each column t of a thread, add over its two rows i >= t: before[i], and P_ij = scores * slopes for all j
+        < t. row: the warpgroup's first. count: tokens of the chunk.
         """
         tid = anew_i32(i32(cuda.threadIdx.x))
         last = i32(row + OF_WARP * i32(u32(tid) % u32(128) // u32(32)) + OF_WARP - 1)

@@ -1,9 +1,9 @@
-"""The tables of log_decay (`decay_tables`) on their way from the warp that makes them to those that multiply.
+"""The tables of log_decay (`decay_tables`) between the warp that computes them and the consumers.
 
-    the warp, of a chunk            those that multiply
+    the warp, of a chunk            consumers
     put(...)                        wait(barriers, i);  ...;  release(barriers, i)
 
-There is one place for them: a chunk's are written when all have read those of the chunk before.
+There is one buffer. The tables of a chunk are written when all consumers have read those of the previous chunk.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from .decay_tables import decay_tables
 @cache
 @noun
 def decay_tables_feed(at: int, back: bool, warps: int, *, states: bool = True) -> Members:
-    """The verbs for tables from byte `at` on, which so many warps read; back, states: as for `decay_tables`.
-
-    `i` numbers the chunks that a block walks.
+    """The verbs for tables from byte `at` on, read by `warps` warps; back, states: as for `decay_tables`. `i` numbers
+    the chunks of a block.
     """
     tables_of, pipe, written = decay_tables(at, back, states=states), pipeline(1, 0, warps), second_barrier(1, 0)
 
@@ -36,7 +35,7 @@ def decay_tables_feed(at: int, back: bool, warps: int, *, states: bool = True) -
 
     @verb
     def release(barriers, i):
-        """Release the tables, which the lanes of my warp have read."""
+        """Release the tables after the lanes of my warp have read them."""
         written.leave()
         pipe.release(barriers, i)
 
@@ -46,5 +45,5 @@ def decay_tables_feed(at: int, back: bool, warps: int, *, states: bool = True) -
         init=pipe.init,  # (barriers): by one thread, before the `start` of a pipeline
         eights=tables_of.eights,  # (): an array, see `decay_tables`
         own=tables_of.own,  # (): an array, see `decay_tables`
-        wait=pipe.wait,  # (barriers, i): until they are there
+        wait=pipe.wait,  # (barriers, i): until they are written
     )

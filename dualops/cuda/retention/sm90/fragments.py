@@ -1,6 +1,6 @@
-"""Where a warpgroup's accumulators stand, and the way of states from and to memory.
+"""Positions of a warpgroup's accumulators, and loads and stores of states.
 
-Of accumulators [64, 8 * n] a thread has rows r and r + 8, in quads of two neighbours of the one and two of the other
+A thread has rows r and r + 8 of accumulators [64, 8 * n], in quads of two neighbours of the one and two of the other
 (`tile.fragment.accumulator`).
 """
 
@@ -19,14 +19,14 @@ from .config import BOX
 
 @verb
 def row_of(tid):
-    """The upper one of a thread's two rows."""
-    tid = u32(tid)  # no sign to look after
+    """Return the upper one of a thread's two rows."""
+    tid = u32(tid)  # unsigned divisions are faster
     return i32(tid % u32(128) // u32(32) * u32(16) + tid % u32(32) // u32(4))
 
 
 @verb
 def column_of(tid):
-    """The first of its columns."""
+    """Return the first of a thread's columns."""
     return i32(u32(2) * (u32(tid) % u32(4)))
 
 
@@ -43,11 +43,11 @@ def my_column():
 @cache
 @noun
 def fragments_of(columns: int, transposed: bool = False) -> Members:
-    """The verbs for a state of so many columns; transposed: acc has the state's columns as rows."""
+    """The verbs for a state of `columns` columns; transposed: acc has the state's columns as rows."""
     DOWN, ALONG = (3, 2) if transposed else (2, 3)
 
     def box_of(number: int) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Of registers, each is known by its number; what is opaque is not indexed instead."""
+        """Registers have fixed numbers: one box at a time. Opaque values keep the compiler from indexing them."""
         FIRST = BOX // 2 * number
 
         @verb
@@ -72,7 +72,7 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
         mine, box = i32(cuda.threadIdx.x), i32(0)
         tid = shfl_idx_i32(
             mine, i32(u32(mine) % u32(32)), FULL_WARP
-        )  # mine, but nobody keeps what follows from it until then
+        )  # mine, but registers keep nothing computed from it until then
         d, column = i32(first[0] + row_of(tid)), i32(first[1] + column_of(tid))
         values = cuda.local.array(BOX // 2, f32)
         while box < columns // BOX:
@@ -93,11 +93,12 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
 
     @verb
     def load(acc, state, place, first, limits):
-        """Load from the place of a state, zeros beyond its rows and columns. first: number of acc."""
+        """Load a state from `place` on, zeros beyond its rows and columns. first: row and column of acc[0]."""
         _move(acc, state, place, first, limits, True)
 
     @verb
     def store(state, acc, place, first, limits):
+        """Store a state, nothing beyond its rows and columns."""
         _move(acc, state, place, first, limits, False)
 
     return locals()

@@ -1,4 +1,4 @@
-"""The launches of a pass on Hopper: of a walk, and before it those that find the states between segments."""
+"""The launches of a pass on Hopper: a walk, and before it those that find the states between segments."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from .chunks import build_chunks
 from .config import Config, Walk, WideConfig, padded
 from .wide import build_wide
 
-SEGMENTS = "segments"  # the array of states between them
+SEGMENTS = "segments"  # the workspace of states between segments
 
 
 def segment_states(problem: Problem, config: Config) -> dict[str, ArrayMeta]:
-    """Room for the state before each segment, where there are several."""
+    """Return room for the state before each segment, if there are several."""
     p = problem
     shape = (p.B * config.segments, p.H, p.D * p.Dv)
     return {SEGMENTS: workspace(p, shape)} if config.segments > 1 else {}
 
 
 def between_segments(problem: Problem, each: Pass, config: Config) -> tuple[States, Step, States]:
-    """Where a first launch leaves what each segment adds to the state; the launch that makes of it the state before
-    each; and where the pass begins from there.
+    """Return where a first launch leaves what each segment adds to the state, the launch that turns it into the state
+    before each segment, and where the pass begins from there.
     """
     p, call, ends = problem, each.call, each.states
     size = call.D * call.Dv
     between = Strided(SEGMENTS, (config.segments * p.H * size, size, call.Dv, 1))
     states = whole(segment_states(p, config), SEGMENTS, 3)
-    missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, where those that go back begin
+    missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, with which passes back begin
     args = (states, ends.state, each.decay, call_of(p, each, config), size, call.Dv, missing)
     kernel = build_walk(compute_dtype(p.dtype), **each.variant.options)
     walk = Step(kernel, (p.B * p.H * cdiv(size, THREADS),), args)
@@ -52,20 +52,20 @@ def walk_step(
     states: States,
     *,
     looks: bool = True,
-    beside: bool = False,
+    overlaps: bool = False,
     exact: bool = False,
 ) -> Step:
     """Return a launch of the kernel, which begins with a state and leaves one as `states` says.
 
-    names: the arrays in the roles of q, k, v and o. exact: what it leaves is exact, even if it is no result.
+    names: the arrays in the roles of q, k, v and o. exact: the state that it leaves is exact, even if it is no result.
     """
     p, call, widths = problem, each.call, (int(each.call.D), int(each.call.Dv))
     begins, finishes = bool(states.initial.data), bool(states.final.data)
-    walk = Walk(begins, finishes, back=call.direction < 0, beside=beside, looks=looks)
-    # one kernel, however many segments there are; keys in parts where what it leaves becomes a result
+    walk = Walk(begins, finishes, back=call.direction < 0, overlaps=overlaps, looks=looks)
+    # one kernel for any number of segments; keys in parts if the state that it leaves becomes a result
     in_parts = finishes and (exact or bool(each.states.final.data))
     own = replace(config, parts=config.parts if in_parts else 1, segments=1)
-    segments = config.segments if looks or each.states.final.data else config.segments - 1  # nobody needs the last sum
+    segments = config.segments if looks or each.states.final.data else config.segments - 1  # the last sum is not needed
     decay = each.logs if each.variant.stepwise else each.gamma
     ends = SegmentStates(states.initial, states.final, p.H * call.D * call.Dv, segments)
     maps, apart = loaded(p, Loaded, names[:3])
@@ -79,6 +79,6 @@ def walk_step(
 
 
 def call_of(problem: Problem, each: Pass, config: Config) -> Call:
-    """What a pass is told: `state_chunk` tokens are a segment."""
+    """Return the sizes of a pass: `state_chunk` tokens are a segment."""
     tokens = cdiv(cdiv(problem.Sk, config.chunk), config.segments) * config.chunk
     return each.call._replace(state_chunk=tokens, slots=config.segments)

@@ -1,11 +1,12 @@
-"""Elements of o that a NaN or an infinity of V may have reached though its token is not seen.
+"""Recomputes elements of o that a NaN or an infinity of V may have reached from a token that the row does not see.
 
-Products of tensor cores leave nothing out: 0 * NaN is NaN. So an element that is not finite, though what it has of the
-state is, is made anew by its thread from what it sees:
+Tensor cores multiply unseen pairs too, and 0 * NaN is NaN. So if an element is not finite but its part from the state
+is, its thread recomputes it from what the row sees:
 
     o_re = scale * (gamma^(r + 1) * q_r @ state[:, e] + sum_(c <= r) gamma^(r - c) * (q_r . k_c) * v_ce)
 
-and of passes that go back by the tokens c >= r of the chunk, as `constant_decay` says; with log_decay likewise.
+Passes that go back sum over the tokens c >= r of the chunk (`constant_decay`). With log_decay the factors are those of
+`per_token_decay`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from .fragments import my_column, my_row
 
 @noun
 def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: bool, decay: ChunkDecay) -> Members:
-    """The verb for o with so many numbers a thread; back: tokens see those after them. of_state(room, d, column): a
+    """The verb for o with `size` numbers a thread; back: tokens see those after them. of_state(room, d, column): a
     number of the state, by o's own column.
 
-    Called by a warpgroup; what is carried in shared memory must be as it was before the chunk.
+    Called by a warpgroup, while shared memory still holds the state before the chunk.
     """
     mem, num, doubts = storage(DTYPE), numbers(f32), non_finite_of(size)
 
@@ -49,7 +50,7 @@ def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: b
 
     @verb
     def _anew(x, room, place, where, mine, call):
-        """An element by its row and column; without V where what it has of the state is not finite."""
+        """Return an element by its row and column; without V if its part from the state is not finite."""
         q, k, v, _, _, _ = x
         b, h, m0, _, e0 = where
         r, column = place
@@ -69,7 +70,7 @@ def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: b
         return total
 
     def four(first: int) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Of registers, each is known by its number; what is opaque is not indexed instead."""
+        """Registers have fixed numbers: four elements at a time. Opaque values keep the compiler from indexing them."""
 
         @verb
         def take_one(value, o, element, _):
@@ -89,7 +90,7 @@ def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: b
 
     @verb
     def repair(o, x, room, where, mine, call):
-        """Repair hidden elements. where: batch, head, first token of the chunk, o's row and column."""
+        """Recompute hidden elements. where: batch, head, first token of the chunk, o's row and column."""
         upper, lower = doubts(o)
         if not _is_finite(upper + lower):
             one, element = cuda.local.array(1, f32), i32(0)

@@ -1,7 +1,8 @@
-"""What is left of a token of a chunk where another one looks at it, by the decay of each step, from `decay_tables`.
+"""The decay between two tokens of a chunk, and between a token and the state, by each step's decay, from
+`decay_tables`.
 
-A thread's scores are quads, of two columns of an eight of tokens and two rows, each of which is in the same eight for
-all lanes of its warp: which quads are seen whole, and which one in part, is no lane's own question.
+A thread's scores are quads, of two rows and two columns of an eight of tokens. Each row is in the same eight for all
+lanes of its warp. So all lanes agree which quads are seen whole, and which one in part.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from .fragments import column_of, row_of
 
 @cache
 def per_token_decay(width: int, at: int, back: bool, *, by_steps: bool = False) -> ChunkDecay:
-    """For o of so many columns; tables begin at byte `at` of shared memory; back: tokens see those after them.
-    by_steps: pairs, and nothing else, are asked for, not of passes back, by all digits of float32.
+    """The verbs for o of `width` columns. Tables begin at byte `at` of shared memory; back: tokens see those after
+    them. by_steps: only `pairs` is called, with all digits of float32, not in passes back.
     """
     num, QUADS, LAST = numbers(f32), width // 8, 4 * (EIGHT - 1)
     WITHIN, NEAR, KEPT, KNOWN = tables_at(at)
 
     @verb
     def to_edge(smem, within_eight, of_eight):
-        """From a token to the edge of its eight, seen from behind it; in passes back, from before it."""
+        """Return the decay from a token to the edge of its eight that is behind it; in passes back, before it."""
         return num.exp2(load_float(smem, i32(of_eight + LAST)) - within_eight) if back else num.exp2(within_eight)
 
     @verb
@@ -42,12 +43,12 @@ def per_token_decay(width: int, at: int, back: bool, *, by_steps: bool = False) 
 
     @verb
     def my_thread():
-        """What follows from it is not kept from chunk to chunk."""
+        """Return the thread's number. Registers keep nothing computed from it between chunks."""
         return anew_i32(i32(cuda.threadIdx.x))
 
     @verb
     def left_of_steps(left, of_eight, smem, line, column):
-        """From each of my two columns of an eight to a row of it."""
+        """Sum the logarithms from each of my two columns of an eight to a row of it."""
         for e in range(2):
             left[e] = num.zero
         for t in range(1, EIGHT):
@@ -59,9 +60,9 @@ def per_token_decay(width: int, at: int, back: bool, *, by_steps: bool = False) 
     def pairs(scores, row, mine, scale):
         (smem, eights), tid = mine, my_thread()
         line, column = i32(u32(row_of(tid)) % u32(EIGHT)), column_of(tid)
-        first = i32(u32(row + row_of(tid)) // u32(EIGHT))  # the upper row's: that of all lanes
+        first = i32(u32(row + row_of(tid)) // u32(EIGHT))  # the upper row's eight, the same for all lanes
         edge = cuda.local.array(2, f32)
-        own = cuda.local.array(4, f32)  # of pairs of one eight
+        own = cuda.local.array(4, f32)  # for pairs of one eight
         between = cuda.local.array(2, f32)
         for h in range(2):
             of_eight = i32(WITHIN + 4 * EIGHT * i32(first + h))
@@ -132,6 +133,6 @@ def per_token_decay(width: int, at: int, back: bool, *, by_steps: bool = False) 
 
     @verb
     def forgets(mine):
-        return True  # it may, at any step
+        return True  # any step may
 
     return ChunkDecay.from_locals(locals(), argument=number_type(DTYPE, 3))

@@ -1,5 +1,5 @@
-"""States between chunks in memory as threads hold them: of a walk forth, for the walk back, whose threads hold theirs
-in the same places. Four neighbouring accumulators of a thread lie beside those of the next one.
+"""States between chunks in memory, in the order of a walk's threads: the walk forth stores them for the walk back,
+whose threads have the same elements. Four neighbouring accumulators of a thread are next to those of the next thread.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ THREADS = 128 * CONSUMERS
 @cache
 @noun
 def saved_states(Dv: int) -> Members:
-    """The verbs for accumulators [64, Dv] of each warpgroup.
-
-    Called by the threads that multiply. at: where the state begins.
-    """
+    """The verbs for accumulators [64, Dv] of each warpgroup. Called by the consumers. at: where the state begins."""
     mem, num, QUADS = storage("float32"), numbers(f32), Dv // 8
 
     @verb
@@ -37,7 +34,7 @@ def saved_states(Dv: int) -> Members:
 
     @verb
     def product(states, at, acc):
-        """Return the sum of a thread's numbers of the state there times its own."""
+        """Return the sum of a thread's stored numbers times its own."""
         first, four = _mine(at), cuda.local.array(FOUR, f32)
         total = num.zero
         for j in range(QUADS):

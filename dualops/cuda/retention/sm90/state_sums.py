@@ -1,12 +1,12 @@
-"""How a chunk's tokens come to the state: state = fade * state + (decayed K).T @ V.
+"""The update of the state by a chunk's tokens: state = fade * state + (decayed K).T @ V.
 
-Where o alone reads the state, which is rounded for it, the product is added to the state as it is, K as one number of
-16 bits. Where the state is a result, K goes in three parts, and what a chunk adds is a sum of its own
-(`retention.exact_products`): tensor cores round toward zero, which after a few chunks is further off than the rule of
-accuracy allows (measured, of 700 tokens that keep all 1.4 of it, of 3000 4.7).
+If o alone reads the state, which it rounds, the product is added to the state directly, with K as one number of 16
+bits. If the state is a result, K has three parts, and a chunk's contribution is a sum of its own
+(`retention.exact_products`). Tensor cores round toward zero: after a few chunks that error is larger than the rule of
+accuracy allows (measured, for 700 tokens without decay 1.4 times as large, for 3000 4.7 times).
 
-Of wide heads the state is transposed, so that V takes K's place (`state_of_values`). Beside it no registers are left
-for another sum as large: a chunk's own is made by boxes of 64 keys, one after another, and all parts of V stay for all.
+For wide heads the state is transposed, so that V takes K's place (`state_of_values`). No registers are left for another
+sum as large as the state. So a chunk's contribution is computed for 64 keys at a time, and all parts of V stay.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from .config import BOX
 
 
 class StateSums(Namespace):
-    """The verbs, by all threads of a warpgroup."""
+    """The verbs, called by all threads of a warpgroup."""
 
     size: int  # numbers of a thread
     fragment: Callable[..., Any]  # () -> a local array for the state
-    room: Callable[..., Any]  # () -> local arrays that `add` needs beside it
-    fade: Callable[..., None]  # (state, by): what of this can be done before `add`
-    # (state, room, smem, places, args, by): of K and V at `places`; all of it, when it returns
+    room: Callable[..., Any]  # () -> local arrays that `add` needs too
+    fade: Callable[..., None]  # (state, by): the part of the fade that comes before `add`
+    # (state, room, smem, places, args, by): of K and V at `places`; complete when it returns
     add: Callable[..., None]
 
 
-def state_sums(k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, beside: bool = False) -> StateSums:
-    """weight(args, token): what a token of the chunk is multiplied by. beside: as `exact_products` has it."""
-    return _as_a_result(k, v, weight, beside) if exact else _rounded(weighted_sums(k, v, weight))
+def state_sums(
+    k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, overlapped: bool = False
+) -> StateSums:
+    """weight(args, token): the factor of a token of the chunk. overlapped: see `exact_products`."""
+    return _as_a_result(k, v, weight, overlapped) if exact else _rounded(weighted_sums(k, v, weight))
 
 
 def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., Any]) -> StateSums:
-    """Of wide heads: state = fade * state + (decayed V).T @ K, of a warpgroup's 64 columns of V and all of its keys;
-    `places` are of V and K.
+    """For wide heads: state = fade * state + (decayed V).T @ K, for a warpgroup's 64 columns of V and all of its keys;
+    `places` are those of V and K.
     """
     return _in_boxes(v, k, weight) if exact else _rounded(weighted_sums(v, k, weight, alike=True))
 
@@ -66,11 +68,11 @@ def _rounded(sums: WeightedSums) -> StateSums:
 
 @verb
 def fade_in_add(state, by):
-    """Nothing: `add` multiplies each number and adds to it at once."""
+    """Do nothing: `add` multiplies each number and adds to it at once."""
 
 
-def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any], beside: bool) -> StateSums:
-    sums = exact_sums(k, v, weight, beside=beside)
+def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any], overlapped: bool) -> StateSums:
+    sums = exact_sums(k, v, weight, overlapped=overlapped)
 
     @verb
     def room():
@@ -88,7 +90,7 @@ def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any], beside: boo
 
 
 def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
-    BOXES, size = k.width // BOX, k.width // 2  # of K; of the state, numbers of a thread
+    BOXES, size = k.width // BOX, k.width // 2  # boxes of K; numbers of a thread's state
     sums = exact_pieces(v, Operand(k.lines, BOX, 2, 128, "mn"), weight)
 
     def add_box(box: int) -> Callable[..., None]:

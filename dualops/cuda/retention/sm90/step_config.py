@@ -14,7 +14,7 @@ SUMS, OF_WARPS = column_sums_bytes(CHUNK, WARPS), warp_sums_bytes(WARPS)
 
 
 class MetTiles(NamedTuple):
-    """What lies in shared memory of a walk."""
+    """What is in shared memory of a walk."""
 
     q: Operand  # [CHUNK, 128]
     k: Operand  # [CHUNK, 128], a stage
@@ -33,7 +33,7 @@ class MetTiles(NamedTuple):
 
 
 class PairTiles(NamedTuple):
-    """What lies in shared memory where pairs of a chunk meet."""
+    """What is in shared memory of the kernel for the pairs of a chunk."""
 
     q: Operand  # [CHUNK, D]; K's is the same
     do: Operand  # [CHUNK, Dv]; V's is the same
@@ -48,16 +48,15 @@ class PairTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class StepsConfig:
-    """stages: of K, which a walk reads last of a chunk; two or more, so that a stage is free when Y of the chunk before
-    is given back. run: chunks that a block of pairs has one after another, so that it loads one while it sums up the
-    one before.
+    """stages: of K, which a walk reads last in a chunk. With two or more, a stage is free when Y of the chunk before is
+    released. run: chunks of a block of pairs, one after another, so that it loads one while it sums up the one before.
     """
 
     stages: int = 2
     run: int = 4
 
     def met_tiles(self, width: int) -> MetTiles:
-        """For V, Y and results of this width, in whole boxes."""
+        """Return the tiles for V, Y and results of this width, in whole boxes."""
         q, k = (Operand(CHUNK, KEY_WIDTH, 2, 128, "k") for _ in range(2))
         v, state = (Operand(lines, width, 2, 128, "mn") for lines in (CHUNK, KEY_WIDTH))
         y = Operand(CHUNK, width, 2, 128, "k")
@@ -74,7 +73,7 @@ class StepsConfig:
         )
 
     def pair_tiles(self, D: int, Dv: int) -> PairTiles:
-        """The same, and for keys of this width."""
+        """Return the tiles for keys and values of these widths."""
         q, do = (Operand(CHUNK, width, 2, 128, "k") for width in (D, Dv))
         k_at = q.nbytes
         do_at = k_at + q.nbytes

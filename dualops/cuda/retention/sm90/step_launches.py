@@ -1,7 +1,7 @@
-"""The launches of the gradient with log_decay on Hopper: of dq, dv and dk, then the pairs of all chunks.
+"""The launches of the gradient with log_decay on Hopper: those of dq, dv and dk, then the pairs of all chunks.
 
-Where sequences are few, walks begin in each of their segments, with the state that other launches have found for it; dv
-and dk with the same one.
+If sequences are few, walks begin in each segment, with the state that other launches have found for it. dv and dk use
+the same one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FORTH, BACK, DV = ("do", "v", "k", "q", "dq"), ("v", "do", "q", "k", "dk"), ("k"
 
 
 def step_gradient_bytes(problem: Problem) -> int:
-    """Shared memory of the greediest of its kernels."""
+    """Return the shared memory of the kernel that needs most."""
     D, Dv = padded(int(problem.D)), padded(int(problem.Dv))
     return max(CONFIG.met_tiles(D).nbytes, CONFIG.pair_tiles(D, Dv).nbytes)
 
 
 def step_gradient_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """The state before each chunk, what it has of the one behind it, and what each token has of both."""
+    """Return the state before each chunk, its product with the one behind it, and what each token has of both."""
     p = problem
     chunks, tokens = (p.B, p.H, cdiv(p.Sk, CHUNK)), (p.B, p.H, p.Sk)
     made = {"kept": workspace(p, (*chunks, KEY_WIDTH * padded(int(p.D)))), "both": workspace(p, chunks)}
@@ -43,14 +43,14 @@ def step_gradient_workspace(problem: Problem) -> dict[str, ArrayMeta]:
 
 
 def step_gradient_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Config) -> list[Step]:
-    """Its launches; config: how walks of chunks are cut into segments."""
+    """Return its launches; config: how walks are cut into segments."""
     p, D, Dv = problem, padded(int(problem.D)), padded(int(problem.Dv))
     made, chunks = step_gradient_workspace(p), cdiv(p.Sk, CHUNK)
     kept, both, taken, given = (by_token(made, name, False) for name in ("kept", "both", "taken", "given"))
     dq, dv, dk = backward_passes(p, results, {}, CHUNK)
 
-    def met(each: Pass, names: Sequence[str], of_tokens: Strided, states: States, *, beside: bool = False) -> Step:
-        walk = Walk(begins=bool(states.initial.data), back=each.call.direction < 0, beside=beside)
+    def met(each: Pass, names: Sequence[str], of_tokens: Strided, states: States, *, overlaps: bool = False) -> Step:
+        walk = Walk(begins=bool(states.initial.data), back=each.call.direction < 0, overlaps=overlaps)
         ends = SegmentStates(states.initial, NO_STATE, p.H * p.D * p.Dv, config.segments)
         to, call = Met(of_tokens, kept, both, dq.call.first_chunk), call_of(p, each, config)
         args = (*loaded(p, LoadedWithY, names[:-1]), f"{names[-1]}_map", each.inputs, to, ends, each.logs, call)
@@ -62,8 +62,8 @@ def step_gradient_steps(problem: Problem, results: Mapping[str, ArrayMeta], conf
         return [walk_step(p, each, names, config, adds, looks=False, exact=True), between], begins
 
     if config.segments == 1:
-        walk = walk_step(p, dv, DV, config, dv.states, beside=True)._replace(overlaps=True)
-        walks = [met(dq, FORTH, taken, dq.states, beside=True), walk, met(dk, BACK, given, dk.states)]
+        walk = walk_step(p, dv, DV, config, dv.states, overlaps=True)._replace(overlaps=True)
+        walks = [met(dq, FORTH, taken, dq.states, overlaps=True), walk, met(dk, BACK, given, dk.states)]
     else:
         before_dq, begins = segments(dq, (*FORTH[:3], FORTH[-1]))
         walks = [*before_dq, met(dq, FORTH, taken, begins)]
