@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dualops.cuda.retention.sm90.chunks import build_chunks
-from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, Walk, WideConfig
+from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, StepsConfig, Walk, WideConfig
 from dualops.cuda.retention.sm90.decay_grad_chunks import build_decay_grad_chunks
 from dualops.cuda.retention.sm90.decay_grad_pairs import build_decay_grad_pairs
-from dualops.cuda.retention.sm90.step_config import StepsConfig
 from dualops.cuda.retention.sm90.wide import build_wide
 from tests.cuda.compile.ptx import sound
 
@@ -70,7 +69,7 @@ def test_each_wide_variant(D, walk):
 
 
 @pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("walk", [replace(FORTH, overlaps=True), FORTH, replace(BACK, beside=False)], ids=str)
+@pytest.mark.parametrize("walk", [replace(FORTH, overlaps=True), FORTH, replace(BACK, overlaps=False)], ids=str)
 @pytest.mark.parametrize("width", [64, 128])
 def test_each_walk_of_a_step_gradient(width, walk, begins):
     """Beside another launch where a sequence is one block's."""

@@ -1,10 +1,7 @@
 """Retention by mma.sync, and its gradient: which problems the rung takes, its Configs and its launches.
 
-    rows.py      the rows of a pass, after the states
-    states.py    what each chunk adds to a state
-    pairs.py     what scores are multiplied by
-    nan_repair.py  recomputes elements of a result that unseen columns made NaN
-    config.py    tiles
+rows.py      the rows of a pass, after the states states.py    what each chunk adds to a state pairs.py     what scores
+are multiplied by config.py    tiles
 
 The other kernels, above all the walk from chunk to chunk, are those of simt (`launches`).
 """

@@ -43,9 +43,9 @@ from ..arguments import OF_COLUMNS, OF_ROWS, Variant, origin, slot_of, span
 from ..decays import decays_of
 from ..float_strips import rounding_left, strip_of_floats
 from ..float_tiles import float_tile
+from ..nan_repair import warp_repair
 from ..simt_rows import rows_types
 from .config import BOX, ROWS, SLICE, Shape, Sm80Rows
-from .nan_repair import hidden_elements
 from .pairs import NARROW, Place, pairs_of
 
 LANES = 4  # of a row
@@ -66,7 +66,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
     plain = not (variant.normalized or variant.masked or variant.stepwise)
     qk = strip_abt(dtype, tile.q, tile.k, shape.boxes, held=plain and shape.boxes <= MOST_HELD)
     pv, rest = strip_of_floats(dtype, tile.v, tile.v_boxes), rounding_left(dtype)
-    hidden, vec = hidden_elements(variant, pv.size), access(dtype, shape.whole)
+    hidden, vec = warp_repair(variant, pv.size), access(dtype, shape.whole)
 
     @verb
     def leave_rest(values, count):

@@ -1,20 +1,11 @@
-"""Retention on Hopper, and its gradient: which problems the rung takes, its launches and their tensor maps.
+"""Retention on Hopper, and its gradient: which problems the rung takes, and their tensor maps.
 
-    chunks.py      the kernel: one pass
-    wide.py        the kernel for wide heads
-    chunk_range.py  which chunks a block of either walks
-    fragments.py   positions of accumulators; states from and to memory
-    constant_decay.py  the decay between two tokens of a chunk, with gamma
-    per_token_decay.py  that with log_decay, from the tables of decay_tables.py; decay_tables_feed.py: their barriers
-    nan_repair.py  recomputes elements of a result that unseen tokens made NaN
-    launches.py    the launches of a pass
-    config.py      tiles;  arguments.py: argument records
-
-The gradient with log_decay:
-
-    decay_grad_chunks.py  dq or dk, and what tokens have of the states between chunks; saved_states.py: these in memory
-    decay_grad_pairs.py  the pairs of a chunk, and all sums; decay_row_sums.py: sums along the rows of pairs
-    step_launches.py  its launches; step_config.py: its tiles
+chunks.py      the kernel: one pass;  wide.py: the kernel for wide heads decay_grad_chunks.py, decay_grad_pairs.py   the
+kernels of log_decay's gradient launches.py    the launches of both config.py      tiles;  arguments.py: argument
+records chunk_decay.py   the decay between tokens of a chunk;  decay_tables.py: tables of it for log_decay states.py
+positions of accumulators, and the state in memory and shared memory state_sums.py    the update of the state, with 16
+bits or all digits of float32 chunk_sums.py    sums along the rows and columns of a chunk's pairs diagonal_residual.py
+rounding errors of the scores of neighbouring tokens
 """
 
 from __future__ import annotations
@@ -35,8 +26,15 @@ from ..decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
 from ..passes import Pass, backward_passes, forward_pass
 from .arguments import is_shared
 from .config import BOX, CHUNK, DTYPE, SLACK, Config, Sm90Config, WideConfig
-from .launches import SEGMENTS, between_segments, segment_states, walk_step
-from .step_launches import step_gradient_bytes, step_gradient_steps, step_gradient_workspace
+from .launches import (
+    SEGMENTS,
+    between_segments,
+    segment_states,
+    step_gradient_bytes,
+    step_gradient_steps,
+    step_gradient_workspace,
+    walk_step,
+)
 
 WIDEST = 128  # D and Dv of `chunks`
 BLOCKS = 128  # sequences are cut into segments for this many blocks, on every GPU, for equal bits

@@ -1,12 +1,13 @@
-"""Argument records of the sm90 kernels; `retention.arguments` has those of all rungs."""
+"""Argument records of the sm90 kernels, and which chunks a block walks. `retention.arguments`: those of all rungs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ...compiler.backend import i32, i64, tensor_map, types, verb
+from ...compiler.backend import Members, i32, i64, noun, tensor_map, types, u32, verb
 from ...launch.views import number_type
 from .config import DTYPE
 
@@ -72,3 +73,32 @@ def is_shared(meta: ArrayMeta) -> bool:
 def start_of(state, b, h, part, step):
     """Return where the state of segment number `part` begins."""
     return i64(b) * state.strides[0] + i64(h) * state.strides[1] + part * step
+
+
+class Chunks(NamedTuple):
+    """The chunks of a block."""
+
+    count: Any
+    m0: Any  # the first token of the chunk that comes first
+
+
+@cache
+@noun
+def chunk_range(chunk: int, back: bool) -> Members:
+    """The verbs for chunks of this many tokens."""
+    CHUNK = u32(chunk)  # unsigned divisions are faster
+
+    @verb
+    def last(rows):
+        """Return the first token of the last chunk of this many rows."""
+        return i32((u32(rows) - u32(1)) // CHUNK * CHUNK)
+
+    @verb
+    def chunks(part, call):
+        """Return the chunks of segment number `part`."""
+        before = i32(part * call.state_chunk)  # tokens of the segments before
+        length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
+        m0 = i32(last(call.rows) - before) if back else before
+        return Chunks(u32((length + (chunk - 1)) // chunk), m0)
+
+    return locals()

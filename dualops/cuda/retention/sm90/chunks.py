@@ -15,7 +15,7 @@ n is 128, or the number of tokens of the last chunk. The state stays in register
 is loaded from shared memory transposed, so registers apply the decay to it. It is rounded to 16 bits. If the state is a
 result, it is split into three parts, and a chunk's contribution is a sum of its own (`state_sums`).
 
-For a head that forgets at once, as one with log_decay may, 4 has a second part (`retention.diagonal_residual`). With
+For a head that forgets at once, as one with log_decay may, 4 has a second part (`diagonal_residual`). With
 log_decay, `per_token_decay` finds each power of gamma in tables of the chunk. A second warp of the third warpgroup
 computes these tables (`decay_tables`).
 
@@ -54,17 +54,14 @@ from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import call_type, inputs_type
-from ..diagonal_residual import diagonal_residual
-from ..state_smem import state_smem
-from .arguments import SEGMENT_STATES, Loaded, loaded_types, start_of
-from .chunk_range import chunk_range
+from ..nan_repair import chunk_repair
+from .arguments import SEGMENT_STATES, Loaded, chunk_range, loaded_types, start_of
+from .chunk_decay import constant_decay, per_token_decay
 from .config import BOX, CHUNK, CONSUMERS, DTYPE, Sm90Config, Walk
-from .constant_decay import constant_decay
-from .decay_tables_feed import decay_tables_feed
-from .fragments import fragments_of
-from .nan_repair import hidden_elements
-from .per_token_decay import per_token_decay
+from .decay_tables import decay_tables_feed
+from .diagonal_residual import diagonal_residual
 from .state_sums import state_sums
+from .states import fragments_of, place_of, state_smem
 
 
 @builds
@@ -85,7 +82,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
     carry, boxes = state_smem(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
     near = diagonal_residual(tiles.v)
-    hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
+    hidden = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
     kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, overlapped=not walk.looks)
 
     @kernel(
@@ -181,7 +178,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     pv.wait(o)
                     if decays.forgets(mine):
                         near.add(o, near_words, smem, v_at)
-                    hidden.repair(o, x, smem, (b, h, m0, row, 0), mine, call)
+                    hidden.repair(o, (x, smem), (b, h, m0, row, 0), mine, call)
                     box = i32(0)
                     while box < boxes.parts:
                         values = boxes.fragment()

@@ -7,8 +7,8 @@ A block walks one sequence of one head, or a segment of it, and computes the pas
 what is left from the state to a token. One warp loads, one computes the tables of log_decay (`decay_tables`).
 
     for each chunk, by the consumers:
-    1  met [64, 128] = state @ Y.T                          the state in three parts of bfloat16 (`exact_products`)
-    2  met *= Q.T;  its columns' sums, of all 128 rows, are the tokens' (`retention.column_sums`)
+    1  met [64, 128] = state @ Y.T                          the state in three parts of bfloat16 (`exact_left`)
+    2  met *= Q.T;  its columns' sums, of all 128 rows, are the tokens' (`column_sums`)
     3  forth: store the state to memory, in the order of threads; back: load it, both_c = fade * sum of S_c * dS_c
     4  o, as steps 2 to 4 of `chunks`; its scores overlap with 2 and 3
     5  state = fade * state + (decayed K).T @ V             the decayed keys in three parts (`state_sums`)
@@ -44,20 +44,15 @@ from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import halves
 from ..arguments import call_type, inputs_type
-from ..column_sums import column_sums, warp_sums
-from ..diagonal_residual import diagonal_residual
-from ..exact_products import exact_left
-from ..state_smem import state_smem, times_transposed
-from .arguments import SEGMENT_STATES, LoadedWithY, loaded_types, start_of
-from .chunk_range import chunk_range
-from .config import BOX, CHUNK, CONSUMERS, DTYPE, Walk
-from .decay_tables_feed import decay_tables_feed
-from .fragments import fragments_of
-from .nan_repair import hidden_elements
-from .per_token_decay import per_token_decay
-from .saved_states import saved_states
-from .state_sums import state_sums
-from .step_config import WARPS, StepsConfig
+from ..nan_repair import chunk_repair
+from .arguments import SEGMENT_STATES, LoadedWithY, chunk_range, loaded_types, start_of
+from .chunk_decay import per_token_decay
+from .chunk_sums import column_sums, warp_sums
+from .config import BOX, CHUNK, CONSUMERS, DTYPE, WARPS, StepsConfig, Walk
+from .decay_tables import decay_tables_feed
+from .diagonal_residual import diagonal_residual
+from .state_sums import exact_left, state_sums
+from .states import fragments_of, place_of, saved_states, state_smem, times_transposed
 
 
 class Met(NamedTuple):
@@ -92,7 +87,7 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
     carry = state_smem(tiles.state, tiles.state_at, anew=True)
     boxes = box_output(DTYPE, width, tiles.o_at, 1, 2, anew=True)  # o is stored in two steps through one buffer
     near, kept, half = diagonal_residual(tiles.v), saved_states(width), halves()
-    hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
+    hidden = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
     kv = state_sums(tiles.k, tiles.v, True, decays.weight, overlapped=True)
     state_y, met_q = exact_left(tiles.y), times_transposed(tiles.q)
     sums, of_warps = column_sums(tiles.sums_at, CHUNK, WARPS), warp_sums(tiles.warps_at, WARPS)
@@ -194,7 +189,7 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                 pv.add(o, probs, smem, v_at, 1)  # o += P @ V
                 pv.wait(o)
                 near.add(o, near_words, smem, v_at)
-                hidden.repair(o, x, smem, (b, h, m0, row, 0), mine, call)
+                hidden.repair(o, (x, smem), (b, h, m0, row, 0), mine, call)
                 half.leave(warpgroup)
                 box = i32(0)
                 while box < boxes.parts:

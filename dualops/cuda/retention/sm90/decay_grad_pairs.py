@@ -10,7 +10,7 @@ computes the tables of log_decay (`decay_tables`).
     1  scores [64, 128] = Q @ K.T;  slopes [64, 128] = dO @ V.T
     2  P = scores * decay * slopes, 0 where j >= i
     3  along each row of P, from taken_i on: its sum before a column t; 0 where t > i
-    4  the column sums over all 128 rows (`retention.column_sums`), and the sums of given before t
+    4  the column sums over all 128 rows (`column_sums`), and the sums of given before t
 
 Nothing is subtracted: a result is as exact as its terms, and a NaN reaches only the steps that it passes over.
 
@@ -32,14 +32,12 @@ from ...tile.rows import FULL_WARP, shfl_idx_f32, shfl_idx_i32
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import call_type
-from ..column_sums import column_sums, warp_sums
 from .arguments import LoadedPairs, loaded_types
-from .config import CHUNK, CONSUMERS, DTYPE
-from .decay_row_sums import decay_row_sums
-from .decay_tables_feed import decay_tables_feed
-from .fragments import my_row
-from .per_token_decay import per_token_decay
-from .step_config import WARPS, StepsConfig
+from .chunk_decay import per_token_decay
+from .chunk_sums import column_sums, decay_row_sums, warp_sums
+from .config import CHUNK, CONSUMERS, DTYPE, WARPS, StepsConfig
+from .decay_tables import decay_tables_feed
+from .states import my_row
 
 
 class PairSums(NamedTuple):

@@ -21,6 +21,13 @@ rounding. A kernel that needs only exact pairs finds each step's logarithm in pl
 two tokens. In passes that go back a token sees those behind it: the sums are the same, with the ends exchanged.
 
 Shared memory: 16 bytes a token, and 4 an eight.
+
+`decay_tables_feed` has the barriers between the warp that computes the tables and the consumers:
+
+    the warp, of a chunk            consumers
+    put(...)                        wait(barriers, i);  ...;  release(barriers, i)
+
+There is one buffer. The tables of a chunk are written when all consumers have read those of the previous chunk.
 """
 
 from __future__ import annotations
@@ -29,15 +36,41 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from ...compiler.backend import Members, cuda, f32, i32, noun, u32, verb
+from ...compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ...launch.views import start
+from ...ptx.arithmetic import bits_of_f32, f32_of_bits
+from ...ptx.memory import (
+    ld_shared_b32,
+    ld_shared_v2_f32 as ld_shared_v2_f32,
+    st_shared_b32,
+    st_shared_v2_f32 as st_shared_v2_f32,
+    st_shared_v4_b32,
+)
 from ...tile.epilogue import opaque_f32
 from ...tile.numbers import LOG2_E, numbers
+from ...tile.pipeline import pipeline
 from ...tile.products import anew_i32
 from ...tile.rows import FULL_WARP, shfl_idx_f32
+from ...tile.second_barrier import second_barrier
 from ..decays import exp_of_step
-from ..floats import store_four_floats
 from .config import CHUNK, DECAY_TABLES, DTYPE
+
+
+@verb
+def load_float(array, at):
+    return f32_of_bits(ld_shared_b32(array, at))
+
+
+@verb
+def store_float(array, at, x):
+    st_shared_b32(array, at, bits_of_f32(x))
+
+
+@verb
+def store_four_floats(array, at, four):
+    a, b, c, d = bits_of_f32(four[0]), bits_of_f32(four[1]), bits_of_f32(four[2]), bits_of_f32(four[3])
+    st_shared_v4_b32(array, at, a, b, c, d)
+
 
 EIGHT = 8  # tokens
 EIGHTS = CHUNK // EIGHT
@@ -159,3 +192,36 @@ def decay_tables(at: int, back: bool, *, states: bool = True) -> Members:
             store_four_floats(smem, i32(place_of.kept + 4 * EACH * lane), own)
 
     return locals()
+
+
+@cache
+@noun
+def decay_tables_feed(at: int, back: bool, warps: int, *, states: bool = True) -> Members:
+    """The verbs for tables from byte `at` on, read by `warps` warps; back, states: as for `decay_tables`. `i` numbers
+    the chunks of a block.
+    """
+    tables_of, pipe, written = decay_tables(at, back, states=states), pipeline(1, 0, warps), second_barrier(1, 0)
+
+    @verb
+    def put(tables, barriers, i, own, logs, place, rows):
+        """Write the tables of the chunk that begins with m0."""
+        b, h, m0 = place
+        tables_of.fetch(own, logs, b, h, m0, rows)
+        pipe.claim(barriers, i)
+        tables_of.put(tables, own, i32(rows - m0))
+        written.hand(barriers.full, i)
+
+    @verb
+    def release(barriers, i):
+        """Release the tables after the lanes of my warp have read them."""
+        written.leave()
+        pipe.release(barriers, i)
+
+    return members(
+        locals(),
+        barriers=pipe.barriers,  # () -> in shared memory; once in a kernel, by all threads
+        init=pipe.init,  # (barriers): by one thread, before the `start` of a pipeline
+        eights=tables_of.eights,  # (): an array, see `decay_tables`
+        own=tables_of.own,  # (): an array, see `decay_tables`
+        wait=pipe.wait,  # (barriers, i): until they are written
+    )

@@ -52,15 +52,13 @@ from ...tile.warpgroup import my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import meet_alone
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import call_type, inputs_type
-from ..diagonal_residual import diagonal_residual
-from ..state_smem import state_smem
-from .arguments import SEGMENT_STATES, Loaded, loaded_types, start_of
-from .chunk_range import chunk_range
+from ..nan_repair import chunk_repair
+from .arguments import SEGMENT_STATES, Loaded, chunk_range, loaded_types, start_of
+from .chunk_decay import constant_decay
 from .config import BOX, CONSUMERS, DTYPE, Walk, WideConfig
-from .constant_decay import constant_decay
-from .fragments import fragments_of
-from .nan_repair import hidden_elements
+from .diagonal_residual import diagonal_residual
 from .state_sums import state_of_values
+from .states import fragments_of, place_of, state_smem
 
 
 @builds
@@ -117,7 +115,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         e0 = i32(place % u32(slices) * u32(VALUES))
         return i32(block % u32(segments)), i32(head % u32(call.H)), i32(head // u32(call.H)), e0
 
-    hidden = hidden_elements(of_state, pv.size, CHUNK, walk.back, decays)
+    hidden = chunk_repair(DTYPE, of_state, place_of, pv.size, CHUNK, walk.back, decays)
 
     def add_eight(n: int) -> Callable[..., None]:
         @verb
@@ -226,7 +224,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                             # recomputed: no register is left for it during products
                             _, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
                             add_all(o, smem, half.take(half_bars, i), cuda.local.array(8, f32))
-                        hidden.repair(o, x, (smem, state_at), (b, h, m0, 0, e0), log2_gamma, call)
+                        hidden.repair(o, (x, (smem, state_at)), (b, h, m0, 0, e0), log2_gamma, call)
                         boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all products and reads are over
                         if HALVES:
                             half.free(half_bars, i)

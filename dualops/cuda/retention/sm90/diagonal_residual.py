@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..compiler.backend import Members, cuda, i32, noun, u32, verb
-from ..ptx.convert import pack_bf16x2, unpack_bf16x2
-from ..ptx.ldmatrix import ldmatrix
-from ..ptx.mma import mma_m16n8k16
-from ..tile.products import anew_i32
-from ..tile.swizzle import Operand
-from .state_smem import BOX, SPAN, rest
+from ...compiler.backend import Members, cuda, i32, noun, u32, verb
+from ...ptx.convert import pack_bf16x2, unpack_bf16x2
+from ...ptx.ldmatrix import ldmatrix
+from ...ptx.mma import mma_m16n8k16
+from ...tile.products import anew_i32
+from ...tile.swizzle import Operand
+from .config import BOX
+from .states import SPAN, rest
 
 OWN = 16  # tokens of a warp
 WORDS = 4  # of a thread, for 16 x 16 pairs
