@@ -51,7 +51,7 @@ HELD = 160  # registers for states and norms, of the 256 that one thread of each
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for retention, best first."""
     p = problem
-    for config, reason in forward_configs(p):
+    for config, reason in configs(p, p.D):
         how = _how(p, results, config)
         steps, workspace = partial(forward_steps, p, results, how), forward_workspace(p, results, how)
         yield Choice("simt", config, reason, steps, workspace, config.shared_bytes(p.dtype, p.D))
@@ -60,7 +60,7 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for its gradient, best first."""
     p = problem
-    for config, reason in backward_configs(p):
+    for config, reason in configs(p, max(p.D, p.Dv)):
         how = _how(p, results, config)
         steps, workspace = partial(backward_steps, p, results, how), backward_workspace(p, results, how)
         shared_bytes = config.shared_bytes(p.dtype, max(p.D, p.Dv))
@@ -70,20 +70,9 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
         yield Choice("simt", config, reason, steps, workspace, shared_bytes)
 
 
-def forward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
-    """Yield tiles for forward, best first."""
-    if problem.form == "recurrent":
-        yield from _recurrent_configs(problem, problem.D)
-    else:
-        yield from tiled_configs(problem)
-
-
-def backward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
-    """Yield tiles for backward, best first. Two of its passes have D and Dv exchanged."""
-    if problem.form == "recurrent":
-        yield from _recurrent_configs(problem, max(problem.D, problem.Dv))
-    else:
-        yield from tiled_configs(problem)
+def configs(problem: Problem, keys: int) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
+    """Yield tiles, best first. keys: D, or the larger one of D and Dv, which two passes of the gradient exchange."""
+    return _recurrent_configs(problem, keys) if problem.form == "recurrent" else tiled_configs(problem)
 
 
 def _recurrent_configs(problem: Problem, D: int) -> Iterator[tuple[RecurrentConfig, str]]:

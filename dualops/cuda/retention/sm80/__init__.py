@@ -42,26 +42,6 @@ CHUNK = 256  # tokens: states are then a quarter of the memory traffic
 FEW = 32  # tokens for which simt comes first, as for narrow heads: a warp would multiply zeros; not timed
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Return tiles for forward, if there is enough to multiply."""
-    return _choices(problem, results, device, backward=False, few=False)
-
-
-def few_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Return tiles for forward, if there is less."""
-    return _choices(problem, results, device, backward=False, few=True)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Return tiles for the gradient, if there is enough to multiply."""
-    return _choices(problem, results, device, backward=True, few=False)
-
-
-def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Return tiles for the gradient, if there is less."""
-    return _choices(problem, results, device, backward=True, few=True)
-
-
 def configs(dtype: str, D: int, Dv: int, rich: bool) -> Iterator[tuple[Sm80Config, str]]:
     """Yield tiles for rows of these widths, best first. rich: with log_decay or a mask, which need registers, as tf32
     does.
@@ -101,6 +81,11 @@ def _choices(
         steps = partial(backward_steps if backward else forward_steps, p, results, how)
         workspace = (backward_workspace if backward else forward_workspace)(p, results, how)
         yield Choice("sm80", config, reason, steps, workspace, shared_bytes)
+
+
+# tiles for forward and gradient; few: if there is little to multiply, and simt comes first
+forward_choices, few_choices = (partial(_choices, backward=False, few=few) for few in (False, True))
+backward_choices, few_backward_choices = (partial(_choices, backward=True, few=few) for few in (False, True))
 
 
 def _how(

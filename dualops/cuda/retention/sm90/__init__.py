@@ -45,26 +45,6 @@ FORWARD = (("q", "k", "v", "o"),)
 BACKWARD = (("do", "v", "k", "dq"), ("k", "q", "do", "dv"), ("v", "do", "q", "dk"))
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Return the tiles, if enough sequences, or segments of them, occupy the GPU with one block each."""
-    return _choices(problem, results, device, FORWARD, few=False)
-
-
-def few_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Return the tiles, if there are fewer, and simt's many blocks come first."""
-    return _choices(problem, results, device, FORWARD, few=True)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Return the tiles of the gradient, if there are enough sequences."""
-    return _choices(problem, results, device, BACKWARD, few=False)
-
-
-def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Return the tiles of the gradient, if there are fewer."""
-    return _choices(problem, results, device, BACKWARD, few=True)
-
-
 def segments_of(problem: Problem, blocks: Sequence[int]) -> int:
     """Return the number of segments of a sequence. It is one if all passes together fill half of a GPU.
 
@@ -114,6 +94,11 @@ def _choices(
         why = f"a block walks {of} in chunks of {config.chunk} tokens, the state in registers: {reason}"
         steps, made = partial(steps_of, p, results, config, roles), _workspace(p, results, config)
         yield Choice("sm90", config, why, steps, made, maps=_maps(p, metas, roles, config.chunk))
+
+
+# tiles for forward and gradient; few: if few sequences leave most of the GPU idle, and simt's many blocks come first
+forward_choices, few_choices = (partial(_choices, roles=FORWARD, few=few) for few in (False, True))
+backward_choices, few_backward_choices = (partial(_choices, roles=BACKWARD, few=few) for few in (False, True))
 
 
 def widths_of(problem: Problem, roles: tuple[tuple[str, ...], ...]) -> list[tuple[int, int]]:

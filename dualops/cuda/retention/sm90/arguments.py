@@ -69,12 +69,6 @@ def is_shared(meta: ArrayMeta) -> bool:
     return meta.shape[1] > 1 and meta.strides[1] == 0
 
 
-@verb
-def start_of(state, b, h, part, step):
-    """Return where the state of segment number `part` begins."""
-    return i64(b) * state.strides[0] + i64(h) * state.strides[1] + part * step
-
-
 class Chunks(NamedTuple):
     """The chunks of a block."""
 

@@ -55,13 +55,13 @@ from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
-from .arguments import SEGMENT_STATES, Loaded, chunk_range, loaded_types, start_of
+from .arguments import SEGMENT_STATES, Loaded, chunk_range, loaded_types
 from .chunk_decay import constant_decay, per_token_decay
 from .config import BOX, CHUNK, CONSUMERS, DTYPE, Sm90Config, Walk
 from .decay_tables import decay_tables_feed
 from .diagonal_residual import diagonal_residual
 from .state_sums import state_sums
-from .states import fragments_of, place_of, state_smem
+from .states import box_by_box, fragments_of, place_of, state_smem
 
 
 @builds
@@ -81,7 +81,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
     carry, boxes = state_smem(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
-    near = diagonal_residual(tiles.v)
+    near, store_o = diagonal_residual(tiles.v), box_by_box(boxes)
     hidden = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
     kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, overlapped=not walk.looks)
 
@@ -142,8 +142,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 for e in range(4):
                     state[4 * j + e] = num.zero
             if walk.begins:
-                place = start_of(states.initial, b, h, part, states.step)
-                fragments.load(state, states.initial, place, (row, 0), (call.D, call.Dv))
+                fragments.load(state, states, (b, h, part), (row, 0), (call.D, call.Dv))
             if walk.looks:
                 carry.put(smem, state)
                 both.meet()
@@ -179,13 +178,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     if decays.forgets(mine):
                         near.add(o, near_words, smem, v_at)
                     hidden.repair(o, (x, smem), (b, h, m0, row, 0), mine, call)
-                    box = i32(0)
-                    while box < boxes.parts:
-                        values = boxes.fragment()
-                        boxes.acquire()
-                        boxes.take(values, o, box)
-                        boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), box, box)
-                        box = boxes.next(box)
+                    store_o(smem, o_map, o, Corner(i32(m0 + row), 0, (h, b)))
                 known = decays.again(mine), count, call.kept_scale
                 kv.add(state, room, smem, (k_at, v_at), known, fade)  # state += (decayed K).T @ V
                 if STEPWISE:
@@ -199,8 +192,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 i = k_pipe.next(i)
             if walk.finishes:
                 row = opaque_i32(row)  # or the address of the initial state would stay in a register until here
-                place = start_of(states.final, b, h, part, states.step)
-                fragments.store(states.final, state, place, (row, 0), (call.D, call.Dv))
+                fragments.store(states, state, (b, h, part), (row, 0), (call.D, call.Dv))
             if walk.looks:
                 boxes.finish()
         if walk.overlaps and cuda.threadIdx.x < 32:  # a consumer: idle lanes of the producer would delay the loads

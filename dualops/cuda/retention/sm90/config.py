@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from ...tile.swizzle import Operand
@@ -56,12 +57,8 @@ class Sm90Config:
         """Return the tiles for values of this width, in whole boxes."""
         q, k = (Operand(CHUNK, KEY_WIDTH, 2, 128, "k") for _ in range(2))
         v, state = (Operand(lines, Dv, 2, 128, "mn") for lines in (CHUNK, KEY_WIDTH))
-        k_at = q.nbytes
-        v_at = k_at + self.stages * k.nbytes
-        state_at = v_at + self.stages * v.nbytes
-        o_at = state_at + state.nbytes
-        decay_at = o_at + 2 * CHUNK * Dv
-        return Tiles(q, k, v, state, k_at, v_at, state_at, o_at, decay_at, decay_at + self.stepwise * DECAY_TABLES)
+        sizes = q.nbytes, self.stages * k.nbytes, self.stages * v.nbytes, state.nbytes, 2 * CHUNK * Dv
+        return Tiles(q, k, v, state, *accumulate((*sizes, self.stepwise * DECAY_TABLES)))
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(padded(Dv)).nbytes
@@ -139,13 +136,11 @@ class WideConfig:
         v_tile = Operand(self.chunk, self.values(D), 2, 128, "mn")
         q, k = (Operand(self.chunk, keys, 2, 128, major) for major in ("k", "mn"))
         v, state = Operand(self.chunk, BOX, 2, 128, "mn"), Operand(BOX, keys, 2, 128, "k")
-        k_at = q_tile.nbytes
-        v_at = k_at + self.stages_of(D) * q_tile.nbytes
-        state_at = v_at + self.stages_of(D) * v_tile.nbytes
-        o_at = state_at + CONSUMERS * state.nbytes
-        sum_at = o_at + v_tile.nbytes  # o has as many columns as V
-        end = sum_at + (exchange_bytes(self.chunk * BOX // THREADS, 1, True) if halves else 0)
-        return WideTiles(q_tile, v_tile, q, k, v, state, k_at, v_at, state_at, o_at, sum_at, end)
+        stages, sums = self.stages_of(D), exchange_bytes(self.chunk * BOX // THREADS, 1, True) if halves else 0
+        keys_and_values = q_tile.nbytes, stages * q_tile.nbytes, stages * v_tile.nbytes
+        o = v_tile.nbytes  # o has as many columns as V
+        ends = accumulate((*keys_and_values, CONSUMERS * state.nbytes, o, sums))
+        return WideTiles(q_tile, v_tile, q, k, v, state, *ends)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D).nbytes
@@ -205,25 +200,11 @@ class StepsConfig:
         q, k = (Operand(CHUNK, KEY_WIDTH, 2, 128, "k") for _ in range(2))
         v, state = (Operand(lines, width, 2, 128, "mn") for lines in (CHUNK, KEY_WIDTH))
         y = Operand(CHUNK, width, 2, 128, "k")
-        k_at = q.nbytes
-        v_at = k_at + self.stages * k.nbytes
-        y_at = v_at + v.nbytes
-        state_at = y_at + y.nbytes
-        o_at = state_at + state.nbytes
-        sums_at = o_at + 2 * CHUNK * BOX
-        warps_at = sums_at + SUMS
-        decay_at = warps_at + OF_WARPS
-        return MetTiles(
-            q, k, v, y, state, k_at, v_at, y_at, state_at, o_at, sums_at, warps_at, decay_at, decay_at + DECAY_TABLES
-        )
+        sizes = q.nbytes, self.stages * k.nbytes, v.nbytes, y.nbytes, state.nbytes, 2 * CHUNK * BOX
+        return MetTiles(q, k, v, y, state, *accumulate((*sizes, SUMS, OF_WARPS, DECAY_TABLES)))
 
     def pair_tiles(self, D: int, Dv: int) -> PairTiles:
         """Return the tiles for keys and values of these widths."""
         q, do = (Operand(CHUNK, width, 2, 128, "k") for width in (D, Dv))
-        k_at = q.nbytes
-        do_at = k_at + q.nbytes
-        v_at = do_at + do.nbytes
-        sums_at = v_at + do.nbytes
-        warps_at = sums_at + SUMS
-        decay_at = warps_at + OF_WARPS
-        return PairTiles(q, do, k_at, do_at, v_at, sums_at, warps_at, decay_at, decay_at + DECAY_TABLES)
+        ends = accumulate((q.nbytes, q.nbytes, do.nbytes, do.nbytes, SUMS, OF_WARPS, DECAY_TABLES))
+        return PairTiles(q, do, *ends)

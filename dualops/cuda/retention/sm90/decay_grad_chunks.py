@@ -45,14 +45,14 @@ from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import halves
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
-from .arguments import SEGMENT_STATES, LoadedWithY, chunk_range, loaded_types, start_of
+from .arguments import SEGMENT_STATES, LoadedWithY, chunk_range, loaded_types
 from .chunk_decay import per_token_decay
 from .chunk_sums import column_sums, warp_sums
 from .config import BOX, CHUNK, CONSUMERS, DTYPE, WARPS, StepsConfig, Walk
 from .decay_tables import decay_tables_feed
 from .diagonal_residual import diagonal_residual
 from .state_sums import exact_left, state_sums
-from .states import fragments_of, place_of, saved_states, state_smem, times_transposed
+from .states import box_by_box, fragments_of, place_of, saved_states, state_smem, times_transposed
 
 
 class Met(NamedTuple):
@@ -91,7 +91,7 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
     kv = state_sums(tiles.k, tiles.v, True, decays.weight, overlapped=True)
     state_y, met_q = exact_left(tiles.y), times_transposed(tiles.q)
     sums, of_warps = column_sums(tiles.sums_at, CHUNK, WARPS), warp_sums(tiles.warps_at, WARPS)
-    lanes = lane_reductions(f32, 32)
+    lanes, store_o = lane_reductions(f32, 32), box_by_box(boxes)
 
     @kernel(
         *loaded_types(LoadedWithY),
@@ -153,8 +153,7 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                 for e in range(4):
                     state[4 * j + e] = num.zero
             if walk.begins:
-                place = start_of(states.initial, b, h, part, states.step)
-                fragments.load(state, states.initial, place, (row, 0), (call.D, call.Dv))
+                fragments.load(state, states, (b, h, part), (row, 0), (call.D, call.Dv))
             carry.put(smem, state)
             half.hand(warpgroup)
             while i != end:
@@ -191,13 +190,7 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                 near.add(o, near_words, smem, v_at)
                 hidden.repair(o, (x, smem), (b, h, m0, row, 0), mine, call)
                 half.leave(warpgroup)
-                box = i32(0)
-                while box < boxes.parts:
-                    values = boxes.fragment()
-                    boxes.acquire()
-                    boxes.take(values, o, box)
-                    boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), box, box)
-                    box = boxes.next(box)
+                store_o(smem, o_map, o, Corner(i32(m0 + row), 0, (h, b)))
                 known, fade = (mine, count, call.kept_scale), decays.fade(mine, count)
                 kv.add(state, room, smem, (k_at, v_at), known, fade)  # state = fade * state + (decayed K).T @ V
                 v_pipe.release(v_bars, i)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ...compiler.backend import Members, cuda, f32, i32, i64, noun, u32, verb
+from ...compiler.backend import Members, Noun, cuda, f32, i32, i64, noun, u32, verb
 from ...ptx.convert import unpack_bf16x2
 from ...ptx.memory import ld_shared_b32
 from ...tile.a_fragment import words_of_columns
@@ -88,7 +88,9 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
     take, put = one_after_another(takes), one_after_another(puts)
 
     @verb
-    def _move(acc, state, place, first, limits, loads):
+    def _move(acc, state, segment, step, first, limits, loads):
+        b, h, part = segment
+        place = i64(b) * state.strides[0] + i64(h) * state.strides[1] + part * step
         mine, box = i32(cuda.threadIdx.x), i32(0)
         tid = shfl_idx_i32(
             mine, i32(u32(mine) % u32(32)), FULL_WARP
@@ -112,20 +114,39 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
             box = opaque_i32(box + 1)
 
     @verb
-    def load(acc, state, place, first, limits):
-        """Load a state from `place` on, zeros beyond its rows and columns. first: row and column of acc[0]."""
-        _move(acc, state, place, first, limits, True)
+    def load(acc, states, segment, first, limits):
+        """Load the initial state of a segment, zeros beyond its rows and columns.
+
+        states: `SegmentStates`. segment: batch, head and number. first: row and column of acc[0].
+        """
+        _move(acc, states.initial, segment, states.step, first, limits, True)
 
     @verb
-    def store(state, acc, place, first, limits):
-        """Store a state, nothing beyond its rows and columns."""
-        _move(acc, state, place, first, limits, False)
+    def store(states, acc, segment, first, limits):
+        """Store the final state of a segment, nothing beyond its rows and columns."""
+        _move(acc, states.final, segment, states.step, first, limits, False)
 
     return locals()
 
 
 FOUR = 4
 THREADS = 128 * CONSUMERS
+
+
+def box_by_box(boxes: Noun) -> Callable[..., None]:
+    """Return the verb (smem, o_map, acc, corner), which stores accumulators box after box (`box_output`)."""
+
+    @verb
+    def store(smem, o_map, acc, corner):
+        box = i32(0)
+        while box < boxes.parts:
+            values = boxes.fragment()
+            boxes.acquire()
+            boxes.take(values, acc, box)
+            boxes.store(smem, o_map, values, corner, box, box)
+            box = boxes.next(box)
+
+    return store
 
 
 @cache

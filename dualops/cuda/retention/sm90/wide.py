@@ -53,7 +53,7 @@ from ...tile.warpgroup_barrier import meet_alone
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
-from .arguments import SEGMENT_STATES, Loaded, chunk_range, loaded_types, start_of
+from .arguments import SEGMENT_STATES, Loaded, chunk_range, loaded_types
 from .chunk_decay import constant_decay
 from .config import BOX, CONSUMERS, DTYPE, Walk, WideConfig
 from .diagonal_residual import diagonal_residual
@@ -180,8 +180,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 for e in range(4):
                     state[4 * j + e] = num.zero
             if walk.begins:
-                at = start_of(states.initial, b, h, part, states.step)
-                fragments.load(state, states.initial, at, (e0, d0), (call.Dv, call.D))
+                fragments.load(state, states, (b, h, part), (e0, d0), (call.Dv, call.D))
             if walk.looks:
                 carry.put_to(smem, state_at, state)
                 meet_alone(warpgroup)
@@ -245,8 +244,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 part, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
                 warpgroup = my_warpgroup()
                 e0, d0 = i32(e0 + COLUMNS_APART * warpgroup), i32(KEYS_APART * warpgroup)
-                at = start_of(states.final, b, h, part, states.step)
-                fragments.store(states.final, state, at, (e0, d0), (call.Dv, call.D))
+                fragments.store(states, state, (b, h, part), (e0, d0), (call.Dv, call.D))
             if walk.looks:
                 boxes.finish()
         if walk.overlaps and cuda.threadIdx.x < 32:  # a consumer: idle lanes of the producer would delay the loads
