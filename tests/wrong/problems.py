@@ -50,15 +50,19 @@ from dualops.cuda.norm.staging import (
     RingConfig as NormRing,
 )
 from dualops.cuda.norm.sums import SumsConfig
-from dualops.cuda.retention import decay_prefix_sums as retention_marks, sm80 as retention_sm80, sm90 as retention
-from dualops.cuda.retention.sm80 import nan_repair as retention_sm80_hidden, pairs as retention_sm80_pairs
+from dualops.cuda.retention import (
+    decay_prefix_sums as retention_marks,
+    nan_repair as retention_hidden,
+    sm80 as retention_sm80,
+    sm90 as retention,
+)
+from dualops.cuda.retention.sm80 import pairs as retention_sm80_pairs
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States
 from dualops.cuda.retention.sm90 import (
     chunks as retention_chunks,
     config as retention_config,
     decay_grad_chunks as retention_decay_grad_chunks,
     decay_grad_pairs as retention_decay_grad_pairs,
-    nan_repair as retention_hidden,
     wide as retention_wide,
 )
 from dualops.cuda.softmax import (
@@ -388,7 +392,7 @@ def _retention_sm80() -> Iterator[Problem]:
     for kernel, chunk, Sq, D in (("retention_rows_sm80", 64, 100, 128), ("retention_states_sm80", 128, 129, 16)):
         config = RetentionSm80Config(chunk, Sm80Rows(block_kv=32), Sm80States(tokens=32))
         plain = (retention_sm80_pairs, {"FEW_SEEN": 0})  # what rounding takes is no step of the protocol
-        changes = alone(retention_sm80, config), (retention_sm80_hidden, {"start": _anew}), plain
+        changes = alone(retention_sm80, config), NO_ELEMENT_ANEW, plain
         case = Case("two chunks", "bfloat16", dict.fromkeys("qkv", (1, 1, Sq, D)), {"return_state": True})
         yield Problem(kernel, "retention", False, "sm80", case, configs=changes)
 

@@ -1,13 +1,13 @@
-"""Products of a strip, the 16 rows of a warp, of a left factor that is float32 in registers and one of 16 bits.
+"""Products of a strip, a warp's 16 rows, with a left factor of float32 registers and a right factor of 16 bits.
 
     pv = strip_of_floats("float16", v_box, boxes)                   acc [16, n] += P @ V, P as sums lie in registers
     kv = strip_of_weighted("bfloat16", k_box, v_box, boxes, True)   acc [16, n] += (weights * K).T @ V
 
-Beside bfloat16, which has float32's range, a float32 is rounded to it, or as three parts all of it (`split_bf16x3`).
-Beside float16 it is rounded to tf32's 11 bits, or as two parts nearly all of it: tf32 has that range too, and float16
-is in it what it was. Of each eight a lane has columns 2 * t and 2 * t + 1 where tf32's left factor wants t and t + 4,
-and a word of a right factor in 16 bits holds lines 2 * t and 2 * t + 1: the steps of a sum have any order, so that both
-fit.
+bfloat16 has the range of float32. If the right factor is bfloat16, the left one is rounded to it, or split exactly into
+three parts (`split_bf16x3`). float16 has a smaller range. Then the left factor is rounded to tf32's 11 bits, or split
+into two parts, which keep nearly all bits. tf32 has float32's range and contains every float16. For each eight columns
+a lane has 2 * t and 2 * t + 1, but tf32's left factor wants t and t + 4. A 16-bit word of a right factor holds the
+lines 2 * t and 2 * t + 1. The steps of a sum may have any order, so both fit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ..tile.unrolled import one_after_another
 from ..tile.warp_mma import MMA_TYPES, FactorSlice, fragments
 
 UNPACKED = {"bfloat16": unpack_bf16x2, "float16": unpack_f16x2}
-STEP = 16  # of a sum, whose words a lane reads at once: two products
-NUMBERS = 8  # of a lane, of a left factor, for so many
+STEP = 16  # steps of a sum whose words a lane reads at once: two products
+NUMBERS = 8  # of a lane's left factor, for this many steps
 
 
 def _cleared(size: int) -> Callable[..., Any]:
@@ -47,12 +47,14 @@ def _cleared(size: int) -> Callable[..., Any]:
 
 @verb
 def place_of(word):
-    """Which of a lane's numbers that lie as sums do is this word: rows r and r + 8 of column t, then of t + 4."""
+    """Return which of a lane's numbers is this word: rows r and r + 8 of column t, then of t + 4. The numbers have the
+    order of sums.
+    """
     return word // A_WORDS * A_WORDS + word % 2 * 2 + word % A_WORDS // 2
 
 
 class Step(NamedTuple):
-    """Products of 16 steps of the sum, of a left factor in float32."""
+    """Products of 16 steps of the sum, with a left factor in float32."""
 
     words: int  # of a lane
     put: Callable[..., None]  # (left, at, values, first): NUMBERS of values as words of the left factor, left[at:]
@@ -64,7 +66,7 @@ def _step_of(dtype: str, b: FactorSlice, exact: bool) -> Step:
 
 
 def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Step:
-    """By bfloat16. Parts: the smallest first."""
+    """By bfloat16. Parts are in the order smallest first."""
     mma, b_side, TILES = mma_m16n8k16(MMA_TYPES[dtype]), fragments(b, b.rows, left=False), b.rows // 8
     COUNT = PARTS if exact else 1
 
@@ -103,7 +105,9 @@ def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Step:
 
 
 def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Step:
-    """By tf32, two products of 8 steps each. Upper parts, then lower ones, which are multiplied first."""
+    """By tf32, two products of 8 steps each. Words are the upper parts, then the lower parts, which are multiplied
+    first.
+    """
     mma, unpack, b_side = mma_m16n8k8_tf32, UNPACKED[dtype], fragments(b, b.rows, left=False)
     WORDS, EXACT = b_side.words, exact
 
@@ -134,7 +138,7 @@ def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Step:
 
 @cache
 def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
-    """As `strips.strip_ab`, but A is not rounded to fewer bits' range than float32 has. b: its boxes."""
+    """As `strips.strip_ab`, but the left factor keeps the range of float32. b: a box of the right factor."""
     if dtype == "bfloat16":
         return strip_ab(dtype, b, boxes)
     STEPS, SIZE, BOX = b.depth // STEP, b.rows // 2 * boxes, b.size
@@ -171,9 +175,7 @@ def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
 
 @cache
 def rounding_left(dtype: str) -> Callable[..., Any]:
-    """The verb (a, b) -> what `strip_of_floats` has taken from two neighbours of A by rounding; nothing of what is not
-    finite.
-    """
+    """Return the verb (a, b) -> the rounding errors of `strip_of_floats` for two neighbours of A; 0 if not finite."""
     ZERO = f32(0)
 
     @verb
@@ -197,8 +199,8 @@ def rounding_left(dtype: str) -> Callable[..., Any]:
 def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, exact: bool) -> Members:
     """sums [16, columns] += (weights * X).T @ Y. Lines of X and Y are steps of the sum.
 
-    x: its box; y: its boxes, of which there are so many. exact: a number of X times its weight is multiplied as parts,
-    whose sum has all digits of float32, or nearly so; else it is rounded.
+    x: the box of X; y: one of the `boxes` boxes of Y. exact: a number of X times its weight is split into parts that
+    keep all digits of float32, or nearly all; otherwise it is rounded.
     """
     x_side, y_side = fragments(x, ROWS, left=True), fragments(y, y.rows, left=False)
     unpack, one = UNPACKED[dtype], _step_of(dtype, y, exact)

@@ -1,13 +1,13 @@
-"""Rows of float32 numbers as the right factor of a warp's products with 16-bit rows, brought by threads.
+"""Rows of float32 numbers as the right factor of a warp's products with 16-bit rows. Threads load them.
 
     tile = float_tile("bfloat16", a_boxes, LINES, COLUMNS, threads, aligned)
-    tile.fetch(values, lines, columns)                     on their way to registers, while something else is multiplied
-    tile.put(smem, floats, at, values)                     rounded, to where products read them
+    tile.fetch(values, lines, columns)                     start the loads to registers, overlapped with products
+    tile.put(smem, floats, at, values)                     round the numbers and store them to shared memory
     tile.add(sums, smem, floats, (a_place, first), at)     sums [16, COLUMNS] += A [16, LINES] @ it
 
-Beside bfloat16, which has float32's range, numbers are rounded to that. Beside float16 they are rounded to tf32, which
-has that range too, and in which float16 is what it was: of each eight a lane has columns 2 * t and 2 * t + 1 of A where
-tf32's left factor wants t and t + 4, so that lines lie in that order (`tile_copies.paired_line`).
+If A is bfloat16, which has float32's range, numbers are rounded to bfloat16. If A is float16, they are rounded to tf32,
+which has that range too and contains every float16. For each eight columns of A a lane has 2 * t and 2 * t + 1, but
+tf32's left factor wants t and t + 4. The lines are stored in that order (`tile_copies.paired_line`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..tile.tile_copies import paired_line
 from ..tile.unrolled import one_after_another
 from ..tile.warp_mma import MMA_TYPES, FactorSlice, fragments, swizzled
 
-FOUR = 4  # neighbours that a thread brings
-STEP = 16  # of a sum, whose words of A a lane reads at once
+FOUR = 4  # neighbours that a thread loads
+STEP = 16  # steps of a sum whose words of A a lane reads at once
 
 
 @cache
@@ -36,12 +36,12 @@ STEP = 16  # of a sum, whose words of A a lane reads at once
 def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: int, aligned: bool) -> Members:
     """The verbs. smem: shared memory as elements of 16 bits.
 
-    a: A's boxes. aligned: lines are whole 16-byte vectors. Raises ValueError where threads can't share a tile.
+    a: A's boxes. aligned: lines are whole 16-byte vectors. Raises ValueError if the threads can't split a tile evenly.
     """
     as_words = dtype == "bfloat16"
     box = FactorSlice("row", 64, lines) if as_words else FactorSlice("row", 32, lines, 4)
     boxes, vec, PITCH, SHIFT, FLIPS = columns // box.pitch, access("float32", aligned), box.pitch, box.shift, box.flips
-    LINE = columns // FOUR  # threads that share a line
+    LINE = columns // FOUR  # threads for a line
     LINES = threads // LINE  # lines from a thread's to its next
     COUNT = lines // LINES
     if threads % LINE or LINES & (LINES - 1) or lines != COUNT * LINES:
@@ -54,7 +54,7 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
 
     @verb
     def fetch(values, lines, columns):
-        """Load so many numbers of each line (`shared.Lines`), zeros for the others."""
+        """Load `columns` numbers of each line (`shared.Lines`), zeros for the others."""
         tid = u32(cuda.threadIdx.x)
         line, column = i32(tid // u32(LINE)), i32(tid % u32(LINE) * u32(FOUR))
         index = i64(lines.first) + i64(line) * i64(lines.step) + i64(column)
@@ -66,7 +66,7 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
 
     @verb
     def _start(at):
-        """Where this thread's first four come to."""
+        """Return where this thread stores its first four numbers."""
         tid = u32(cuda.threadIdx.x)
         line, column = tid // u32(LINE), tid % u32(LINE) * u32(FOUR)
         lies = line if as_words else u32(paired_line(line))
@@ -75,7 +75,7 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
 
     @verb
     def _place_of(place, i):
-        """Of its number i: lines are sums of powers of two, so that their places add up too."""
+        """Return where it stores four number i. The steps between lines are powers of two, so places add up too."""
         further = (i * LINES if as_words else paired_line(i * LINES)) * PITCH
         return i32((place ^ (further >> SHIFT & FLIPS)) + further)
 
@@ -135,17 +135,16 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
 
     return members(
         locals(),
-        numbers=FOUR * COUNT,  # that a thread brings
+        numbers=FOUR * COUNT,  # that a thread loads
         # (smem, floats, at, values): to element `at` of smem; floats: the same as float32
         put=_put_words if as_words else _put_tf32,
-        # (sums, smem, floats, (a_place, first), at): by all lanes; first: A's column that meets line 0, a multiple of
-        # 16
+        # (sums, smem, floats, (a_place, first), at): by all lanes; first: A's column for line 0, a multiple of 16
         add=_add_words if as_words else _add_tf32,
     )
 
 
 def _by_words(box: FactorSlice) -> Callable[..., None]:
-    """The verb (sums, first, left, smem, b_place, step): 16 steps, of a box; left: words of 16 bits."""
+    """Return the verb (sums, first, left, smem, b_place, step): 16 steps of a box; left: words of 16 bits."""
     mma, b_side, TILES = mma_m16n8k16(MMA_TYPES["bfloat16"]), fragments(box, box.rows, left=False), box.rows // 8
 
     @verb
@@ -159,7 +158,7 @@ def _by_words(box: FactorSlice) -> Callable[..., None]:
 
 
 def _by_tf32(box: FactorSlice) -> Callable[..., None]:
-    """The same as two products of tf32."""
+    """Return the same verb as two products of tf32."""
     mma, b_side, TILES = mma_m16n8k8_tf32, fragments(box, box.rows, left=False), box.rows // 8
 
     @verb

@@ -1,9 +1,9 @@
-"""What rounding takes from the scores of pairs of near tokens, which may be all that a query sees.
+"""The rounding errors of the scores of neighbouring tokens, which may be all tokens that a query sees.
 
-P is rounded to 16 bits for P @ V. Where many tokens are seen, errors of so many scores are lost in each other, and in
-the rounding of o. A head that forgets at once sees the last few: then each error counts, and in one draw of five o is
-further off than twice its own rounding. So of the 16 x 16 pairs of a warp's own tokens the rest is multiplied, too, by
-the warp alone, as a warpgroup's products have no registers for it:
+P is rounded to 16 bits for P @ V. With many tokens the errors of the scores average out below the rounding of o. A head
+that forgets at once sees the last few tokens. Then each error counts: in one draw of five, o is off by more than twice
+its own rounding. So the errors of the 16 x 16 pairs of a warp's own tokens are multiplied too. The warp does so alone,
+because the products of a warpgroup have no registers left:
 
     o [16, Dv] += (P - rounded P) [16, 16] @ V [16, Dv]          mma.sync, V by ldmatrix from its boxes
 """
@@ -12,40 +12,38 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..compiler.backend import Members, cuda, i32, noun, u32, verb
-from ..ptx.convert import pack_bf16x2, unpack_bf16x2
-from ..ptx.ldmatrix import ldmatrix
-from ..ptx.mma import mma_m16n8k16
-from ..tile.products import anew_i32
-from ..tile.swizzle import Operand
-from .state_smem import BOX, SPAN, rest
+from ...compiler.backend import Members, cuda, i32, noun, u32, verb
+from ...ptx.convert import pack_bf16x2, unpack_bf16x2
+from ...ptx.ldmatrix import ldmatrix
+from ...ptx.mma import mma_m16n8k16
+from ...tile.products import anew_i32
+from ...tile.swizzle import Operand
+from .config import BOX
+from .states import SPAN, rest
 
-OWN = 16  # tokens
-WORDS = 4  # of a thread, of 16 x 16 pairs
+OWN = 16  # tokens of a warp
+WORDS = 4  # of a thread, for 16 x 16 pairs
 
 
 @cache
 @noun
 def diagonal_residual(v: Operand) -> Members:
-    """The verbs for V as boxes bring it, of bfloat16, 16 tokens for each warp that multiplies.
-
-    Called by a warpgroup.
-    """
+    """The verbs for V in boxes of bfloat16, 16 tokens for each warp. Called by a warpgroup."""
     load, multiply, STEPS = ldmatrix(4, True), mma_m16n8k16("bf16"), v.lines // OWN
 
     @verb
     def _my_warp():
-        """Among those that share V's tokens; what follows from it is not kept from chunk to chunk."""
+        """Return my warp's number among those that share V's tokens. Registers do not keep it between chunks."""
         return i32(u32(anew_i32(i32(cuda.threadIdx.x))) // u32(32) % u32(STEPS))
 
     @verb
     def words():
-        """Return a local array for what is kept."""
+        """Return a local array for the errors."""
         return cuda.local.array(WORDS, u32)
 
     @verb
     def keep(words, scores):
-        """Keep what packing will round off the scores of my warp's own tokens."""
+        """Compute the errors of packing the scores of my warp's own tokens."""
         warp = _my_warp()
         for own in range(STEPS):
             if own == warp:
@@ -56,7 +54,7 @@ def diagonal_residual(v: Operand) -> Members:
 
     @verb
     def add(o, words, smem, v_at):
-        """Add the product of what was kept and V to o, once o's products are over."""
+        """Add the product of the errors and V to o, after o's own products."""
         lane = i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
         line = v_at + (OWN * _my_warp() + lane % OWN) * SPAN
         right = cuda.local.array(WORDS, u32)
