@@ -5,34 +5,12 @@ a tile's dq before one does, and where that lies among the sums of all tiles.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..compiler.backend import Namespace, i32, i64, u32, verb
 from .options import OptionChain
+from .tile_scheduler import tile_after
 from .varlen_tiles import packed_tiles
-
-
-class KeyRows(NamedTuple):
-    """Rows of dk or dv, as `output` stores those of a tile of queries."""
-
-    b: Any
-    h: Any
-    m0: Any
-    Sq: Any
-    q_first: Any
-
-
-@verb
-def key_rows_of(task):
-    """Those of a task's keys."""
-    return KeyRows(task.b, task.h_kv, task.n0, task.Sk, task.k_out)
-
-
-@verb
-def tile_after(task, h, m0, block_q):
-    """Head and first query of the tile after this one: of the same head, or the next one's first."""
-    m0 = i32(m0 + block_q)
-    return (i32(h), m0) if m0 < task.end else (i32(h + 1), i32(task.first))
 
 
 @verb

@@ -247,3 +247,26 @@ def walk_by_keys(
         return KeysTask(b, h_kv, n0, Sq, Sk, offset, q_first, k_first, first, end, span.key_out(lengths, b))
 
     return task
+
+
+class KeyRows(NamedTuple):
+    """Rows of dk or dv, as `output` stores those of a tile of queries."""
+
+    b: Any
+    h: Any
+    m0: Any
+    Sq: Any
+    q_first: Any
+
+
+@verb
+def key_rows_of(task):
+    """Those of a task's keys."""
+    return KeyRows(task.b, task.h_kv, task.n0, task.Sk, task.k_out)
+
+
+@verb
+def tile_after(task, h, m0, block_q):
+    """Head and first query of the tile after this one: of the same head, or the next one's first."""
+    m0 = i32(m0 + block_q)
+    return (i32(h), m0) if m0 < task.end else (i32(h + 1), i32(task.first))

@@ -37,11 +37,10 @@ from ...tile.tile_copies import tile_copies
 from ..arguments import Variant, array_type, gradient_inputs_type, size_types
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
-from ..key_rows import key_rows_of, tile_after
 from ..lse_delta_smem import lse_delta_of
 from ..nan_repair_keys import nan_repair_keys
 from ..options import chain_of
-from ..tile_scheduler import extent_of, walk_by_keys
+from ..tile_scheduler import extent_of, key_rows_of, tile_after, walk_by_keys
 from ..tiles import Where, lines
 from .config import ROWS
 from .dkv_config import Sm80DkvConfig

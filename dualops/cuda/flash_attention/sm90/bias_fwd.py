@@ -15,11 +15,10 @@ from ...compiler.backend import Namespace, cuda, i32, tensor_map, types, u32, ve
 from ...tile.boxes import prefetch_maps
 from ...tile.pipeline import pipeline
 from ...tile.products import anew_i32
+from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant
 from ..bias_tiles import BiasPlace, bias_tile
-from .config import Sm90Config, Tiles
-from .dq_config import DqConfig, DqTiles
 
 WARPS = 4  # of a warpgroup
 
@@ -39,9 +38,9 @@ class BiasStages(Namespace):
     release: Callable[..., None]  # (barriers, i, warpgroup): once they are
 
 
-def bias_stages(config: Sm90Config | DqConfig, variant: Variant, tiles: Tiles | DqTiles) -> BiasStages:
-    """For the tiles of a kernel."""
-    return _stages(config, variant, tiles) if config.bias_stages else _nothing()
+def bias_stages(variant: Variant, operand: Operand, at: int, stages: int, consumers: int) -> BiasStages:
+    """For a kernel whose first stage begins at byte `at`; of no stages where there is no bias in boxes."""
+    return _stages(variant, operand, at, stages, consumers) if stages else _nothing()
 
 
 def _nothing() -> BiasStages:
@@ -72,10 +71,9 @@ def _nothing() -> BiasStages:
     return BiasStages.from_locals(locals(), maps_type=types.Tuple([]), word=None, prefetch=init)
 
 
-def _stages(config: Sm90Config | DqConfig, variant: Variant, tiles: Tiles | DqTiles) -> BiasStages:
-    CONSUMERS = config.consumers
-    tile = bias_tile(variant.having, tiles.bias, tiles.bias_at)
-    pipe, LOADERS_WARP = pipeline(config.bias_stages * CONSUMERS, tile.nbytes, WARPS), WARPS * CONSUMERS
+def _stages(variant: Variant, operand: Operand, at: int, stages: int, consumers: int) -> BiasStages:
+    CONSUMERS, tile = consumers, bias_tile(variant.having, operand, at)
+    pipe, LOADERS_WARP = pipeline(stages * consumers, tile.nbytes, WARPS), WARPS * consumers
 
     @verb
     def filling(i, warpgroup):

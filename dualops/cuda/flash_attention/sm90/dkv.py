@@ -45,12 +45,11 @@ from ..arguments import Variant, gradient_inputs_type
 from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
-from ..key_rows import key_rows_of
 from ..load_once import load_once
 from ..lse_delta_smem import lse_delta_of
 from ..nan_repair_keys import nan_repair_keys
 from ..options import chain_of
-from ..tile_scheduler import walk_by_keys
+from ..tile_scheduler import key_rows_of, walk_by_keys
 from ..tiles import Where
 from .arguments import MAPS_TYPE, keys_to_type, tiled_work_type
 from .bias_dkv import bias_dkv

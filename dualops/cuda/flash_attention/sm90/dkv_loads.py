@@ -74,3 +74,52 @@ def loads_of(
                 i = pipe.next(i)
 
     return load
+
+
+def loads_f32_of(
+    tiles: LoadedTiles, once: Once, q_pipe: Pipeline, do_pipe: Pipeline, visits: QTiles, varlen: bool
+) -> Callable[..., None]:
+    """The verb (smem, maps, barriers, more, task, first, end), by one thread: K and V once, and of `end` tiles of
+    queries from the first one on, whose head and query are `first`, Q and dO. more: group and options.
+    """
+    k_tile, v_tile, q_tile, do_tile = tiles
+
+    @verb
+    def load(smem, maps, barriers, more, task, first, end):
+        kv_full, q_bars, do_bars = barriers
+        group, options = more
+        h, first_query = first
+        i, m0, b = u32(0), i32(first_query), i32(0) if varlen else task.b
+        if end != u32(0):
+            token = i32(task.k_first + task.n0)
+            once.expect(kv_full)
+            k_tile.load(smem, 0, maps.k, Corner(token, 0, (task.h_kv, b)), kv_full)
+            v_tile.load(smem, 0, maps.v, Corner(token, 0, (task.h_kv, b)), kv_full)
+            while i != end:
+                corner = Corner(i32(task.q_first + m0), 0, (h, b))
+                q_tile.load(smem, q_pipe.acquire(q_bars, i), maps.q, corner, q_bars.full)
+                do_tile.load(smem, do_pipe.acquire(do_bars, i), maps.do, corner, do_bars.full)
+                h, m0, _ = visits.after(h, m0, i, end, task, group, options)
+                i = q_pipe.next(i)
+
+    return load
+
+
+def statistics_of(q_pipe: Pipeline, part: Companion, columns: Columns, visits: QTiles) -> Callable[..., None]:
+    """The verb (slots, barriers, statistics, more, task, first, end), by a warp: lse and delta of these tiles."""
+
+    @verb
+    def bring(slots, barriers, statistics, more, task, first, end):
+        q_bars, known = barriers
+        lse, delta = statistics
+        group, options = more
+        h, m0 = first
+        i, own = u32(0), columns.own()
+        while i != end:
+            columns.fetch(own, lse, delta, task, h, m0)
+            columns.put(slots, q_pipe.claim(q_bars, i), own)
+            part.hand(known, i)
+            h, m0, _ = visits.after(h, m0, i, end, task, group, options)
+            i = q_pipe.next(i)
+
+    return bring

@@ -30,33 +30,30 @@ and about 30; BLOCK_Q / 2 more where options have slopes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ...compiler.backend import Kernel, builds, cuda, i32, kernel, u8, u32, verb
-from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.pipeline import Pipeline, pipeline
+from ...compiler.backend import Kernel, builds, cuda, i32, kernel, u8, u32
+from ...tile.boxes import box_tile, prefetch_maps
+from ...tile.pipeline import pipeline
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
-from ...tile.second_barrier import Companion, second_barrier
+from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..key_rows import key_rows_of
-from ..load_once import Once, load_once
-from ..lse_delta_smem import Columns, lse_delta_of
+from ..load_once import load_once
+from ..lse_delta_smem import lse_delta_of
 from ..nan_repair_keys import nan_repair_keys
 from ..options import chain_of
 from ..split_gradient import split_gradient
-from ..tile_scheduler import walk_by_keys
+from ..tile_scheduler import key_rows_of, walk_by_keys
 from ..tiles import Where
 from .arguments import MAPS_TYPE, keys_to_type, tiled_work_type
 from .config import factors, padded
 from .dkv_config import CONSUMERS_APART, DkvThirdsConfig
-from .dkv_loads import LoadedTiles
+from .dkv_loads import LoadedTiles, loads_f32_of, statistics_of
 from .output import rows_from_registers
-from .q_tiles import QTiles, q_tiles_of
+from .q_tiles import q_tiles_of
 from .split_probs import split_probs
 
 
@@ -83,8 +80,8 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
     hidden_dk, hidden_dv = nan_repair_keys(chain, variant, dsq.size, 0), nan_repair_keys(chain, variant, 0, pdo.size)
     visits = q_tiles_of(BLOCK_Q, variant, score)
     hand_probs, take_probs = split_probs(chain, score, visits, gradient, box)
-    load = _loads_of(LoadedTiles(k_tile, v_tile, q_tile, do_tile), kv_once, q_pipe, do_pipe, visits, variant.varlen)
-    bring = _statistics_of(q_pipe, statistics, columns, visits)
+    load = loads_f32_of(LoadedTiles(k_tile, v_tile, q_tile, do_tile), kv_once, q_pipe, do_pipe, visits, variant.varlen)
+    bring = statistics_of(q_pipe, statistics, columns, visits)
     task_of, ZERO = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=packed), i32(0)
     to_type = keys_to_type(variant, "", "")
     dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
@@ -169,52 +166,3 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
             dk_output.store(smem, to.dk_map, to.dk, dk_acc, key_rows_of(task), ZERO, ZERO)
 
     return flash_attention_dkv_split_f32_sm90
-
-
-def _loads_of(
-    tiles: LoadedTiles, once: Once, q_pipe: Pipeline, do_pipe: Pipeline, visits: QTiles, varlen: bool
-) -> Callable[..., None]:
-    """The verb (smem, maps, barriers, more, task, first, end), by one thread: K and V once, and of `end` tiles of
-    queries from the first one on, whose head and query are `first`, Q and dO. more: group and options.
-    """
-    k_tile, v_tile, q_tile, do_tile = tiles
-
-    @verb
-    def load(smem, maps, barriers, more, task, first, end):
-        kv_full, q_bars, do_bars = barriers
-        group, options = more
-        h, first_query = first
-        i, m0, b = u32(0), i32(first_query), i32(0) if varlen else task.b
-        if end != u32(0):
-            token = i32(task.k_first + task.n0)
-            once.expect(kv_full)
-            k_tile.load(smem, 0, maps.k, Corner(token, 0, (task.h_kv, b)), kv_full)
-            v_tile.load(smem, 0, maps.v, Corner(token, 0, (task.h_kv, b)), kv_full)
-            while i != end:
-                corner = Corner(i32(task.q_first + m0), 0, (h, b))
-                q_tile.load(smem, q_pipe.acquire(q_bars, i), maps.q, corner, q_bars.full)
-                do_tile.load(smem, do_pipe.acquire(do_bars, i), maps.do, corner, do_bars.full)
-                h, m0, _ = visits.after(h, m0, i, end, task, group, options)
-                i = q_pipe.next(i)
-
-    return load
-
-
-def _statistics_of(q_pipe: Pipeline, part: Companion, columns: Columns, visits: QTiles) -> Callable[..., None]:
-    """The verb (slots, barriers, statistics, more, task, first, end), by a warp: lse and delta of these tiles."""
-
-    @verb
-    def bring(slots, barriers, statistics, more, task, first, end):
-        q_bars, known = barriers
-        lse, delta = statistics
-        group, options = more
-        h, m0 = first
-        i, own = u32(0), columns.own()
-        while i != end:
-            columns.fetch(own, lse, delta, task, h, m0)
-            columns.put(slots, q_pipe.claim(q_bars, i), own)
-            part.hand(known, i)
-            h, m0, _ = visits.after(h, m0, i, end, task, group, options)
-            i = q_pipe.next(i)
-
-    return bring

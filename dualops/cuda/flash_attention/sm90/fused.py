@@ -56,7 +56,7 @@ from ..arguments import Variant, gradient_inputs_type
 from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
-from ..key_rows import from_the_first, from_the_last, key_rows_of, place_of_sum
+from ..key_rows import from_the_first, from_the_last, place_of_sum
 from ..load_once import load_once
 from ..lse_delta_smem import lse_delta_of
 from ..nan_repair_keys import nan_repair_keys
@@ -64,7 +64,7 @@ from ..options import chain_of
 from ..ordered_sums import draw, ordered_sums
 from ..register_a import register_a
 from ..store_queue import store_queue
-from ..tile_scheduler import walk_by_keys
+from ..tile_scheduler import key_rows_of, walk_by_keys
 from ..tiles import Where
 from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type, tiled_work_type
 from .bias_dkv import bias_dkv

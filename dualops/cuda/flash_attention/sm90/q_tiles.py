@@ -14,7 +14,7 @@ from ....spec.attention.blocks import TILE, tiles_of
 from ...compiler.backend import Namespace, i32, i64, u32, verb
 from ..arguments import Variant
 from ..fragment_scores import FragmentScores
-from ..key_rows import tile_after
+from ..tile_scheduler import tile_after
 from .config import BLOCK_MASK
 
 
