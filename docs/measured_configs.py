@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from dualops.cuda.flash_attention.sm80.config import Sm80Config
-from dualops.cuda.flash_attention.sm90.config import Sm90Config
+from dualops.cuda.flash_attention.sm90.config import DqConfig, Sm90Config
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig
-from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
 from dualops.cuda.matmul import sm80
 from dualops.cuda.matmul.sm90.config import START, TILE, TILES
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States

@@ -11,13 +11,10 @@ from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES as LANES
 from ..tile.unrolled import one_after_another
-from .dropout_mask import dropout_mask
-from .fragment_keys import fragment_keys
-from .fragment_score_mod import fragment_score_mod
-from .masked import is_marked, mark
 from .options import OptionChain
-from .score_coords import my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
-from .score_mod_grad import PairBends, PairProbabilities, pair_probabilities, pair_slopes
+from .score_coords import is_marked, mark, my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
+from .score_masks import dropout_mask, fragment_keys
+from .score_mod import PairBends, PairProbabilities, fragment_score_mod, pair_probabilities, pair_slopes
 
 GROUP = 2  # quads of which a loop is left to the compiler: what options do to one may be long
 

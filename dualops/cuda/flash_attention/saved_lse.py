@@ -20,8 +20,8 @@ from typing import Any
 
 from ..compiler.backend import f32, f64, verb
 from ..tile.numbers import LOG2_E, numbers
-from .masked import min_or_nan
 from .options import OptionChain
+from .score_coords import min_or_nan
 
 NUM, DOUBLES, LOG2 = numbers(f32), numbers(f64), f32(LOG2_E)
 LARGE = f32(2.0**14)  # half an ulp of lse * log2(e) is 2 ** -10 there: less than P of bfloat16 is rounded by

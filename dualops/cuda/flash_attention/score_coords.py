@@ -2,6 +2,10 @@
 
 Rows are queries and columns keys, or, transposed, rows are keys and columns queries. A thread has rows r and r + 8, and
 of each of them two neighbours of every eight columns (`tile.fragment`).
+
+The mark of a product that a mask hides: a NaN that no arithmetic gives.
+
+A product may be -inf with no mask, and an option may make a score that counts of it, as softcap does.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from typing import Any
 
 from ...spec.attention import At
 from ..compiler.backend import Namespace, cuda, f32, i32, i64, u32, verb
+from ..ptx.arithmetic import bits_of_f32, f32_of_bits, max_nan_f32 as max_or_nan, min_nan_f32 as min_or_nan
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES
 from .options import OptionChain
@@ -147,3 +152,18 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
         return chain.within(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
 
     return Places.from_locals(locals(), steady=True)
+
+
+__all__ = ["is_marked", "mark", "max_or_nan", "min_or_nan"]
+
+MARK = u32(0x7FC0D0A1)  # tensor cores' own NaN is 0x7FFFFFFF
+
+
+@verb
+def mark():
+    return f32_of_bits(MARK)
+
+
+@verb
+def is_marked(x):
+    return bits_of_f32(x) == MARK

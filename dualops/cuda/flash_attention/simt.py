@@ -16,12 +16,9 @@ from ..launch.step import Step
 from ..launch.views import by_token, how_stored, whole
 from .arguments import GradientInputs, general, gradient_inputs_of, inputs_of, is_varlen, sizes, variant
 from .options import having
-from .simt_dbias import BiasSizes, build_dbias
-from .simt_delta import ROWS, build_delta
-from .simt_dkv import BackwardConfig, build_dkv
-from .simt_dq import build_dq
-from .simt_dsinks import build_dsinks
 from .simt_forward import ForwardConfig, build_forward
+from .simt_gradient import BackwardConfig, build_dkv, build_dq
+from .simt_sums import ROWS, BiasSizes, build_dbias, build_delta, build_dsinks
 
 LIGHT_OPTIONS = ("band", "block_mask", "key_padding_mask", "mask_mod", "sinks")
 

@@ -24,7 +24,7 @@ from ..options import having
 from ..tile_scheduler import section_of
 from .config import ROWS, Sm80Config, configs
 from .forward import build_forward
-from .reading import vectors_of
+from .rows import vectors_of
 
 WIDEST = 256
 

@@ -22,11 +22,10 @@ from .. import simt
 from ..arguments import gradient_inputs_of, has_usual_scale, is_varlen, sizes, variant
 from ..options import having
 from ..tile_scheduler import section_of, section_of_queries
+from .config import Sm80DkvConfig, Sm80DqConfig, dkv_configs, dq_configs
 from .dkv import build_dkv
-from .dkv_config import Sm80DkvConfig, dkv_configs
 from .dq import build_dq
-from .dq_config import Sm80DqConfig, dq_configs
-from .reading import gradient_vectors_of
+from .rows import gradient_vectors_of
 
 
 class BackwardConfigs(NamedTuple):

@@ -36,16 +36,14 @@ from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
 from ..arguments import Variant, array_type, gradient_inputs_type, size_types
 from ..fragment_scores import fragment_scores
-from ..gradient_of_keys import gradient_of_keys
 from ..lse_delta_smem import lse_delta_of
-from ..nan_repair_keys import nan_repair_keys
+from ..nan_repair import nan_repair_keys
 from ..options import chain_of
+from ..score_gradients import gradient_of_keys
 from ..tile_scheduler import extent_of, key_rows_of, tile_after, walk_by_keys
 from ..tiles import Where, lines
-from .config import ROWS
-from .dkv_config import Sm80DkvConfig
-from .output import output_of
-from .reading import GradientVectors
+from .config import ROWS, Sm80DkvConfig
+from .rows import GradientVectors, output_of
 
 
 @builds

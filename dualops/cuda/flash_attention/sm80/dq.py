@@ -37,15 +37,13 @@ from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
 from ..arguments import Variant, array_type, gradient_inputs_type, size_types
 from ..fragment_scores import fragment_scores
-from ..gradient_of_queries import gradient_of_queries
 from ..nan_repair import nan_repair
 from ..options import chain_of
+from ..score_gradients import gradient_of_queries
 from ..tile_scheduler import ROWS_OF_A_HEAD, extent_of, range_of, walk_by_queries
 from ..tiles import Where, lines
-from .config import ROWS
-from .dq_config import Sm80DqConfig
-from .output import output_of
-from .reading import GradientVectors
+from .config import ROWS, Sm80DqConfig
+from .rows import GradientVectors, output_of
 
 
 @builds

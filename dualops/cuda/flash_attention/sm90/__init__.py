@@ -26,17 +26,15 @@ from ...launch.step import Step
 from ...launch.views import boxed, by_token, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ..arguments import Inputs, Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
-from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..options import having
 from ..tile_scheduler import section_of
 from .arguments import ForwardMaps, OutputTo, tiled_work
+from .bias import bias_map, bias_operand, boxed_bias
 from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
-from .queries import box_of_group
-from .split_kv import LEAST_TILES, most_splits
-from .split_kv_merge import WARPS, build_merge
-from .split_kv_serial import MOST_BLOCKS, kept_shape
-from .static_schedule import after_counter, cleared, counter_of, is_static
+from .schedule import after_counter, cleared, counter_of, is_static
+from .split_kv import LEAST_TILES, MOST_BLOCKS, WARPS, build_merge, kept_shape, most_splits
+from .visible_tiles import box_of_group
 
 SHORT = 64  # queries at most, where keys are split
 MOST_D, MOST_DV = 256, 512

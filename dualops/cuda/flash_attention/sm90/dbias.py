@@ -1,4 +1,13 @@
-"""dbias of attention on Hopper's tensor cores: dS, summed over the axes that the bias is broadcast on.
+"""The Configs of dbias on attention's sm90 rung.
+
+What dbias loads: for each tile of scores lines of queries, Q's and dO's, and lines of keys, K's and V's.
+
+Each kind has a ring of its own, whose fillings are, in turns, of its first array and of its second. One kind may stay
+for the next tile of scores: K and V for other heads of the group and, where the bias has one row, for other queries; Q
+and dO for other keys where it has one column. So of two rings one is filled for every tile of scores, number i, the
+other when what stays is another, number `kept`.
+
+dbias of attention on Hopper's tensor cores: dS, summed over the axes that the bias is broadcast on.
 
 A block takes a tile of the bias, 64 rows for each warpgroup that multiplies by BLOCK_KV columns, and makes dS of every
 tile of scores that it was added to, one after another (`bias_tile_scheduler`), so that every sum has one owner and one
@@ -33,27 +42,191 @@ Registers: BLOCK_KV / 2 scores, as many of dP and totals, and about 40.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, i32, kernel, types, u8, u32
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from ...compiler.backend import Kernel, Members, builds, cuda, i32, kernel, noun, types, u8, u32, verb
 from ...launch.views import strided
-from ...tile.boxes import box_tile, prefetch_maps
-from ...tile.pipeline import pipeline
+from ...tile.boxes import BoxTile, Corner, box_tile, prefetch_maps
+from ...tile.pipeline import Pipeline, pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
 from ..arguments import Variant, size_types, statistic_type
-from ..bias_registers import bias_registers, in_words
 from ..fragment_scores import fragment_scores
-from ..gradient_of_bias import gradient_of_bias
-from ..gradient_of_queries import rows_of_queries
 from ..options import chain_of
-from ..pingpong import turns
+from ..score_gradients import rows_of_queries
 from ..tiles import Where
 from .arguments import MAPS_TYPE
-from .bias_tile_scheduler import BiasExtent, Broadcast, bias_walk
+from .bias import bias_registers, in_words
+from .bias_tile_scheduler import BiasExtent, BiasWalk, Broadcast, bias_walk
 from .config import padded
-from .dbias_config import DbiasConfig
-from .dbias_loads import Lines, ring_of_lines
-from .dbias_sums import PLACES, bias_sums
+from .dbias_sums import PLACES, bias_sums, gradient_of_bias
+from .schedule import turns
+
+
+class DbiasTiles(NamedTuple):
+    """What lies in shared memory."""
+
+    q: Operand  # [BLOCK_Q, D], which has a stage in turns with
+    do: Operand  # [BLOCK_Q, Dv]
+    k: Operand  # [BLOCK_KV, D], likewise
+    v: Operand  # [BLOCK_KV, Dv]
+    query_bytes: int  # of a stage
+    key_bytes: int
+    keys_at: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class DbiasConfig:
+    """A block has a tile of 64 rows of the bias for each of `consumers` warpgroups, and block_kv columns.
+
+    stages: of Q and dO, in turns, and as many of K and V, at least 2. beside: dP is made beside the exponentials, and
+    warpgroups take turns to start both products.
+
+    Of a bias [4, 1, S, S], B = 4, H = 16, S = 4096, D = 128, delta among it (measured, H200, 2026-11-26, before threads
+    asked whether all scores of a warp count): 1.28 ms beside and in turns, 1.30 beside without turns, 1.29 with
+    neither; 1.34 when Q and K had two stages, and dO and V one. Clusters that share K and V did not pay: 1.29 of two
+    blocks, 1.39 of four. Loads alone take 0.79, and all else without them 1.17.
+    """
+
+    consumers: int
+    block_kv: int
+    stages: int = 3
+    beside: bool = False
+
+    @property
+    def block_q(self) -> int:
+        return ROWS * self.consumers
+
+    @property
+    def words_bytes(self) -> int:
+        """Of the bias's tile in shared memory (`bias_registers`)."""
+        return 2 * self.block_q * self.block_kv
+
+    def tiles(self, D: int, Dv: int) -> DbiasTiles:
+        """For heads of these widths, in whole boxes."""
+        q, do = (Operand(self.block_q, width, 2, 128, "k") for width in (D, Dv))
+        k, v = (Operand(self.block_kv, width, 2, 128, "k") for width in (D, Dv))
+        query_bytes, key_bytes = max(q.nbytes, do.nbytes), max(k.nbytes, v.nbytes)
+        keys_at = self.stages * query_bytes
+        return DbiasTiles(q, do, k, v, query_bytes, key_bytes, keys_at, keys_at + self.stages * key_bytes)
+
+    @property
+    def box_lines(self) -> dict[str, int]:
+        """Rows of a box of each array."""
+        return {"q": self.block_q, "k": self.block_kv, "do": self.block_q, "v": self.block_kv}
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
+MOST_KEYS, FEWER_KEYS, LEAST_KEYS = 128, 112, 64
+STAGES = 4, 3, 2  # best first
+# options beside which there are registers for dP beside the exponentials; and those of which there are for one
+SERVED, ONE_SERVED = ("bias", "band", "sinks"), ("alibi", "key_padding_mask", "softcap")
+MANY = 4  # others at once, beside which there are registers for FEWER_KEYS alone
+
+
+def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterator[tuple[DbiasConfig, str]]:
+    """Tiles for heads of these widths, in whole boxes, that there is so much shared memory for, best first: large ones,
+    as a tile of scores is two products of what L2 has to bring, 4 * (BLOCK_Q + BLOCK_KV) bytes for a column of heads.
+    options: their names.
+    """
+    others = [name for name in options if name not in SERVED]
+    beside = not others or (len(others) == 1 and others[0] in ONE_SERVED)
+    most = FEWER_KEYS if len(others) >= MANY else MOST_KEYS
+    for block_kv, stages in product(range(most, LEAST_KEYS - 1, -16), STAGES):
+        config = DbiasConfig(2, block_kv, stages, beside)
+        if config.shared_bytes(D, Dv) + config.words_bytes <= room:
+            yield config, f"{config.block_q} queries by {config.block_kv} keys"
+
+
+class Lines(NamedTuple):
+    """Tiles of both arrays of a ring, and their pipelines, whose barriers are the same."""
+
+    first: BoxTile
+    second: BoxTile
+    first_pipe: Pipeline
+    second_pipe: Pipeline
+
+
+@noun
+def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -> Members:
+    """The verbs. number: of a pair of fillings.
+
+    of_keys: lines are keys; stays: they may stay for the next tile of scores.
+    """
+    first_tile, second_tile, first_pipe, second_pipe = lines
+
+    @verb
+    def barriers():
+        """Return the barriers in shared arrays; once in a kernel, by all threads."""
+        return first_pipe.barriers()
+
+    @verb
+    def init(barriers):
+        """Initialize the barriers; by one thread, before a pipeline's `start`."""
+        first_pipe.init(barriers)
+
+    @verb
+    def _corner(visit):
+        if of_keys:
+            return Corner(visit.n0, 0, (visit.h_kv, visit.b))
+        return Corner(visit.m0, 0, (visit.h, visit.b))
+
+    @verb
+    def _load(smem, maps, barriers, visit, number):
+        place = _corner(visit)
+        stage = first_pipe.acquire(barriers, u32(2 * number))
+        first_tile.load(smem, stage, maps[0], place, barriers.full)
+        stage = second_pipe.acquire(barriers, u32(2 * number + 1))
+        second_tile.load(smem, stage, maps[1], place, barriers.full)
+
+    @verb
+    def bring(smem, maps, barriers, extent, offset, options):
+        """Load all lines of a block; by one thread."""
+        filling = u32(0)
+        number, numbers = walk.first_number(), walk.numbers(extent)
+        while number < numbers:
+            part, there = walk.part(number, extent), False
+            visit = walk.first(part, extent, offset, options)
+            while visit.v < part.end:
+                if not there:
+                    _load(smem, maps, barriers, visit, filling)
+                    filling = first_pipe.next(filling)
+                following = walk.after(visit, part, extent, offset, options)
+                if stays:
+                    there = walk.stays(visit, following)
+                visit = following
+            number = walk.next_number(number)
+
+    @verb
+    def first(barriers, number):
+        """Wait for the first array's lines. Return where they begin in shared memory."""
+        return first_tile.at(first_pipe.wait(barriers, u32(2 * number)))
+
+    @verb
+    def second(barriers, number):
+        """Wait for the second array's lines. Return where they begin in shared memory."""
+        return second_tile.at(second_pipe.wait(barriers, u32(2 * number + 1)))
+
+    @verb
+    def release_first(barriers, number, last):
+        """Release what my warp has read. last: for the last time, if lines may stay."""
+        if not stays or last:
+            first_pipe.release(barriers, u32(2 * number))
+
+    @verb
+    def release_second(barriers, number, last):
+        if not stays or last:
+            second_pipe.release(barriers, u32(2 * number + 1))
+
+    return locals()
 
 
 @builds

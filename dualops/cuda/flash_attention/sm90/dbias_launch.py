@@ -18,8 +18,7 @@ from ..options import having
 from .arguments import maps_of
 from .bias_tile_scheduler import BiasExtent, Broadcast, pieces_of, visits_of_tile
 from .config import BOX, SLACK, padded
-from .dbias import build_dbias
-from .dbias_config import DbiasConfig, dbias_configs
+from .dbias import DbiasConfig, build_dbias, dbias_configs
 from .dbias_sums import THREADS, build_dbias_sum
 
 PARTS = "dbias_parts"

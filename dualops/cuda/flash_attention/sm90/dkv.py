@@ -42,22 +42,20 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, gradient_inputs_type
-from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
-from ..gradient_of_keys import gradient_of_keys
-from ..load_once import load_once
 from ..lse_delta_smem import lse_delta_of
-from ..nan_repair_keys import nan_repair_keys
+from ..nan_repair import nan_repair_keys
 from ..options import chain_of
+from ..score_gradients import gradient_of_keys
 from ..tile_scheduler import key_rows_of, walk_by_keys
 from ..tiles import Where
 from .arguments import MAPS_TYPE, keys_to_type, tiled_work_type
-from .bias_dkv import bias_dkv
+from .bias import bias_dkv, in_words
 from .config import factors, padded
 from .dkv_config import DkvConfig
-from .dkv_loads import LoadedTiles, loads_of
+from .dkv_loads import LoadedTiles, load_once, loads_of
 from .output import rows_from_registers, rows_output
-from .q_tiles import q_tiles_of
+from .visible_tiles import q_tiles_of
 
 
 @builds

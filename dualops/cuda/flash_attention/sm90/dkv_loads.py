@@ -1,20 +1,59 @@
-"""What the kernels of dk and dv load: K and V once; of the tiles of queries that see some of the keys, one head of the
+"""What is copied to shared memory once in a block: an mbarrier that counts the thread that copies, and its bytes.
+
+    producer                                    readers
+    once.expect(full)                           once.wait(full)
+    tile.load(smem, 0, ..., full)               ...
+
+Its mbarrier is told to all by a pipeline's `start`.
+
+What the kernels of dk and dv load: K and V once; of the tiles of queries that see some of the keys, one head of the
 group after the other, Q and dO, and beside them lse and delta, and the bias's tile where it comes as boxes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
-from ...compiler.backend import cuda, i32, u32, verb
+from ...compiler.backend import Members, Noun, cuda, i32, noun, u32, u64, verb
+from ...ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
 from ...tile.boxes import BoxTile, Corner
 from ...tile.pipeline import Pipeline
 from ...tile.second_barrier import Companion
-from ..load_once import Once
 from ..lse_delta_smem import Columns
-from .bias_dkv import BiasDkv
-from .q_tiles import QTiles
+from .bias import BiasDkv
+from .visible_tiles import QTiles
+
+Once = Noun  # what `load_once` makes
+
+
+@cache
+@noun
+def load_once(nbytes: int) -> Members:
+    """The verbs for so many bytes."""
+
+    @verb
+    def barrier():
+        """Return full, in shared memory; once in a kernel, by all threads."""
+        return cuda.shared.array(1, u64)
+
+    @verb
+    def init(full):
+        """Initialize the barrier; by one thread, before a pipeline's `start`."""
+        mbarrier_init(full, 0, 1)
+
+    @verb
+    def expect(full):
+        """Expect the bytes; by the thread that copies."""
+        mbarrier_arrive_expect_tx(full, 0, nbytes)
+
+    @verb
+    def wait(full):
+        """Wait until the bytes are there."""
+        mbarrier_wait_cta(full, 0, 0)
+
+    return locals()
 
 
 class LoadedTiles(NamedTuple):

@@ -1,30 +1,147 @@
-"""Attention of float32 on Hopper: which problems the rung takes, its Configs, launches and tensor maps.
+"""The pass before attention of float32 on Hopper: its numbers as three parts of bfloat16 (`tile.split_bf16x3`).
+
+    8 neighbours of a row, a thread, split; their upper parts to the copy, then the middle ones, then the lower ones
+
+A row of the copy has all upper parts, in whole boxes, behind them the middle and the lower ones: so it is loaded and
+multiplied as any row of 16 bits, and V is read along its other axis, which of tf32 tensor cores don't do.
+
+Attention of float32 on Hopper: which problems the rung takes, its Configs, launches and tensor maps.
 
 Each number is three of bfloat16 (`tile.split_bf16x3`), and each product six: the error is float32's own, the speed a
 sixth of 16 bits' and not simt's. The kernel is that of 16 bits (`forward`), whose tiles of Q, K and V are three times
 as wide; a pass before it makes copies of these (`to_bf16x3`), for which the plan has memory, one and a half times their
 own.
+
+The gradient of attention of float32 on Hopper: which problems the rung takes, its Configs and launches.
+
+Each number is three of bfloat16, each product six, as in forward (`float32`). The kernels of heads to 64 columns are
+those of 16 bits (`dq`, `dkv`). Wider ones have their own (`dq_split_f32`, `dkv_split_f32`), where two warpgroups share
+the work for a tile, as the results, and what is added to them, take the registers of both. The copies that a pass makes
+of q, k, v and do are the plan's, one and a half times their own memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ....spec import ArrayMeta, Problem
+from ....spec.meta import contiguous_strides
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32
 from ...launch.arrays import cdiv
 from ...launch.device import Device
+from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
-from ...launch.views import by_token
+from ...launch.views import boxed, by_token, how_stored, start, strided
+from ...tile.epilogue import st_global_kept_v4_b32
+from ...tile.split_bf16x3 import PARTS, packed_parts, parts_of
+from ...tile.storage import access
+from .. import simt
 from ..arguments import Inputs, has_usual_scale, is_varlen, sizes, variant
 from ..options import having
 from ..tile_scheduler import section_of
+from . import backward
 from .arguments import ForwardMaps, OutputTo, tiled_work
-from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES, SLACK, Sm90Config, are_many, padded
+from .config import (
+    BLOCK_MASK,
+    BOX,
+    LIGHT_OPTIONS,
+    MOST_BYTES,
+    SLACK,
+    AnyDqConfig,
+    DqConfig,
+    DqThirdsConfig,
+    Sm90Config,
+    are_many,
+    padded,
+)
+from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig
 from .forward import build_forward
-from .static_schedule import after_counter, counter_of, is_static
-from .to_bf16x3 import thirds_maps, thirds_of, thirds_steps
+from .schedule import after_counter, counter_of, is_static
+
+THREADS, EACH = 256, 4
+NEAR = 8  # neighbours of a row that a thread takes, 16 bytes of each part
+NAMES = {name: f"{name} in thirds" for name in ("q", "k", "v", "do")}
+
+
+def rows_of(width: int) -> int:
+    """Of a block."""
+    return THREADS * EACH * NEAR // padded(width)
+
+
+@builds
+def build_thirds(width: int, aligned: bool) -> Kernel:
+    """flash_attention_thirds(parts, x, H, S): x [B, H, S, width] to parts [B, H, S, PARTS * padded(width)].
+
+    aligned: rows of x are multiples of 16 bytes, and begin at such.
+    """
+    source, PITCH, ZERO, ROWS = access("float32", aligned, once=True), padded(width), f32(0), rows_of(width)
+    EIGHTS, VECTOR = PITCH // NEAR, source.vector
+    LINES = THREADS // EIGHTS  # rows from a thread's to its next
+
+    @kernel(strided("bfloat16", 3), strided("float32", 3), *[i32] * 2, threads=THREADS)
+    def flash_attention_thirds(parts, x, H, S):
+        column, line = i32(cuda.threadIdx.x % EIGHTS * NEAR), i32(cuda.threadIdx.x // EIGHTS)
+        blocks = (S + ROWS - 1) // ROWS
+        head, m0 = cuda.blockIdx.x // blocks, cuda.blockIdx.x % blocks * ROWS + line
+        b, h = i64(head // H), i64(head % H)
+        some = cuda.local.array(EACH * NEAR, f32)
+        for r in range(EACH):
+            m = m0 + r * LINES
+            first = start(x, b, h, m) + column
+            for e in range(0, NEAR, VECTOR):
+                source.load(some, r * NEAR + e, x.data, first + e, (m < S) & (column + e < width), ZERO)
+        words = cuda.local.array(PARTS * NEAR // 2, u32)
+        for r in range(EACH):
+            for pair in range(NEAR // 2):
+                a_parts, b_parts = parts_of(some[r * NEAR + 2 * pair]), parts_of(some[r * NEAR + 2 * pair + 1])
+                for part in range(PARTS):
+                    words[part * NEAR // 2 + pair] = packed_parts(a_parts[part], b_parts[part])
+            m = m0 + r * LINES
+            first = start(parts, b, h, m) + column
+            for part in range(PARTS):
+                at = part * NEAR // 2
+                four = words[at], words[at + 1], words[at + 2], words[at + 3]
+                st_global_kept_v4_b32(parts.data, first + part * PITCH, i32(m < S), *four)
+
+    return flash_attention_thirds
+
+
+def thirds_of(problem: Problem, names: Iterable[str]) -> dict[str, ArrayMeta]:
+    """The copies of these arrays, by names of their own."""
+    found = {}
+    for name in names:
+        meta = problem.arrays[name]
+        shape = (*meta.shape[:-1], PARTS * padded(meta.shape[-1]))
+        found[NAMES[name]] = ArrayMeta(shape, "bfloat16", contiguous_strides(shape), meta.device, 0)
+    return found
+
+
+def thirds_maps(problem: Problem, lines: Mapping[str, int], prefix: str = "") -> dict[str, Mapped]:
+    """Tensor maps of the copies of these arrays, whose boxes have so many lines."""
+    copies = thirds_of(problem, lines)
+    found = {name: boxed(copies, NAMES[name], is_varlen(problem)) for name in lines}
+    return {
+        f"{prefix}{name}_map": Mapped(each.name, "bfloat16", each.shape, each.strides, (1, 1, lines[name], BOX))
+        for name, each in found.items()
+        if each
+    }
+
+
+def thirds_steps(problem: Problem, names: Iterable[str]) -> list[Step]:
+    """The launches that make them."""
+    p, varlen, copies = problem, is_varlen(problem), thirds_of(problem, names)
+    steps = []
+    for name in names:
+        meta = p.arrays[name]
+        batches, heads, tokens = (1, meta.shape[1], meta.shape[0]) if varlen else meta.shape[:3]
+        width = int(meta.shape[-1])  # a number, as a kernel is built for it
+        build = build_thirds(width, how_stored(p.arrays, name, varlen) != "elements")
+        arrays = by_token(copies, NAMES[name], varlen), by_token(p.arrays, name, varlen)
+        steps.append(Step(build, (batches * heads * cdiv(tokens, rows_of(width)),), (*arrays, heads, tokens)))
+    return steps
+
 
 SPLIT = ("q", "k", "v")
 LEAST_QUERIES = 65  # which copies of K and V are worth their while for; of varlen any, as others may be longer
@@ -79,3 +196,62 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
     shared_bytes = config.shared_bytes(padded(p.D), padded(p.Dv))
     step = Step(build, (heads * cdiv(p.Sq, config.block_q),), args, shared_bytes, resident=True)
     return [*thirds_steps(p, SPLIT), *after_counter(step, alike)]
+
+
+GRADIENT_SPLIT = ("q", "k", "v", "do")
+LEAST_KEYS = 65
+NARROW = 64  # of a head
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for its gradient, best first."""
+    p = problem
+    if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not has_usual_scale(p):
+        return
+    if not results["dq"].size or not p.Sk or (not is_varlen(p) and (p.Sq < LEAST_QUERIES or p.Sk < LEAST_KEYS)):
+        return
+    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
+    (dq, dkv), reason = gradient_configs(D, Dv, [option.name for option, _ in having(p).variants])
+    if max(dq.shared_bytes(D, Dv) + SLACK, dkv.shared_bytes(D, Dv) + dkv.slack) > device.shared_memory_per_block:
+        return
+    others, _ = next(simt.backward_configs(p))
+    configs = backward.BackwardConfigs(dq, dkv, others)
+    maps = {**_maps(p, "dq", dq.block_q, dq.block_kv), **_maps(p, "dkv", dkv.block_q, dkv.block_kv)}
+    workspace, steps = (
+        {**thirds_of(p, GRADIENT_SPLIT), **backward.workspace(p)},
+        partial(backward_steps, p, results, configs),
+    )
+    yield Choice("sm90", configs, reason, steps, workspace, maps=maps)
+
+
+def gradient_configs(D: int, Dv: int, options: Sequence[str]) -> tuple[tuple[AnyDqConfig, AnyDkvConfig], str]:
+    """Tiles for dq and for dk and dv of heads of these widths, in whole boxes: of 64 columns as many keys, and queries,
+    as registers are left for; of more as there is room for, or as divide a block mask's tiles where there is one.
+
+    ms on an H200, graphs in turns, S=4096, four batches of 16 heads, full and causal: in turns and with 48 queries 9.12
+    and 4.87, not in turns 9.04 and 4.83; in turns and with 64 queries 8.80 and 4.65, of which `beside` is 0.25 and
+    nothing, and costs registers that ranges of keys need; 32 queries 9.88 and 5.13. D=128, on an H100, 19.2 and 9.4; a
+    draft with 64 queries, Q in one stage, took 1.03 of the time of one with these tiles.
+    """
+    heavy = [name for name in options if name not in (*LIGHT_OPTIONS, BLOCK_MASK)]
+    keys, queries = (32, 16 if are_many(heavy) else 32) if heavy else (64, 64)
+    dq: AnyDqConfig = DqConfig(2, keys, turns=False, thirds=True)
+    dkv: AnyDkvConfig = DkvConfig(2, queries, beside=not options or queries < 64, thirds=True)
+    told = ", options need registers" if heavy else ""
+    if max(D, Dv) > NARROW:
+        keys = queries = 32 if BLOCK_MASK in options else 48
+        dq, dkv, told = DqThirdsConfig(keys), DkvThirdsConfig(queries), ""
+    return (dq, dkv), (
+        f"dq: {dq.block_q} queries by {keys} keys; dk and dv: {dkv.block_kv} keys by {queries} queries; in three parts "
+        f"each{told}"
+    )
+
+
+def _maps(problem: Problem, kernel: str, queries: int, keys: int) -> dict[str, Mapped]:
+    return thirds_maps(problem, {"q": queries, "do": queries, "k": keys, "v": keys}, f"{kernel}_")
+
+
+def backward_steps(
+    problem: Problem, results: Mapping[str, ArrayMeta], configs: backward.BackwardConfigs
+) -> Sequence[Step]:
+    return [*thirds_steps(problem, GRADIENT_SPLIT), *backward.backward_steps(problem, results, configs)]

@@ -60,26 +60,31 @@ from ...tile.softmax_rows import settle, softmax_rows
 from ...tile.split_bf16x3 import PARTS
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma
 from ..arguments import Variant, array_type, inputs_type, statistic_type
-from ..bias_registers import in_words
 from ..fragment_probabilities import are_curves, fragment_probabilities
 from ..fragment_scores import fragment_scores, my_row
 from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..pingpong import turns
-from ..register_a import register_a
 from ..tiles import Where
-from ..work_queue import work_queue
 from .arguments import FORWARD_MAPS_TYPE, OutputTo, map_type, tiled_work_type
-from .bias_fwd import bias_stages
+from .bias import bias_stages, in_words
 from .config import Sm90Config, factors, padded
-from .kv_tiles import kv_tiles_of
 from .output import output_of
-from .queries import queries_of
-from .slices import slices_of
-from .split_kv import PARTS_TYPE
-from .split_kv_serial import serial_of
-from .static_schedule import is_static, word_of
-from .tile_scheduler import SIZE, following_of, get_of, put, put_end, walk_of
+from .products import register_a
+from .schedule import (
+    SIZE,
+    following_of,
+    get_of,
+    is_static,
+    put,
+    put_end,
+    slices_of,
+    turns,
+    walk_of,
+    word_of,
+    work_queue,
+)
+from .split_kv import PARTS_TYPE, serial_of
+from .visible_tiles import kv_tiles_of, queries_of
 
 # columns of acc beyond which, or for pieces that are all alike, maxima are asked for whether they grew: of D = 256 the
 # kernel takes 0.95 to 0.97 of the time so, of full attention with D = 128 0.99, but causal with S = 2048 1.03 (H200)

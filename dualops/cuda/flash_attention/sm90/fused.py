@@ -53,25 +53,21 @@ from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import Variant, gradient_inputs_type
-from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
-from ..gradient_of_keys import gradient_of_keys
-from ..key_rows import from_the_first, from_the_last, place_of_sum
-from ..load_once import load_once
 from ..lse_delta_smem import lse_delta_of
-from ..nan_repair_keys import nan_repair_keys
+from ..nan_repair import nan_repair_keys
 from ..options import chain_of
-from ..ordered_sums import draw, ordered_sums
-from ..register_a import register_a
-from ..store_queue import store_queue
+from ..score_gradients import gradient_of_keys
 from ..tile_scheduler import key_rows_of, walk_by_keys
 from ..tiles import Where
 from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type, tiled_work_type
-from .bias_dkv import bias_dkv
+from .bias import bias_dkv, in_words
 from .config import padded
-from .fused_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
+from .dkv_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
+from .dkv_loads import load_once
+from .dq_sums import draw, from_the_first, from_the_last, ordered_sums, place_of_sum, store_queue
 from .output import rows_output
-from .probs_product import probs_at_once, probs_by_steps
+from .products import probs_at_once, probs_by_steps, register_a
 
 
 @builds

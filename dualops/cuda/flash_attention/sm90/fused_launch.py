@@ -18,16 +18,16 @@ from ...launch.views import boxed, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from .. import simt
 from ..arguments import gradient_inputs_of, has_usual_scale, is_varlen, sizes, variant
-from ..bias_tiles import bias_map, boxed_bias
 from ..options import having
-from ..varlen_tiles import LEAST_HEADS, MOST_HEADS, packed_count
+from ..tile_scheduler import LEAST_HEADS, MOST_HEADS, packed_count
 from .arguments import Sums, keys_to, maps_of, queries_to, tiled_work
+from .bias import bias_map, boxed_bias
 from .config import BOX, padded
-from .dbias_config import DbiasConfig
+from .dbias import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
-from .dq_convert import build_dq_convert
+from .dkv_config import FusedConfig, fused_configs
+from .dq_sums import build_dq_convert
 from .fused import build_fused
-from .fused_config import FusedConfig, fused_configs
 
 # measured, H200, 2026-11-25: the kernel takes 1.05 of the time with 64 MB instead of 16 (full, S = 2048 and 8192), 1.00
 # and 1.02 where it is causal; but where heads share a key head, fewer than 16 took up to 1.42 (S = 4096, causal)

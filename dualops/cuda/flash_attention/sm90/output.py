@@ -15,8 +15,8 @@ from ...tile.epilogue import NEAR, box_output, line_output, st_global_kept_v4_b3
 from ..arguments import Variant
 from ..fragment_scores import LANES, my_row, store_lse
 from .config import BOX, Sm90Config, padded
-from .queries import Queries
 from .split_kv import part_start
+from .visible_tiles import Queries
 
 STORED = ("boxes", "vectors", "elements")  # how o gets to memory: the first that its layout allows
 

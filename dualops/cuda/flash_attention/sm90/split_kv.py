@@ -4,15 +4,60 @@ A split has LEAST_TILES tiles of keys, or as many as make no more than MOST_SPLI
 from key 0 on, masked or not. Somewhat more keys than MOST_SPLITS splits of LEAST_TILES have make fewer splits: the
 longest sequence of a call need not have the most of them. What a split finds of a row, o and lse, is float32 and added
 up in their order (`split_kv_sums`).
+
+How o and lse of a row, found by splits of its keys, become one, split after split. Milakov & Gimelshein 2018
+(arXiv:1805.02867), Alg. 3, of whole splits.
+
+most' = max(most, lse_s)
+share = exp(most - most'),  weight = exp(lse_s - most' + rest_s)        rest_s: what rounding took from lse_s
+total' = total * share + weight,  acc' = acc * share + weight * o_s
+
+At last o = acc / total and lse = most + ln(total). A sink is what there is before the first. A block that has all parts
+of a row, `split_kv_serial`, and one that gets them from others, `split_kv_merge`, round alike: they have the same bits.
+
+What splits of the keys have found becomes attention: o and lse of each, in their order (`split_kv_sums`). A warp has
+a row, a lane of it columns, and of every 32nd split the shares.
+
+Splits of the keys that a block has one after the other: what they make together, kept beside the block meanwhile.
+
+Where some sequences of varlen have few queries and others many, nobody knows beforehand how many have parts, and memory
+for all that could is much. A block keeps what its own rows have so far, [size, 128], each thread its own numbers: most
+and total of two rows (`split_kv_sums`), and its part of acc.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ...compiler.backend import Members, Noun, i32, i64, noun, verb
-from ...launch.views import strided
+from ...compiler.backend import (
+    Kernel,
+    Members,
+    Namespace,
+    Noun,
+    builds,
+    cuda,
+    f32,
+    i32,
+    i64,
+    kernel,
+    noun,
+    pointer,
+    types,
+    verb,
+)
+from ...launch.views import start, strided
+from ...tile.numbers import fma_rn, numbers
+from ...tile.rows import FULL_WARP, shfl_idx_f32
+from ...tile.storage import storage
+from ...tile.warpgroup import ROWS
+from ..arguments import Variant, array_type, spans, statistic_type
+from ..fragment_scores import LANES, my_row
+from ..options import OptionChain, chain_of
+from .arguments import tiled_work_type
+from .config import Sm90Config
+from .visible_tiles import Queries
 
 LEAST_TILES = 4
 MOST_SPLITS = 64  # two for each lane that merges
@@ -57,3 +102,190 @@ def splits_of(block_kv: int) -> Members:
 def part_start(x, split, b, h, token):
     """Where what a split finds of a row begins."""
     return i64(split) * x.strides[0] + i64(b) * x.strides[1] + i64(h) * x.strides[2] + i64(token) * x.strides[3]
+
+
+NUM = numbers(f32)
+ZERO, ONE = NUM.zero, NUM.one
+
+
+@verb
+def total_of(sink):
+    """Before the first split, where most is the sink, -inf if there is none."""
+    return NUM.exp(sink - NUM.base(sink))
+
+
+@verb
+def shares_of(before, most, lse, rest):
+    """share and weight; most: the maximum with this split, before: without it."""
+    base = NUM.base(most)
+    return NUM.exp(before - base), NUM.exp(lse - base + rest)
+
+
+@verb
+def join(acc, share, weight, o):
+    """What acc becomes; and total, of whose splits o is 1."""
+    return fma_rn(weight, o, acc * share)
+
+
+@verb
+def inverse_of(total):
+    """What acc is multiplied by at last; nothing of a row that sees no key."""
+    return ONE / total if total != ZERO else ZERO
+
+
+@verb
+def lse_of(most, total):
+    return NUM.base(most) + NUM.log(total)
+
+
+THREADS = 256
+WARPS = THREADS // 32
+AT_ONCE = 8  # splits of which loads are on their way
+
+
+@builds
+def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
+    """flash_attention_merge(o, lse, o_parts, lse_parts, rows, work). work: `Work`. rows: of all heads and batches."""
+    mem, num = storage(variant.dtype), numbers(f32)
+    split, span, chain = splits_of(block_kv), spans(variant.varlen), chain_of(variant.having, variant.dtype)
+    COLUMNS, OF_LANE = -(-variant.Dv // 32), MOST_SPLITS // 32
+
+    @kernel(
+        array_type(variant),
+        statistic_type(variant),
+        *[PARTS_TYPE] * 2,
+        i32,
+        tiled_work_type(variant),
+        threads=THREADS,
+    )
+    def flash_attention_merge(o, lse, o_parts, lse_parts, rows, work):
+        extent, options = work.extent, work.options
+        lane, row = i32(cuda.threadIdx.x % 32), i32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // 32)
+        head, i = i32(row // extent.Sq), i32(row % extent.Sq)
+        b, h = i32(head // extent.H), i32(head % extent.H)
+        if row >= rows:
+            return
+        q_first, _, Sq, Sk = span.of_batch(work.lengths, b, extent.Sq, extent.Sk)
+        if i >= Sq:
+            return
+        token, count = i64(q_first + i), split.count(Sk)
+        at, step = part_start(lse_parts, 0, b, h, token), lse_parts.strides[0]
+        shares = cuda.local.array(OF_LANE, f32)  # of splits lane, lane + 32, ...
+        weights = cuda.local.array(OF_LANE, f32)
+        most = chain.sink(options, i64(h))
+        total = total_of(most)
+        for n in range(OF_LANE):
+            found, rest = num.minus_inf, num.zero
+            if lane + 32 * n < count:
+                part = at + (lane + 32 * n) * step
+                found, rest = lse_parts.data[part], lse_parts.data[part + 1]
+            upto = num.maximum(most, found)
+            for bit in range(5):
+                upto = num.maximum(upto, shfl_idx_f32(upto, max(i32(lane - (1 << bit)), i32(0)), FULL_WARP))
+            before = shfl_idx_f32(upto, max(i32(lane - 1), i32(0)), FULL_WARP)
+            shares[n], weights[n] = shares_of(before if lane > 0 else most, upto, found, rest)
+            most = shfl_idx_f32(upto, 31, FULL_WARP)
+
+        acc = cuda.local.array(COLUMNS, f32)
+        for c in range(COLUMNS):
+            acc[c] = num.zero
+        at, step = part_start(o_parts, 0, b, h, token), o_parts.strides[0]
+        values = cuda.local.array(AT_ONCE * COLUMNS, f32)
+        for first in range(0, count, AT_ONCE):
+            for n in range(AT_ONCE):
+                for c in range(COLUMNS):
+                    values[n * COLUMNS + c] = num.minus_zero  # of none, whose share is 0, and the others' 1
+                    if (first + n < count) & (32 * c + lane < variant.Dv):
+                        values[n * COLUMNS + c] = o_parts.data[at + (first + n) * step + 32 * c + lane]
+            for n in range(AT_ONCE):
+                share, weight = shares[0], weights[0]
+                for k in range(1, OF_LANE):
+                    share, weight = (shares[k], weights[k]) if first // 32 == k else (share, weight)
+                share = shfl_idx_f32(share, i32((first + n) % 32), FULL_WARP)
+                weight = shfl_idx_f32(weight, i32((first + n) % 32), FULL_WARP)
+                total = join(total, share, weight, num.one)
+                for c in range(COLUMNS):
+                    acc[c] = join(acc[c], share, weight, values[n * COLUMNS + c])
+        o_row, inverse = start(o, b, h, token), inverse_of(total)
+        for c in range(COLUMNS):
+            if 32 * c + lane < variant.Dv:
+                mem.store(o.data, o_row + 32 * c + lane, acc[c] * inverse)
+        if with_lse and lane == 0:
+            lse.data[start(lse, b, h, token)] = lse_of(most, total)
+
+    return flash_attention_merge
+
+
+EACH = 128  # threads that have the rows of a block
+MOST_BLOCKS = 256  # that keep something: each takes one piece of work after another
+
+
+class Serial(Namespace):
+    """The verb, and the type of its first argument: a pointer, or nothing for other kernels."""
+
+    kept_type: Any
+    # (kept, o, lse, acc, lses, rests, task, row, column, options): o and lse of a split; once all are there they are
+    # stored
+    add: Callable[..., None]
+
+
+def kept_shape(config: Sm90Config, Dv: int) -> tuple[int, int, int]:
+    """What is kept: of blocks, numbers of a thread, threads."""
+    return MOST_BLOCKS, 4 + ROWS * config.columns(Dv) // EACH, EACH
+
+
+def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries: Queries, with_lse: bool) -> Serial:
+    """For a kernel."""
+    if not config.serial:
+        return Serial(kept_type=types.Tuple([]), add=_nothing)
+    (_, SIZE, _), QUADS, WIDTH = kept_shape(config, variant.Dv), config.columns(variant.Dv) // 8, variant.Dv
+    mem, num, split = storage(variant.dtype), numbers(f32), splits_of(config.block_kv)
+
+    @verb
+    def before(kept, at, task, row, options):
+        """most and total."""
+        if task.split == 0:
+            sink = chain.sink(options, i64(queries.head(task, row)))
+            return sink, total_of(sink)
+        return kept[at], kept[at + EACH]
+
+    @verb
+    def store(o, lse, acc, h, most, total, task, row, column):
+        near, inverse = i32(column + 2 * (cuda.threadIdx.x % LANES)), inverse_of(total)
+        head, token = queries.head(task, row), task.q_first + queries.query(task, row)
+        at = start(o, task.b, head, token)
+        for j in range(QUADS):
+            for e in range(2):
+                if near + (8 * j + e) < WIDTH:
+                    mem.store(o.data, at + near + (8 * j + e), acc[4 * j + 2 * h + e] * inverse)
+        if with_lse and column == 0 and cuda.threadIdx.x % LANES == 0:
+            lse.data[start(lse, task.b, head, token)] = lse_of(most, total)
+
+    @verb
+    def add(kept, o, lse, acc, lses, rests, task, row, column, options):
+        mine, last = (
+            i64(cuda.blockIdx.x) * (SIZE * EACH) + cuda.threadIdx.x,
+            task.split + 1 == split.count(task.Sk),
+        )
+        for h in range(2):
+            r, at = i32(row + my_row() + 8 * h), i64(mine + 2 * EACH * h)
+            was, total = before(kept[0], at, task, r, options)
+            most = num.maximum(was, lses[h])
+            share, weight = shares_of(was, most, lses[h], rests[h])
+            total = join(total, share, weight, num.one)
+            kept[0][at], kept[0][at + EACH] = most, total
+            for j in range(QUADS):
+                for e in range(2):
+                    n = 4 * j + 2 * h + e
+                    at = i64(mine + (4 + n) * EACH)
+                    acc[n] = join(num.zero if task.split == 0 else kept[0][at], share, weight, acc[n])
+                    kept[0][at] = acc[n]
+            if last and queries.there(task, r):
+                store(o, lse, acc, h, most, total, task, r, column)
+
+    return Serial(kept_type=types.Tuple([pointer(f32)]), add=add)
+
+
+@verb
+def _nothing(kept, o, lse, acc, lses, rests, task, row, column, options):
+    pass

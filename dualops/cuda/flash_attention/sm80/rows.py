@@ -1,12 +1,48 @@
-"""How attention's sm80 rung stores results: 16 rows of a warp through shared memory, a box's columns at a time."""
+"""How many elements of a row are copied at once, of q say: as many as lie at multiples of 16, 8 or 4 bytes.
+
+How attention's sm80 rung stores results: 16 rows of a warp through shared memory, a box's columns at a time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ....spec import ArrayMeta
 from ...compiler.backend import Members, Noun, cuda, f32, i32, noun, verb
-from ...launch.views import start
+from ...launch.views import is_stored_whole, start, vector_of
 from ...tile.storage import access, storage
 from ...tile.warp_rows import COLUMNS, warp_rows
 from .config import pitch
+
+
+class Vectors(NamedTuple):
+    """Elements at once; 1 where rows lie anywhere."""
+
+    q: int
+    k: int
+    v: int
+    o: int
+
+
+class GradientVectors(NamedTuple):
+    """Elements at once of what the gradient loads."""
+
+    q: int
+    k: int
+    v: int
+    do: int
+
+
+def vectors_of(metas: Mapping[str, ArrayMeta]) -> Vectors:
+    """For all arrays of a call. Rows of o are stored by 16 bytes or one by one."""
+    q, k, v, o = (vector_of(metas[name]) for name in Vectors._fields)
+    return Vectors(q, k, v, o if is_stored_whole(metas["o"]) else 1)
+
+
+def gradient_vectors_of(metas: Mapping[str, ArrayMeta]) -> GradientVectors:
+    return GradientVectors(*(vector_of(metas[name]) for name in GradientVectors._fields))
+
 
 Output = Noun  # what `output_of` makes
 

@@ -1,0 +1,379 @@
+"""Gradients of scores in the registers of tensor cores' products, where rows are queries.
+
+P = exp2(scores - lse) * slope;  dS = P * (weight * dP - delta)
+
+Gradients of scores in the registers of tensor cores' products, whose rows are keys and whose columns queries.
+
+P.T = exp2(scores * multiplier - lse)
+dS.T = (P.T * slope) * (weight * dP.T - delta)
+
+Gradients of scores of which one warpgroup has P and another dP, in the registers of tensor cores' products, whose
+rows are keys and whose columns queries.
+
+P.T = exp2(scores * multiplier - lse)                      of it one makes weight * P.T, rounded, the left factor of dv
+dS.T = (P.T * slope) * (weight * dP.T - delta)             of it the other gets P.T * slope (`tile.warpgroup_exchange`)
+
+given, kept: as `gradient_of_keys` has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..compiler.backend import Members, Namespace, Noun, cuda, f32, i32, members, noun, verb
+from ..launch.views import start
+from ..tile.a_fragment import WORDS
+from ..tile.numbers import numbers
+from ..tile.products import opaque_f32
+from ..tile.softmax_rows import ROWS, SoftmaxRows, pairs_of
+from ..tile.unrolled import one_after_another
+from ..tile.warpgroup_exchange import EIGHT, Handover
+from .fragment_scores import FragmentScores, my_row
+from .options import OptionChain
+from .saved_lse import base_of
+
+
+class RowsOfQueries(Namespace):
+    """The verbs of a tile's rows of dq."""
+
+    pair: Callable[..., Any]  # () -> an array of two numbers
+    read: Callable[..., None]  # (found, x, task, row): of my rows of the warpgroup's from `row` on; 0 beyond the last
+    scale: Callable[..., None]  # (acc, scale, lse): dS @ K becomes dq; 0 where a row has seen nothing
+
+
+class GradientOfQueries(RowsOfQueries):
+    """The verbs of tiles of which a thread has two rows, r and r + 8; base, delta and lse are arrays of two numbers."""
+
+    bases: Callable[..., None]  # (base, lse): as `saved_lse` makes it
+    probs: Callable[..., None]  # (scores, held, options, scale, where, base): finished scores become P; held: `bend`'s
+    d_scores: Callable[..., None]  # (scores, d_probs, options, where, delta): P becomes dS
+
+
+def rows_of_queries(acc_size: int) -> RowsOfQueries:
+    """For so many numbers of dq of a thread."""
+    num, quads = numbers(f32), acc_size // 4
+
+    @verb
+    def pair():
+        return cuda.local.array(ROWS, f32)
+
+    @verb
+    def read(found, x, task, row):
+        for h in range(ROWS):
+            found[h] = num.zero
+            i = task.m0 + row + my_row() + 8 * h
+            if i < task.Sq:
+                found[h] = x.data[start(x, task.b, task.h, task.q_first + i)]
+
+    def scaled(h: int) -> Callable[..., None]:
+        @verb
+        def scale(acc, factor, lse, _):
+            seen = lse[h] != num.minus_inf
+            for j in range(quads):
+                acc[4 * j + 2 * h] = acc[4 * j + 2 * h] * factor if seen else num.zero
+                acc[4 * j + 2 * h + 1] = acc[4 * j + 2 * h + 1] * factor if seen else num.zero
+
+        return scale
+
+    scale_both = one_after_another([scaled(h) for h in range(ROWS)])
+
+    @verb
+    def scale(acc, factor, lse):
+        scale_both(acc, factor, lse, 0)
+
+    return RowsOfQueries.from_locals(locals())
+
+
+def gradient_of_queries(
+    chain: OptionChain, score: FragmentScores, rows: SoftmaxRows, scores_size: int, acc_size: int
+) -> GradientOfQueries:
+    """For so many scores and numbers of dq of a thread. Slopes need scores that `finish` leaves as products."""
+    quads, own, to_base = scores_size // 4, rows_of_queries(acc_size), base_of(chain)
+
+    @verb
+    def bases(base, lse):
+        for h in range(ROWS):
+            base[h] = to_base(lse[h])
+
+    @verb
+    def probs(scores, held, options, scale, where, base):
+        if chain.scores:
+            score.bend(scores, held, options, (scale, base[0], base[1]), where)
+        else:
+            factor = rows.pair()
+            for h in range(ROWS):
+                factor[h] = score.units(scale)[0]
+            rows.exp2(scores, base, factor)
+        rows.settle(scores)
+
+    def of_row(h: int) -> Callable[..., None]:
+        @verb
+        def d_scores(scores, d_probs, delta, _):
+            for j in range(quads):
+                scores[4 * j + 2 * h] *= d_probs[4 * j + 2 * h] - delta[h]
+                scores[4 * j + 2 * h + 1] *= d_probs[4 * j + 2 * h + 1] - delta[h]
+
+        return d_scores
+
+    both_rows = one_after_another([of_row(h) for h in range(ROWS)])
+
+    @verb
+    def d_scores(scores, d_probs, options, where, delta):
+        score.weigh(d_probs, options, where)
+        both_rows(scores, d_probs, delta, 0)
+
+    return GradientOfQueries.from_locals(locals(), pair=own.pair, read=own.read, scale=own.scale)
+
+
+def d_scores_apart(score: FragmentScores, box: Handover, size: int) -> Callable[..., None]:
+    """The verb (d_probs, smem, place, options, where, delta): dP becomes dS where another warpgroup has P. So many
+    numbers of P * slope are in a place of the box.
+    """
+
+    def of_eight(first: int) -> Callable[..., None]:
+        @verb
+        def some(d_probs, smem, place, delta):
+            probs = cuda.local.array(EIGHT, f32)
+            box.get(probs, smem, place, first)
+            for n in range(EIGHT):
+                d_probs[first + n] = probs[n] * (d_probs[first + n] - delta[n // 2 % ROWS])
+
+        return some
+
+    all_eights = one_after_another([of_eight(first) for first in range(0, size, EIGHT)])
+
+    @verb
+    def d_scores(d_probs, smem, place, options, where, delta):
+        score.weigh(d_probs, options, where)
+        all_eights(d_probs, smem, place, delta)
+
+    return d_scores
+
+
+GradientOfKeys = Noun  # what `gradient_of_keys` makes
+
+
+def _sixteens(score: FragmentScores, columns: int, keep: Callable[..., None], near: bool) -> list[Callable[..., None]]:
+    """The verbs ((target, scores), given, (slots, at), kept), each for 16 columns."""
+    num = numbers(f32)
+
+    def pair_from(n: int) -> Callable[..., None]:
+        pair = score.pair(n // 2, n % 2, near)
+
+        @verb
+        def keep_pair(both, given, bases, kept):
+            target, scores = both
+            probs, bent = pair((scores[2 * n], scores[2 * n + 1]), given, bases)
+            keep(target, scores, n, probs, bent, given[0], kept)
+
+        return keep_pair
+
+    def probabilities_from(first: int) -> Callable[..., None]:
+        keep_a, keep_b, keep_c, keep_d = (pair_from(first // 2 + n) for n in range(4))
+
+        @verb
+        def some(both, given, place, kept):
+            """Of two quads of columns, whose statistics are loaded when they are needed: registers are few."""
+            slots, at = place
+            lse = cuda.local.array(4, f32)
+            num.load_four(lse, 0, slots, i32(at + first // 2))
+            keep_a(both, given, (lse[0], lse[1]), kept)
+            keep_b(both, given, (lse[0], lse[1]), kept)
+            keep_c(both, given, (lse[2], lse[3]), kept)
+            keep_d(both, given, (lse[2], lse[3]), kept)
+
+        return some
+
+    return [probabilities_from(first) for first in range(0, columns // 2, 8)]
+
+
+def probabilities_of_keys(
+    chain: OptionChain, score: FragmentScores, columns: int, keep: Callable[..., None]
+) -> Callable[..., None]:
+    """The verb (target, scores, given, kept, slots, at): P of a tile [64, columns], by `keep`, a verb (target, scores,
+    n, probs, bent, options, kept): of two neighbouring columns, pair n of a thread's, P and P * slope.
+    """
+    NEAR = chain.near_score is not None
+    of_near, of_any = (one_after_another(_sixteens(score, columns, keep, near)) for near in (True, False))
+
+    @verb
+    def probabilities(target, scores, given, kept, slots, at):
+        if NEAR and score.near(scores, given[0], given[1][0], given[2]):
+            of_near((target, scores), given, (slots, at), kept)
+        else:
+            of_any((target, scores), given, (slots, at), kept)
+
+    return probabilities
+
+
+@noun
+def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, columns: int) -> Members:
+    """The verbs for tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`.
+    Where options have slopes, `score.finish` leaves products.
+
+    Packed is what is rounded and in pairs, as the left factor of a product has it.
+
+    slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
+    """
+    num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, 8)
+    put_in_step = pairs_of(dtype, WORDS)
+
+    @verb
+    def _keep_pair(packed, scores, n, probs, bent, options, kept):
+        scores[2 * n], scores[2 * n + 1] = bent
+        if chain.weighs:
+            growth = score.growth(options)
+            first, second = score.weight(kept, growth, 2 * n), score.weight(kept, growth, 2 * n + 1)
+            put(packed, n, probs[0] * first, probs[1] * second)
+        else:
+            put(packed, n, probs[0], probs[1])
+
+    @verb
+    def _keep_in_step(packed, scores, n, probs, bent, options, kept):
+        scores[2 * n], scores[2 * n + 1] = bent
+        put_in_step(packed, n % WORDS, probs[0], probs[1])
+
+    def d_scores_from(first: int) -> Callable[..., None]:
+        @verb
+        def some(d_probs, probs, options_and_kept, place):
+            options, kept = options_and_kept
+            slots, at = place
+            delta, growth = cuda.local.array(4, f32), score.growth(options)
+            num.load_four(delta, 0, slots, i32(at + first // 2))
+            for n in range(first, first + 8):
+                if chain.weighs:
+                    d_probs[n] *= score.weight(kept, growth, n)
+                d_probs[n] = probs[n] * (d_probs[n] - delta[(n - first) // 4 * 2 + n % 2])
+
+        return some
+
+    def packs_from(first: int) -> Callable[..., None]:
+        @verb
+        def some(packed, values, _, __):
+            for n in range(first // 2, first // 2 + 4):
+                put(packed, n, values[2 * n], values[2 * n + 1])
+
+        return some
+
+    probabilities = probabilities_of_keys(chain, score, columns, _keep_pair)
+    all_d_scores, all_packs = (
+        one_after_another([made(first) for first in eights]) for made in (d_scores_from, packs_from)
+    )
+
+    @verb
+    def d_scores(d_probs, probs, options, kept, slots, at):
+        """Turn dP into dS."""
+        all_d_scores(d_probs, probs, (options, score.again(kept)), (slots, at))
+
+    @verb
+    def pack(packed, values):
+        all_packs(packed, values, 0, 0)
+
+    def forget_row(h: int) -> Callable[..., None]:
+        @verb
+        def forget(d_scores, where, _, __):
+            if not score.there(where, h):
+                zero = opaque_f32(num.zero)  # or else it would be a choice for each number of all tiles
+                for n in range(columns // 8):
+                    d_scores[4 * n + 2 * h] = zero
+                    d_scores[4 * n + 2 * h + 1] = zero
+
+        return forget
+
+    forget_both = one_after_another([forget_row(h) for h in range(2)])
+
+    @verb
+    def forget_others(d_scores, where):
+        """Write 0 to rows that may be another sequence's keys: sums over a tile's keys would include them."""
+        if score.passes(where):
+            forget_both(d_scores, where, 0, 0)
+
+    steps = tuple(_sixteens(score, columns, _keep_in_step, False))
+    return members(
+        locals(),
+        # (packed, scores, given, kept, slots, at): scores become P * slope, and weight * P is packed. given: as
+        # `PairProbabilities` has it. kept: as `dropout_mask` has it
+        probabilities=probabilities,
+        # ((packed, scores), given, (slots, at), kept): `probabilities` of 16 columns after the others, each packed as
+        # the left factor of a step of its own; where nothing is near and nothing weighs
+        steps=steps,
+    )
+
+
+GradientApart = Noun  # what `split_gradient` makes
+
+
+@noun
+def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, columns: int, box: Handover) -> Members:
+    """The verbs for tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`;
+    `box` has P * slope.
+
+    Packed is what is rounded and in pairs, as the left factor of a product has it.
+
+    slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
+    """
+    num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, EIGHT)
+
+    @verb
+    def _keep_pair(others, scores, n, probs, bent, options, _):
+        scores[2 * n], scores[2 * n + 1] = probs
+        if chain.bends:
+            others[2 * n], others[2 * n + 1] = bent
+
+    probabilities_and_bent = probabilities_of_keys(chain, score, columns, _keep_pair)
+
+    def weights_from(first: int) -> Callable[..., None]:
+        @verb
+        def some(values, growth, kept, _):
+            for n in range(first, first + EIGHT):
+                values[n] *= score.weight(kept, growth, n)
+
+        return some
+
+    def d_scores_from(first: int) -> Callable[..., None]:
+        @verb
+        def some(d_probs, smem, place, statistics):
+            slots, at = statistics
+            delta, probs = cuda.local.array(4, f32), cuda.local.array(EIGHT, f32)
+            num.load_four(delta, 0, slots, i32(at + first // 2))
+            box.get(probs, smem, place, first)
+            for n in range(4):
+                for e in range(2):
+                    i = first + 2 * n + e
+                    d_probs[i] = probs[2 * n + e] * (d_probs[i] - delta[n // 2 * 2 + e])
+
+        return some
+
+    def packs_from(first: int) -> Callable[..., None]:
+        @verb
+        def some(packed, values, _, __):
+            for n in range(first // 2, first // 2 + 4):
+                put(packed, n, values[2 * n], values[2 * n + 1])
+
+        return some
+
+    all_weights, all_d_scores, all_packs = (
+        one_after_another([made(first) for first in eights]) for made in (weights_from, d_scores_from, packs_from)
+    )
+
+    @verb
+    def probabilities(scores, bent, given, slots, at):
+        """Turn scores into P, and bent, where there are slopes, into P * slope."""
+        probabilities_and_bent(bent, scores, given, 0, slots, at)
+
+    @verb
+    def weigh(values, options, kept):
+        if chain.weighs:
+            all_weights(values, score.growth(options), kept, 0)
+
+    @verb
+    def d_scores(d_probs, smem, place, slots, at):
+        """Turn weight * dP into dS, by the numbers at a place in shared memory."""
+        all_d_scores(d_probs, smem, place, (slots, at))
+
+    @verb
+    def pack(packed, values):
+        all_packs(packed, values, 0, 0)
+
+    return locals()

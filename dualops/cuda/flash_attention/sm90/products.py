@@ -1,0 +1,134 @@
+"""Products of a warpgroup whose left factor stays the same: read from shared memory each time, or held in registers.
+
+    product = left_factor("bfloat16", a, b, held=True)     acc [64, b's lines] = A @ B.T
+    words = product.words()
+    product.take(words, smem, a_at, part)                  once, when A has arrived: my 64 rows, from 64 * `part` on
+    product.start(acc, words, smem, a_at, b_at, part)      for each B; it runs beside the threads
+    product.wait_but_one(acc)
+
+A product of 64 x 64 reads as many bytes of A as of B, and takes no longer than these take on their way: where A has few
+columns, to hold it halves what products read.
+
+dv [64, Dv] += P.T @ dO, of scores that become P.T, in the registers of a warpgroup.
+
+product = probs_at_once(gradient, pdo)              all of P.T is multiplied when it is there
+product = probs_by_steps(gradient, dtype, do)       those of 16 queries, beside the exponentials of the next ones
+packed = product.left()
+product.add((dv_acc, packed, scores), (smem, do_at, adds), given, kept, (slots, lse_at))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ...compiler.backend import Members, Namespace, cuda, i32, members, noun, u32, verb
+from ...tile.a_fragment import WORDS as WORDS_OF_STEP, words_of_rows
+from ...tile.swizzle import Operand
+from ...tile.unrolled import one_after_another
+from ...tile.warpgroup import ROWS, RegisterMma, register_mma, warpgroup_mma
+from ..score_gradients import GradientOfKeys
+
+
+@cache
+@noun
+def register_a(
+    dtype: str, a: Operand, b: Operand, *, held: bool, parts: bool = False, from_base: bool = False
+) -> Members:
+    """The verbs of "bfloat16" or "float16"; a and b as "k" has them. held: a thread has 2 registers for each 8 columns
+    of A.
+
+    parts, where it is not held, and from_base: as `warpgroup_mma` has them; from_base, `start` takes the base for smem.
+    """
+    shared, own = warpgroup_mma(dtype, a, b, parts, from_base=from_base), words_of_rows(a)
+    registers = register_mma(dtype, b, from_base=from_base)
+    SPAN, STEPS = a.span, own.steps
+    WORDS = registers.words if held else 1
+
+    @verb
+    def words():
+        """Return a local array for the part of A that is held."""
+        return cuda.local.array(WORDS, u32)
+
+    @verb
+    def _take(words, smem, a_at, part):
+        first = own.first(i32(a_at + part * ROWS * SPAN), cuda.threadIdx.x)
+        for step in range(STEPS):
+            own.load(words, WORDS_OF_STEP * step, smem, first, step)
+
+    @verb
+    def _start_held(acc, words, smem, a_at, b_at, part):
+        registers.add(acc, words, smem, b_at, i32(0))
+
+    @verb
+    def _take_nothing(words, smem, a_at, part):
+        pass
+
+    @verb
+    def _start_shared(acc, words, smem, a_at, b_at, part):
+        shared.start(acc, smem, a_at, b_at, part)
+
+    return members(
+        locals(),
+        size=shared.size,  # accumulators of a thread
+        fragment=shared.fragment,  # () -> a local array for them
+        take=_take if held else _take_nothing,  # (words, smem, a_at, part)
+        start=_start_held if held else _start_shared,  # (acc, words, smem, a_at, b_at, part): acc = A @ B.T
+        wait_but_one=shared.wait_but_one,  # (acc)
+        wait_but=shared.wait_but,  # (acc, count): all but so many, a constant, that were started since
+        wait=shared.wait,  # (acc)
+    )
+
+
+class ProbsProduct(Namespace):
+    """The verbs; `kept` and what is in `given` are as `gradient_of_keys` has them."""
+
+    groups: int  # of products that `add` starts
+    left: Callable[..., Any]  # () -> what P.T is packed in, which products have until they are waited for
+    # (registers, factor, given, kept, place): registers dv_acc, packed and scores, which become P * slope; factor smem,
+    # where dO begins, and 0 to have dv without what it was; place the shared array of lse and where mine begins
+    add: Callable[..., None]
+
+
+def probs_at_once(gradient: GradientOfKeys, product: RegisterMma) -> ProbsProduct:
+    @verb
+    def add(registers, factor, given, kept, place):
+        acc, packed, scores = registers
+        smem, do_at, adds = factor
+        slots, at = place
+        gradient.probabilities(packed, scores, given, kept, slots, at)
+        product.add(acc, packed, smem, do_at, adds)
+
+    return ProbsProduct(groups=1, left=product.left, add=add)
+
+
+def probs_by_steps(gradient: GradientOfKeys, dtype: str, do: Operand) -> ProbsProduct:
+    """Where no option weighs a probability."""
+    steps = [register_mma(dtype, do, some=(step,)) for step in range(do.steps)]
+    left_a, left_b, left_c, left_d = (step.left for step in steps)
+
+    @verb
+    def left():
+        return left_a(), left_b(), left_c(), left_d()
+
+    def of_step(n: int) -> Callable[..., None]:
+        make, product, LATER = gradient.steps[n], steps[n], int(n > 0)
+
+        @verb
+        def one(registers, factor, given_and_kept, place):
+            acc, packed, scores = registers
+            smem, do_at, adds = factor
+            given, kept = given_and_kept
+            make((packed[n], scores), given, place, kept)
+            product.add(acc, packed[n], smem, do_at, i32(adds | LATER))
+
+        return one
+
+    all_steps = one_after_another([of_step(n) for n in range(len(steps))])
+
+    @verb
+    def add(registers, factor, given, kept, place):
+        all_steps(registers, factor, (given, kept), place)
+
+    return ProbsProduct(groups=len(steps), left=left, add=add)
