@@ -8,7 +8,7 @@ is near 0; if all of a warp is, the other is not needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..compiler.backend import Namespace, f32, i32, verb
 from ..tile.numbers import LOG2_E, numbers
@@ -22,8 +22,17 @@ from .options import OptionChain
 GROUP = 8  # scores of which a loop is left to the compiler
 
 
+class RowStatistics(NamedTuple):
+    """Local arrays of a number for each of a thread's two rows."""
+
+    row_max: Any
+    row_sum: Any
+    rescale: Any
+    new_max: Any  # of a tile
+
+
 class FragmentProbabilities(Namespace):
-    """The verbs. rows: row_max, row_sum, rescale, and a pair for a tile's own maxima."""
+    """The verbs. rows: `RowStatistics`."""
 
     factors: Callable[..., Any]  # (options, scale) -> what exponents are made by; first the `units` of rows' maxima
     exponentials: Callable[..., None]  # (scores, rows, factors, options, where): of this tile, too
@@ -47,13 +56,12 @@ def _of_scores(softmax: SoftmaxRows, score: FragmentScores) -> FragmentProbabili
 
     @verb
     def exponentials(scores, rows, factors, options, where):
-        row_max, row_sum, rescale, new_max = rows
-        softmax.new_max(new_max, scores, row_max)
+        softmax.new_max(rows.new_max, scores, rows.row_max)
         base, factor = softmax.pair(), softmax.pair()
-        softmax.exponents(base, factor, new_max, factors[0])
-        softmax.rescale_of(rescale, row_max, new_max, base, factor)
+        softmax.exponents(base, factor, rows.new_max, factors[0])
+        softmax.rescale_of(rows.rescale, rows.row_max, rows.new_max, base, factor)
         softmax.exp2(scores, base, factor)
-        softmax.add(row_sum, scores, rescale)
+        softmax.add(rows.row_sum, scores, rows.rescale)
 
     return FragmentProbabilities.from_locals(locals())
 
@@ -93,15 +101,15 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
 
         @verb
         def exponentials(largest, scores, rows, numbers, options, where):
-            row_max, row_sum, rescale, new_max = rows
+            row_max, new_max = rows.row_max, rows.new_max
             for h in range(2):
                 new_max[h] = num.maximum(row_max[h], curve.any(new_max[h], numbers, num.zero))
-                rescale[h] = num.exp2(row_max[h] - new_max[h])
+                rows.rescale[h] = num.exp2(row_max[h] - new_max[h])
                 row_max[h] = new_max[h]
             make(scores, row_max, numbers, 0)
             if ANY:  # what is hidden is far away
                 score.clear(scores, options, where)
-            softmax.add(row_sum, scores, rescale)
+            softmax.add(rows.row_sum, scores, rows.rescale)
 
         return exponentials
 
@@ -125,7 +133,7 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
 
     @verb
     def exponentials(scores, rows, factors, options, where):
-        nothing, least, new_max, largest = softmax.pair(), softmax.pair(), rows[3], num.zero
+        nothing, least, new_max, largest = softmax.pair(), softmax.pair(), rows.new_max, num.zero
         for h in range(2):
             nothing[h], least[h] = num.minus_inf, num.zero
         softmax.new_max(new_max, scores, nothing)

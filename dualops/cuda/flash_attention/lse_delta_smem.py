@@ -80,10 +80,10 @@ def lse_delta_of(config: QueryTiles, chain: OptionChain) -> Members:
     fetch_lse, fetch_delta = (one_after_another([fetch_one(n, which) for n in range(PER_LANE)]) for which in range(2))
 
     @verb
-    def fetch(own, lse, delta, task, h, m0):
+    def fetch(own, x, task, h, m0):
         """Start to load lse and delta of the queries from m0 on; by all lanes of a warp."""
-        fetch_lse(own, lse, task, (h, m0))
-        fetch_delta(own, delta, task, (h, m0))
+        fetch_lse(own, x.lse, task, (h, m0))
+        fetch_delta(own, x.delta, task, (h, m0))
 
     @verb
     def put(slots, stage, own):

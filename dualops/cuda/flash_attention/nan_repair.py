@@ -89,10 +89,10 @@ def nan_repair(
     mem, num, pair_at, totals = storage(variant.dtype), numbers(f32), pair_places(f32), non_finite_of(acc_size)
     quad = lane_reductions(f32, LANES)
     D, Dv, slots = variant.D, variant.Dv, acc_size // 16  # columns of a lane: lane, lane + 32, ...
-    WIDTH, ADDED = (D, 1) if gradient else (Dv, 2)  # of rows that are added up, and which of the arrays has them
+    WIDTH = D if gradient else Dv  # of rows that are added up
 
     @verb
-    def _nothing(acc, lse, arrays, task, row, column, scale, options):
+    def _nothing(acc, lse, x, task, row, column, work):
         pass
 
     if not gradient and not passes and all(option.name in HIDING_NOTHING for option, _ in variant.having.variants):
@@ -117,21 +117,20 @@ def nan_repair(
     add = one_after_another([add_slot(slot) for slot in range(slots)])
 
     @verb
-    def _share(prob, arrays, task, at, scaled, options):
+    def _share(prob, x, task, at, scaled, options):
         """What a key's row counts for, by its probability and its scaled product."""
         if chain.weighs:
             prob *= chain.weight(options, at)
         return prob
 
     @verb
-    def _gradient_share(prob, arrays, task, at, scaled, options):
-        do, delta = arrays[3], arrays[4]
+    def _gradient_share(prob, x, task, at, scaled, options):
         token = task.q_first + at.i
-        v_row = start(arrays[2], task.b, task.h_kv, task.k_first + at.j)
-        d_prob, _ = product(do, start(do, task.b, at.h, token), arrays[2], v_row, Dv)
+        v_row = start(x.v, task.b, task.h_kv, task.k_first + at.j)
+        d_prob, _ = product(x.do, start(x.do, task.b, at.h, token), x.v, v_row, Dv)
         if chain.weighs:
             d_prob *= chain.weight(options, at)
-        d_score = prob * (d_prob - delta.data[start(delta, task.b, at.h, token)])
+        d_score = prob * (d_prob - x.delta.data[start(x.delta, task.b, at.h, token)])
         if chain.bends:
             d_score *= chain.slope(scaled, options, at)
         return d_score
@@ -139,11 +138,11 @@ def nan_repair(
     share_of = _gradient_share if gradient else _share
 
     @verb
-    def _again(own, row_lse, arrays, task, row, column, scale, options):
+    def _again(own, row_lse, x, task, row, column, work):
         """One row, of which a lane has columns."""
-        q, k, added = arrays[0], arrays[1], arrays[ADDED]
+        scale, options, added = work.scale, work.options, x.k if gradient else x.v
         i, h = queries.query(task, row), queries.head(task, row)
-        q_row = start(q, task.b, h, task.q_first + i)
+        q_row = start(x.q, task.b, h, task.q_first + i)
         first, end = chain.keys(options, i, i32(i + task.offset), task.Sk)
         for slot in range(slots):
             own[slot] = num.zero
@@ -151,7 +150,7 @@ def nan_repair(
         j, end = max(i32(first), of_first), min(i32(end), of_end)
         while j < end:
             at = pair_at(task.b, h, i, j, task.offset)
-            found, error = product(q, q_row, k, start(k, task.b, task.h_kv, task.k_first + j), D)
+            found, error = product(x.q, q_row, x.k, start(x.k, task.b, task.h_kv, task.k_first + j), D)
             scaled, slack = found * scale, error * scale
             score = scaled
             if chain.bends:
@@ -160,7 +159,7 @@ def nan_repair(
                 score = chain.score(scaled, options, at)
             nan_row = gradient and row_lse != row_lse
             if (score != num.minus_inf or nan_row) and chain.pick(options, at):
-                counts = share_of(exponential(score, row_lse, slack), arrays, task, at, scaled, options)
+                counts = share_of(exponential(score, row_lse, slack), x, task, at, scaled, options)
                 add(own, counts, added.data, (start(added, task.b, task.h_kv, task.k_first + j), column))
             j = opaque_i32(j + 1)
 
@@ -188,7 +187,7 @@ def nan_repair(
         return i32(not _is_finite(quad.sum(total)) and may_be_finite)
 
     @verb
-    def repair(acc, lse, arrays, task, row, column, scale, options):
+    def repair(acc, lse, x, task, row, column, work):
         """Repair rows of acc. lse: of my two rows. arrays: q, k and v, of a gradient do and delta too. row: the
         warpgroup's first. column: the first of acc.
         """
@@ -204,7 +203,7 @@ def nan_repair(
                 above, below = shfl_idx_f32(upper_lse, owner, FULL_WARP), shfl_idx_f32(lower_lse, owner, FULL_WARP)
                 row_lse = above if r < 8 else below
                 mine = lane // LANES == r % 8
-                _again(own, row_lse, arrays, task, this, column, scale, options)
+                _again(own, row_lse, x, task, this, column, work)
                 put(acc, own, i32(mine and r < 8), i32(mine and r >= 8))
             r = opaque_i32(r + 1)
             if r >= end:
@@ -296,39 +295,36 @@ def nan_repair_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size:
     product = warp_product(variant.dtype)
 
     @verb
-    def _add_query(own_k, own_v, arrays, task, at, k_row, v_row, scale, options):
-        q, k, v, do, lse, delta = arrays
-        token = task.q_first + at.i
-        q_row, do_row = start(q, at.b, at.h, token), start(do, at.b, at.h, token)
-        found, error = product(q, q_row, k, k_row, D)
+    def _add_query(own_k, own_v, x, task, at, work):
+        scale, options = work.scale, work.options
+        q_token, k_token = task.q_first + at.i, task.k_first + at.j
+        q_row, do_row = start(x.q, at.b, at.h, q_token), start(x.do, at.b, at.h, q_token)
+        found, error = product(x.q, q_row, x.k, start(x.k, at.b, task.h_kv, k_token), D)
         scaled, slack = found * scale, error * scale
         score = scaled
         if chain.bends:
             slack *= abs(chain.slope(scaled, options, at))
         if chain.scores:
             score = chain.score(scaled, options, at)
-        row_lse = lse.data[start(lse, at.b, at.h, token)]
+        row_lse = x.lse.data[start(x.lse, at.b, at.h, q_token)]
         if (score != num.minus_inf or row_lse != row_lse) and chain.pick(options, at):  # all that a NaN row sees is NaN
             prob = exponential(score, row_lse, slack)
-            d_prob, _ = product(do, do_row, v, v_row, Dv)
+            d_prob, _ = product(x.do, do_row, x.v, start(x.v, at.b, task.h_kv, k_token), Dv)
             weighted = prob
             if chain.weighs:
                 weight = chain.weight(options, at)
                 d_prob *= weight
                 weighted *= weight
-            d_score = prob * (d_prob - delta.data[start(delta, at.b, at.h, token)])
+            d_score = prob * (d_prob - x.delta.data[start(x.delta, at.b, at.h, q_token)])
             if chain.bends:
                 d_score *= chain.slope(scaled, options, at)
-            of_k.add(own_k, d_score, q.data, q_row)
-            of_v.add(own_v, weighted, do.data, do_row)
+            of_k.add(own_k, d_score, x.q.data, q_row)
+            of_v.add(own_v, weighted, x.do.data, do_row)
 
     @verb
-    def _again(own_k, own_v, arrays, task, j, group, scale, options):
+    def _again(own_k, own_v, x, task, j, group, work):
         """A key's row of dk and of dv, of which a lane has columns."""
-        k, v = arrays[1], arrays[2]
-        k_row = start(k, task.b, task.h_kv, task.k_first + j)
-        v_row = start(v, task.b, task.h_kv, task.k_first + j)
-        first, end = chain.queries(options, j, i32(j - task.offset), task.Sq)
+        first, end = chain.queries(work.options, j, i32(j - task.offset), task.Sq)
         of_k.clear(own_k)
         of_v.clear(own_v)
         h = i32(task.h_kv * group)
@@ -336,7 +332,7 @@ def nan_repair_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size:
             i = i32(first)
             while i < end:
                 at = pair_at(task.b, h, i, j, task.offset)
-                _add_query(own_k, own_v, arrays, task, at, k_row, v_row, scale, options)
+                _add_query(own_k, own_v, x, task, at, work)
                 i = opaque_i32(i + 1)
             h = opaque_i32(h + 1)
 
@@ -348,7 +344,7 @@ def nan_repair_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size:
         return i32(quad.sum(total) != num.zero)  # a NaN is not
 
     @verb
-    def repair(dk_acc, dv_acc, arrays, task, row, group, scale, options):
+    def repair(dk_acc, dv_acc, x, task, row, group, work):
         """Repair rows of dk, which is not scaled yet, and of dv. arrays: q, k, v, do, lse and delta. row: the
         warpgroup's first.
         """
@@ -362,7 +358,7 @@ def nan_repair_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size:
             j = i32(task.n0 + row + 16 * warp + r)
             if shfl_idx_i32(doubt, i32(r % 8 * LANES), FULL_WARP) >> r // 8 & 1 and j < task.Sk:
                 mine = lane // LANES == r % 8
-                _again(own_k, own_v, arrays, task, j, group, scale, options)
+                _again(own_k, own_v, x, task, j, group, work)
                 of_k.put(dk_acc, own_k, i32(mine and r < 8), i32(mine and r >= 8))
                 of_v.put(dv_acc, own_v, i32(mine and r < 8), i32(mine and r >= 8))
             r = opaque_i32(r + 1)

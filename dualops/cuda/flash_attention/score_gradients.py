@@ -165,7 +165,7 @@ def _sixteens(score: FragmentScores, columns: int, keep: Callable[..., None], ne
         def keep_pair(both, given, bases, kept):
             target, scores = both
             probs, bent = pair((scores[2 * n], scores[2 * n + 1]), given, bases)
-            keep(target, scores, n, probs, bent, given[0], kept)
+            keep(target, scores, n, probs, bent, given.options, kept)
 
         return keep_pair
 
@@ -198,11 +198,11 @@ def probabilities_of_keys(
     of_near, of_any = (one_after_another(_sixteens(score, columns, keep, near)) for near in (True, False))
 
     @verb
-    def probabilities(target, scores, given, kept, slots, at):
-        if NEAR and score.near(scores, given[0], given[1][0], given[2]):
-            of_near((target, scores), given, (slots, at), kept)
+    def probabilities(target, scores, given, kept, place):
+        if NEAR and score.near(scores, given.options, given.factors[0], given.where):
+            of_near((target, scores), given, place, kept)
         else:
-            of_any((target, scores), given, (slots, at), kept)
+            of_any((target, scores), given, place, kept)
 
     return probabilities
 
@@ -262,9 +262,9 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
     )
 
     @verb
-    def d_scores(d_probs, probs, options, kept, slots, at):
+    def d_scores(d_probs, probs, options, kept, place):
         """Turn dP into dS."""
-        all_d_scores(d_probs, probs, (options, score.again(kept)), (slots, at))
+        all_d_scores(d_probs, probs, (options, score.again(kept)), place)
 
     @verb
     def pack(packed, values):
@@ -358,9 +358,9 @@ def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, column
     )
 
     @verb
-    def probabilities(scores, bent, given, slots, at):
+    def probabilities(scores, bent, given, place):
         """Turn scores into P, and bent, where there are slopes, into P * slope."""
-        probabilities_and_bent(bent, scores, given, 0, slots, at)
+        probabilities_and_bent(bent, scores, given, 0, place)
 
     @verb
     def weigh(values, options, kept):
@@ -368,9 +368,9 @@ def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, column
             all_weights(values, score.growth(options), kept, 0)
 
     @verb
-    def d_scores(d_probs, smem, place, slots, at):
-        """Turn weight * dP into dS, by the numbers at a place in shared memory."""
-        all_d_scores(d_probs, smem, place, (slots, at))
+    def d_scores(d_probs, smem, probs_at, place):
+        """Turn weight * dP into dS, by the numbers of P * slope at a place of the box."""
+        all_d_scores(d_probs, smem, probs_at, place)
 
     @verb
     def pack(packed, values):

@@ -6,7 +6,7 @@ Products become probabilities, and these times the slopes of the options: both o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...spec.attention import At
 from ..compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
@@ -164,9 +164,16 @@ def fragment_score_mod(
 
 # (products, held, options, scale, bases, where) -> two probabilities, and the two times their slopes
 PairBends = Callable[..., Any]
-# (scores, given, bases) -> the same; given: options, factors, where, held. factors: scale, and what scores are
-# multiplied by to be exponents of 2
-PairProbabilities = Callable[..., Any]
+PairProbabilities = Callable[..., Any]  # (scores, given, bases) -> the same. given: `Given`
+
+
+class Given(NamedTuple):
+    """What scores become probabilities by."""
+
+    options: Any
+    factors: Any  # scale, and what scores are multiplied by to be exponents of 2
+    where: Any
+    held: Any  # as in `fragment_scores`
 
 
 def pair_slopes(
@@ -252,9 +259,9 @@ def pair_probabilities(chain: OptionChain, bends: PairBends) -> PairProbabilitie
 
     @verb
     def pair(scores, given, bases):
-        options, (scale, multiplier), where, held = given
+        scale, multiplier = given.factors
         if chain.bends:
-            return bends(scores, held, options, scale, bases, where)
+            return bends(scores, given.held, given.options, scale, bases, given.where)
         if chain.scores:
             probs = num.exp2(exponent(scores[0], bases[0])), num.exp2(exponent(scores[1], bases[1]))
         else:

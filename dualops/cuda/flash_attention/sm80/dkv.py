@@ -40,6 +40,7 @@ from ..lse_delta_smem import lse_delta_of
 from ..nan_repair import nan_repair_keys
 from ..options import chain_of
 from ..score_gradients import gradient_of_keys
+from ..score_mod import Given
 from ..tile_scheduler import extent_of, key_rows_of, tile_after, walk_by_keys
 from ..tiles import Where, lines
 from .config import ROWS, Sm80DkvConfig
@@ -98,7 +99,7 @@ def build_dkv(
             q_copies.load(smem, tile.q_at, lines(x.q, b, h, task.q_first + m0, task.Sq - m0))
             do_copies.load(smem, tile.do_at, lines(x.do, b, h, task.q_first + m0, task.Sq - m0))
             if brings:
-                columns.fetch(own, x.lse, x.delta, task, h, m0)
+                columns.fetch(own, x, task, h, m0)
                 columns.put(slots, i32(0), own)
         cp_async_commit()
 
@@ -123,13 +124,14 @@ def build_dkv(
             kq.multiply(scores, k_frag, smem, opaque_i32(k_place), q_at)  # S.T = K @ Q.T
             kept = score.keeps(work.options, where, seed)
             score.finish(scores, work.options, work.scale, where)
-            gradient.probabilities(packed, scores, (work.options, factors, where, 0), kept, slots, columns.lse(stage))
+            given = Given(work.options, factors, where, 0)
+            gradient.probabilities(packed, scores, given, kept, (slots, columns.lse(stage)))
             pdo.add(dv_acc, packed, smem, do_at)  # dv [16, Dv] += P.T @ dO
             vdo.multiply(d_probs, v_frag, smem, opaque_i32(v_place), do_at)  # dP.T = V @ dO.T
-            gradient.d_scores(d_probs, scores, work.options, kept, slots, columns.delta(stage))
+            gradient.d_scores(d_probs, scores, work.options, kept, (slots, columns.delta(stage)))
             gradient.pack(packed, d_probs)
             if brings and i + u32(1) != end:
-                columns.fetch(own, x.lse, x.delta, task, h, m0)
+                columns.fetch(own, x, task, h, m0)
             dsq.add(dk_acc, packed, smem, q_at)  # dk [16, D] += dS.T @ Q
             if brings and i + u32(1) != end:
                 columns.put(slots, coming, own)
@@ -137,7 +139,7 @@ def build_dkv(
             cuda.syncthreads()
             i = u32(i + u32(1))
 
-        hidden.repair(dk_acc, dv_acc, x, task, row, work.group, work.scale, work.options)
+        hidden.repair(dk_acc, dv_acc, x, task, row, work.group, work)
         for e in range(dsq.size):
             dk_acc[e] *= work.scale
         rows, row_smem = key_rows_of(task), cuda.shared.array(0, f32, alignment=128)

@@ -126,8 +126,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
 
         task = walk.task(opaque_i32(cuda.blockIdx.x), extent, work.lengths, work.options)  # again: no register kept it
         gradient.read(row_lse, x.lse, task, row)
-        lse_pair = (row_lse[0], row_lse[1])
-        hidden.repair(acc, lse_pair, (x.q, x.k, x.v, x.do, x.delta), task, row, i32(0), work.scale, work.options)
+        hidden.repair(acc, (row_lse[0], row_lse[1]), x, task, row, i32(0), work)
         gradient.scale(acc, work.scale, row_lse)
         row_smem = cuda.shared.array(0, f32, alignment=128)
         output.store(row_smem, dq, acc, task, row)

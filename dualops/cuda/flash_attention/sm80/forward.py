@@ -38,7 +38,7 @@ for Q. Two strips need twice as many for all but Q, which they do not hold.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, noun, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
@@ -97,6 +97,17 @@ def scores_of_strips(score: FragmentScores, size: int, strips: int) -> FragmentS
     return score.but(finish=each(score.finish))
 
 
+class StripsTo(NamedTuple):
+    """What the end of a strip needs."""
+
+    o: Any
+    lse: Any
+    x: Any  # `Inputs`, for rows that are repaired
+    task: Any
+    row: Any  # the first of the four warps
+    work: Any
+
+
 @noun
 def rows_kept(at: int) -> Members:
     """The verbs of a thread's own place. row_max, row_sum: local arrays of four.
@@ -153,16 +164,14 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         take = part_of(acc_size, strip)
 
         @verb
-        def end(acc, row_max, arrays, place):
-            o, lse, read = arrays
-            task, row, scale, options = place
-            mine, row = take(acc), i32(row + ROWS * strip)
+        def end(acc, row_max, to, _):
+            mine, row = take(acc), i32(to.row + ROWS * strip)
             upper, lower = row_max[2 * strip], row_max[2 * strip + 1]
             if with_lse:
-                store_lse(lse, task, i32(row + my_row()), upper)
-                store_lse(lse, task, i32(row + my_row() + 8), lower)
-            hidden.repair(mine, (upper, lower), read, task, row, i32(0), scale, options)
-            output.store(cuda.shared.array(0, f32, alignment=128), o, mine, task, row)
+                store_lse(to.lse, to.task, i32(row + my_row()), upper)
+                store_lse(to.lse, to.task, i32(row + my_row() + 8), lower)
+            hidden.repair(mine, (upper, lower), to.x, to.task, row, i32(0), to.work)
+            output.store(cuda.shared.array(0, f32, alignment=128), to.o, mine, to.task, row)
 
         return end
 
@@ -256,6 +265,6 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         if chain.sinks:
             rows.scale(acc, rescale)
         rows.divide(acc, row_sum, score.growth(work.options))
-        end_all(acc, row_max, (o, lse, x), (task, row, work.scale, work.options))
+        end_all(acc, row_max, StripsTo(o, lse, x, task, row, work), 0)
 
     return flash_attention_sm80

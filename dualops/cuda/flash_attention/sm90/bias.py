@@ -81,12 +81,12 @@ def bias_registers(variant: Variant, columns: int, threads: int) -> Members:
         return words[_place(number)]
 
     @verb
-    def fill(words, options, b, h, m0, n0, Sq, Sk):
-        """Write the words of the bias's tile at m0, n0; the bias has Sq rows and Sk columns."""
-        bias = options[index].bias
+    def fill(words, options, part, extent):
+        """Write the words of a part of the bias (`bias_tile_scheduler.Part`)."""
+        bias, Sq, Sk = options[index].bias, extent.Sq_bias, extent.Sk_bias
         tid = i32(cuda.threadIdx.x)
-        head = i64(b) * bias.strides[0] + i64(h) * bias.strides[1]
-        m, n = i32(m0 + tid // 128 * 64 + my_row()), i32(n0 + my_column())
+        head = i64(part.b) * bias.strides[0] + i64(part.h) * bias.strides[1]
+        m, n = i32(part.m0 + tid // 128 * 64 + my_row()), i32(part.n0 + my_column())
         for half in range(2):
             row = head + i64(min(i32(m + 8 * half), i32(Sq - 1))) * bias.strides[2]
             for j in range(quads):
@@ -300,7 +300,7 @@ class BiasDkv(Namespace):
     nbytes: int  # of a stage
     word: Callable[..., Any] | None  # as `fragment_scores` takes it
     prefetch: Callable[..., None]  # (maps): by all threads
-    bring: Callable[..., None]  # (smem, stage, maps, options, task, h, m0, full): by one thread
+    bring: Callable[..., None]  # (smem, stage, maps, options, place, full): by one thread. place: `BiasPlace`
     words: Callable[..., Any]  # () -> a local array for what is read; once in a kernel
     held: Callable[..., Any]  # (smem, stage, words) -> what scores go through, once the tile is there
 
@@ -316,8 +316,8 @@ def bias_dkv(variant: Variant, operand: Operand | None, at: int, loaders_warp: i
         prefetch_maps(maps, loaders_warp)
 
     @verb
-    def bring(smem, stage, maps, options, task, h, m0, full):
-        tile.load(smem, stage, maps[0], options, BiasPlace(task.b, h, m0, task.n0), full)
+    def bring(smem, stage, maps, options, place, full):
+        tile.load(smem, stage, maps[0], options, place, full)
 
     return BiasDkv(
         maps_type=types.Tuple([tensor_map]),
@@ -336,7 +336,7 @@ def _no_tiles() -> BiasDkv:
         pass
 
     @verb
-    def bring(smem, stage, maps, options, task, h, m0, full):
+    def bring(smem, stage, maps, options, place, full):
         pass
 
     @verb

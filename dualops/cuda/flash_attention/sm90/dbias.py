@@ -290,7 +290,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                 if visit.v < part.end:
                     statistics.read(next_lse, lse, visit, row)
                     statistics.read(next_delta, delta, visit, row)
-                    own.fill(words, options, part.b, part.h, part.m0, part.n0, extent.Sq_bias, extent.Sk_bias)
+                    own.fill(words, options, part, extent)
                 while visit.v < part.end:
                     of_queries, of_keys = (kept, i) if ONE_COLUMN else (i, kept)
                     where = Where(visit.b, visit.h, i32(visit.m0 + row), visit.n0, Sq, Sk, offset)

@@ -47,13 +47,14 @@ from ..lse_delta_smem import lse_delta_of
 from ..nan_repair import nan_repair_keys
 from ..options import chain_of
 from ..score_gradients import gradient_of_keys
+from ..score_mod import Given
 from ..tile_scheduler import key_rows_of, walk_by_keys
 from ..tiles import Where
 from .arguments import MAPS_TYPE, keys_to_type, tiled_work_type
 from .bias import bias_dkv, in_words
 from .config import factors, padded
 from .dkv_config import DkvConfig
-from .dkv_loads import LoadedTiles, load_once, loads_of
+from .dkv_loads import LoadBarriers, LoadedTiles, LoadTo, load_once, loads_of
 from .output import rows_from_registers, rows_output
 from .visible_tiles import q_tiles_of
 
@@ -121,12 +122,10 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         prefetch_maps(maps, 1)
         bias.prefetch(bias_maps)
         q_pipe.start()
-        i, end = u32(0), visits.count(task, group, options)
-        h, m0, full = visits.first(task, group, options)
+        i, end = u32(0), visits.count(task, work)
         if warpgroup == config.consumers:
             role.produce()
-            bars = kv_full, q_bars, do_full
-            load(smem, maps, bars, (x.lse, x.delta, slots), (bias_maps, group, options), task, (h, m0), end)
+            load(LoadTo(smem, slots, bias_maps), maps, LoadBarriers(kv_full, q_bars, do_full), x, work, task, end)
         else:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
@@ -138,29 +137,30 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
                 dk_sums, dv_sums = dsq.sums(dk_acc), pdo.sums(dv_acc)
+                tile = visits.first(task, work)
                 while i != end:
-                    where = Where(task.b, h, m0, n, task.Sq, task.Sk, task.offset)
+                    where = Where(task.b, tile.h, tile.m0, n, task.Sq, task.Sk, task.offset)
                     stage = q_pipe.wait(q_bars, i)
                     kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)  # S.T = K @ Q.T
                     do_part.wait(do_full, i)
                     vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
                     kept, seen = score.keeps(options, where, seed), score.sees(score.ask(options, where))
-                    picks = visits.picks(options, where, full)
+                    picks = visits.picks(options, where, tile)
                     kq.wait_but_one(scores)
                     if i != u32(0):
                         do_part.leave()
                         q_pipe.release(q_bars, i - 1)
                     held = bias.held(smem, stage, words)
                     visits.finish_held(scores, held, options, scale, where, seen, picks)
-                    given = options, factors, where, held
-                    gradient.probabilities(packed, scores, given, kept, slots, columns.lse(stage))
+                    given = Given(options, factors, where, held)
+                    gradient.probabilities(packed, scores, given, kept, (slots, columns.lse(stage)))
                     pdo.add(dv_sums, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
                     if BESIDE:
                         vdo.wait_but_one(d_probs)
                     else:
                         pdo.wait(dv_sums)
                         vdo.wait(d_probs)
-                    gradient.d_scores(d_probs, scores, options, kept, slots, columns.delta(stage))
+                    gradient.d_scores(d_probs, scores, options, kept, (slots, columns.delta(stage)))
                     if BESIDE:
                         pdo.wait(dv_sums)
                     pdo.collect(dv_acc, dv_sums)
@@ -168,7 +168,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     dsq.add(dk_sums, packed, smem, q_tile.at(stage), adds)  # dk [64, D] += dS.T @ Q
                     dsq.finish(dk_acc, dk_sums)
                     adds = i32(1)
-                    h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                    tile = visits.after(tile, i, end, task, work)
                     i = q_pipe.next(i)
                 dsq.wait(dk_sums)
             else:
@@ -177,7 +177,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                 for e in range(pdo.size):
                     dv_acc[e] = num.zero
             task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
-            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), group, scale, options)
+            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), group, work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             rows = key_rows_of(task)

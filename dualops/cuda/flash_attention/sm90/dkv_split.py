@@ -84,45 +84,43 @@ from ..lse_delta_smem import lse_delta_of
 from ..nan_repair import nan_repair_keys
 from ..options import OptionChain, chain_of
 from ..score_gradients import GradientApart, split_gradient
+from ..score_mod import Given
 from ..tile_scheduler import key_rows_of, walk_by_keys
 from ..tiles import Where
 from .arguments import MAPS_TYPE, keys_to_type, tiled_work_type
 from .bias import bias_dkv
 from .config import factors, padded
 from .dkv_config import CONSUMERS_APART, DkvApartConfig, DkvThirdsConfig
-from .dkv_loads import LoadedTiles, load_once, loads_f32_of, loads_of, statistics_of
+from .dkv_loads import LoadBarriers, LoadedTiles, LoadTo, load_once, loads_f32_of, loads_of, statistics_of
 from .output import rows_from_registers, rows_output
-from .visible_tiles import QTiles, q_tiles_of
+from .visible_tiles import q_tiles_of
 
 
 def split_probs(
-    chain: OptionChain, score: FragmentScores, visits: QTiles, gradient: GradientApart, box: Handover
+    chain: OptionChain, score: FragmentScores, gradient: GradientApart, box: Handover
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The verbs (smem, bars, i, scores, picks, bent, statistics, factors, options, where), of the one, and (smem, bars,
-    i, d_probs, statistics, options, where), of the other.
+    """Return the verbs (smem, bars, i, scores, bent, place, given), of the warpgroup that has dv, and (smem, bars, i,
+    d_probs, place, options, where), of the one that has dk.
     """
     BENDS = chain.bends
 
     @verb
-    def hand_probs(smem, bars, i, scores, picks, bent, statistics, factors, options, where):
-        """S.T becomes P.T, of which P.T * slope is handed over, and then weight * P.T."""
-        slots, at = statistics
-        visits.finish(scores, options, factors[0], where, picks)
-        gradient.probabilities(scores, bent, (options, factors, where, 0), slots, at)
-        place = box.claim(bars, i)
+    def hand_probs(smem, bars, i, scores, bent, place, given):
+        """Turn S.T into P.T, hand P.T * slope over, and turn P.T into weight * P.T."""
+        gradient.probabilities(scores, bent, given, place)
+        probs_at = box.claim(bars, i)
         if BENDS:
-            box.put(smem, place, bent)
+            box.put(smem, probs_at, bent)
         else:
-            box.put(smem, place, scores)
+            box.put(smem, probs_at, scores)
         box.hand(bars, i)
-        gradient.weigh(scores, options, score.keeps(options, where, score.seed(options)))
+        gradient.weigh(scores, given.options, score.keeps(given.options, given.where, score.seed(given.options)))
 
     @verb
-    def take_probs(smem, bars, i, d_probs, statistics, options, where):
-        """dP.T becomes dS.T."""
-        slots, at = statistics
+    def take_probs(smem, bars, i, d_probs, place, options, where):
+        """Turn dP.T into dS.T."""
         gradient.weigh(d_probs, options, score.keeps(options, where, score.seed(options)))
-        gradient.d_scores(d_probs, smem, box.take(bars, i), slots, at)
+        gradient.d_scores(d_probs, smem, box.take(bars, i), place)
 
     return hand_probs, take_probs
 
@@ -159,7 +157,7 @@ def build_dkv_split(
     task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=packed)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1's: a box further
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
-    hand_probs, take_probs = split_probs(chain, score, visits, gradient, box)
+    hand_probs, take_probs = split_probs(chain, score, gradient, box)
     BESIDE, to_type = config.beside, keys_to_type(variant, dk_stored, dv_stored)
 
     @kernel(MAPS_TYPE, to_type, gradient_inputs_type(variant), tiled_work_type(variant), threads=role.threads)
@@ -180,12 +178,10 @@ def build_dkv_split(
             box.init(p_bars)
         prefetch_maps(maps, 1)
         q_pipe.start()
-        i, end = u32(0), visits.count(task, group, options)
-        h, m0, full = visits.first(task, group, options)
+        i, end, tile = u32(0), visits.count(task, work), visits.first(task, work)
         if warpgroup == CONSUMERS_APART:
             role.produce()
-            bars = kv_full, q_bars, do_full
-            load(smem, maps, bars, (x.lse, x.delta, slots), ((), group, options), task, (h, m0), end)
+            load(LoadTo(smem, slots, ()), maps, LoadBarriers(kv_full, q_bars, do_full), x, work, task, end)
         elif warpgroup == 0:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
@@ -198,38 +194,40 @@ def build_dkv_split(
                 k_at, stage = k_tile.at(0), q_pipe.wait(q_bars, i)
                 kq.start(scores, smem, k_at, q_tile.at(stage), ZERO)
                 do_part.wait(do_full, i)
-                where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                picks = visits.picks(options, where, full)
+                where = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset)
+                picks = visits.picks(options, where, tile)
                 kq.wait(scores)
-                hand_probs(smem, p_bars, i, scores, picks, bent, (slots, columns.lse(stage)), factors, options, where)
+                visits.finish(scores, options, scale, where, picks)
+                given = Given(options, factors, where, 0)
+                hand_probs(smem, p_bars, i, scores, bent, (slots, columns.lse(stage)), given)
                 gradient.pack(packed, scores)
-                h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                tile = visits.after(tile, i, end, task, work)
                 i = q_pipe.next(i)
                 while i != end:
                     stage, before = q_pipe.wait(q_bars, i), q_pipe.stage(i - 1)
                     kq.start(scores, smem, k_at, q_tile.at(stage), ZERO)  # S.T = K @ Q.T
                     pdo.add(dv_acc, packed, smem, do_tile.at(before), ONE)  # dv [64, Dv] += P.T @ dO, the tile before
                     do_part.wait(do_full, i)
-                    where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                    picks = visits.picks(options, where, full)
+                    where = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset)
+                    picks = visits.picks(options, where, tile)
                     if BESIDE:
                         kq.wait_but_one(scores)
                     else:
                         kq.wait(scores)
-                    hand_probs(
-                        smem, p_bars, i, scores, picks, bent, (slots, columns.lse(stage)), factors, options, where
-                    )
+                    visits.finish(scores, options, scale, where, picks)
+                    given = Given(options, factors, where, 0)
+                    hand_probs(smem, p_bars, i, scores, bent, (slots, columns.lse(stage)), given)
                     kq.wait(scores)  # for dv: P.T is not rounded before
                     do_part.leave()
                     q_pipe.release(q_bars, i - 1)
                     gradient.pack(packed, scores)
-                    h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                    tile = visits.after(tile, i, end, task, work)
                     i = q_pipe.next(i)
                 pdo.add(dv_acc, packed, smem, do_tile.at(q_pipe.stage(i - 1)), ONE)
                 pdo.wait(dv_acc)
                 both.gather()  # dv goes where V was
             task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
-            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, group, scale, options)
+            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, group, work)
             dv_output.store(smem, to.dv_map, to.dv, dv_acc, key_rows_of(task), ZERO, ZERO)
             dv_output.finish()
         else:
@@ -244,12 +242,12 @@ def build_dkv_split(
                 do_part.wait(do_full, i)
                 vdo.start(d_probs, smem, v_at, do_tile.at(stage), ZERO)
                 vdo.wait(d_probs)
-                where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
+                where = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset)
                 take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
                 do_part.leave()
                 box.free(p_bars, i)
                 gradient.pack(packed, d_probs)
-                h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                tile = visits.after(tile, i, end, task, work)
                 i = q_pipe.next(i)
                 while i != end:
                     stage, before = q_pipe.wait(q_bars, i), q_pipe.stage(i - 1)
@@ -260,20 +258,20 @@ def build_dkv_split(
                         vdo.wait_but_one(d_probs)
                     else:
                         vdo.wait(d_probs)
-                    where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
+                    where = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset)
                     take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
                     vdo.wait(d_probs)  # for dk: dS.T is not rounded before
                     do_part.leave()
                     box.free(p_bars, i)
                     q_pipe.release(q_bars, i - 1)
                     gradient.pack(packed, d_probs)
-                    h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                    tile = visits.after(tile, i, end, task, work)
                     i = q_pipe.next(i)
                 dsq.add(dk_acc, packed, smem, q_tile.at(q_pipe.stage(i - 1)), ONE)
                 dsq.wait(dk_acc)
                 both.gather()  # dk goes where K was
             task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
-            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, group, scale, options)
+            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, group, work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             dk_output.store(smem, to.dk_map, to.dk, dk_acc, key_rows_of(task), ZERO, ZERO)
@@ -304,7 +302,7 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
     gradient = split_gradient(chain, score, variant.dtype, BLOCK_Q, box)
     hidden_dk, hidden_dv = nan_repair_keys(chain, variant, dsq.size, 0), nan_repair_keys(chain, variant, 0, pdo.size)
     visits = q_tiles_of(BLOCK_Q, variant, score)
-    hand_probs, take_probs = split_probs(chain, score, visits, gradient, box)
+    hand_probs, take_probs = split_probs(chain, score, gradient, box)
     load = loads_f32_of(LoadedTiles(k_tile, v_tile, q_tile, do_tile), kv_once, q_pipe, do_pipe, visits, variant.varlen)
     bring = statistics_of(q_pipe, statistics, columns, visits)
     task_of, ZERO = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=packed), i32(0)
@@ -330,14 +328,13 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
             box.init(p_bars)
         prefetch_maps(maps, 1)
         q_pipe.start()
-        i, end = u32(0), visits.count(task, group, options)
-        h, m0, full = visits.first(task, group, options)
+        i, end, tile = u32(0), visits.count(task, work), visits.first(task, work)
         if warpgroup == CONSUMERS_APART:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
-                load(smem, maps, (kv_full, q_bars, do_bars), (group, options), task, (h, m0), end)
+                load(smem, maps, LoadBarriers(kv_full, q_bars, do_bars), work, task, end)
             elif u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
-                bring(slots, (q_bars, known), (x.lse, x.delta), (group, options), task, (h, m0), end)
+                bring(slots, q_bars, known, x, work, task, end)
         elif warpgroup == 0:
             role.consume()
             end, base = u32(shfl_idx_i32(i32(end), 0, FULL_WARP)), base_of(smem)
@@ -350,11 +347,12 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 stage = q_pipe.wait(q_bars, i)
                 kq.start(scores, base, k_tile.at(0), q_tile.at(stage), ZERO)  # S.T = K @ Q.T
                 statistics.wait(known, i)
-                where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                picks, place = visits.picks(options, where, full), (slots, columns.lse(stage))
-                h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                where = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset)
+                picks, place = visits.picks(options, where, tile), (slots, columns.lse(stage))
+                tile = visits.after(tile, i, end, task, work)
                 kq.wait(scores)
-                hand_probs(smem, p_bars, i, scores, picks, bent, place, factors, options, where)
+                visits.finish(scores, options, scale, where, picks)
+                hand_probs(smem, p_bars, i, scores, bent, place, Given(options, factors, where, 0))
                 q_pipe.release(q_bars, i)  # lanes have met as they handed P over
                 gradient.pack(packed, scores)
                 pdo.add(sums, packed, base, do_tile.at(do_pipe.wait(do_bars, i)), ZERO)
@@ -362,7 +360,7 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 do_pipe.release(do_bars, i)
                 i = q_pipe.next(i)
             task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
-            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, group, scale, options)
+            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, group, work)
             dv_output.store(smem, to.dv_map, to.dv, dv_acc, key_rows_of(task), ZERO, ZERO)
         else:
             role.consume()
@@ -373,8 +371,8 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 kv_once.wait(kv_full)
             while i != end:
                 vdo.start(d_probs, base, v_tile.at(0), do_tile.at(do_pipe.wait(do_bars, i)), ZERO)  # dP.T = V @ dO.T
-                where, stage = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset), q_pipe.stage(i)
-                h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                where, stage = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset), q_pipe.stage(i)
+                tile = visits.after(tile, i, end, task, work)
                 vdo.wait(d_probs)
                 do_pipe.release(do_bars, i)
                 take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
@@ -385,7 +383,7 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 q_pipe.release(q_bars, i)
                 i = q_pipe.next(i)
             task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
-            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, group, scale, options)
+            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, group, work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             dk_output.store(smem, to.dk_map, to.dk, dk_acc, key_rows_of(task), ZERO, ZERO)

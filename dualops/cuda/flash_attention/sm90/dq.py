@@ -244,8 +244,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         for n in range(dsk.size):
                             acc[n] = num.zero
                 gradient.read(row_lse, x.lse, task, row)
-                lse_pair = (row_lse[0], row_lse[1])
-                hidden.repair(acc, lse_pair, (x.q, x.k, x.v, x.do, x.delta), task, row, i32(0), scale, options)
+                hidden.repair(acc, (row_lse[0], row_lse[1]), x, task, row, i32(0), work)
                 gradient.scale(acc, scale, row_lse)
                 output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
                 if DQ_OVER_Q:
@@ -383,8 +382,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
                 task, _ = get(slots.numbers, ticket.place(piece), extent)  # again: it held registers
                 q_pipe.release(q_bars, piece)
                 gradient.read(row_lse, x.lse, task, ZERO)
-                lse_pair = (row_lse[0], row_lse[1])
-                hidden.repair(acc, lse_pair, (x.q, x.k, x.v, x.do, x.delta), task, ZERO, ZERO, scale, options)
+                hidden.repair(acc, (row_lse[0], row_lse[1]), x, task, ZERO, ZERO, work)
                 gradient.scale(acc, scale, row_lse)
                 output.store(smem, to.dq_map, to.dq, acc, task, ZERO, ZERO)
                 piece = u32(piece + 1)

@@ -276,8 +276,7 @@ def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kern
             for n in range(0, SIZE, 4):
                 source.load(acc, n, sums.data, at + 128 * n, task.count != 0, num.zero)
             rows.read(lse_pair, x.lse, task, row)
-            arrays = x.q, x.k, x.v, x.do, x.delta
-            hidden.repair(acc, (lse_pair[0], lse_pair[1]), arrays, task, row, i32(0), scale, options)
+            hidden.repair(acc, (lse_pair[0], lse_pair[1]), x, task, row, i32(0), work)
             rows.scale(acc, scale, lse_pair)
             output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
             output.finish()

@@ -60,7 +60,7 @@ from ...tile.softmax_rows import settle, softmax_rows
 from ...tile.split_bf16x3 import PARTS
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma
 from ..arguments import Variant, array_type, inputs_type, statistic_type
-from ..fragment_probabilities import are_curves, fragment_probabilities
+from ..fragment_probabilities import RowStatistics, are_curves, fragment_probabilities
 from ..fragment_scores import fragment_scores, my_row
 from ..nan_repair import nan_repair
 from ..options import chain_of
@@ -83,7 +83,7 @@ from .schedule import (
     word_of,
     work_queue,
 )
-from .split_kv import PARTS_TYPE, serial_of
+from .split_kv import PARTS_TYPE, SplitLse, serial_of
 from .visible_tiles import kv_tiles_of, queries_of
 
 # columns of acc beyond which, or for pieces that are all alike, maxima are asked for whether they grew: of D = 256 the
@@ -205,7 +205,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
             q_words = qk.words()
             base = base_of(smem)
             row_max, row_sum, rescale, new_max = rows.pair(), rows.pair(), rows.pair(), rows.pair()
-            statistics = row_max, row_sum, rescale, new_max
+            statistics = RowStatistics(row_max, row_sum, rescale, new_max)
             turn.begin(warpgroup)
             task, column = get(slots.numbers, ticket.take(slots, piece), extent)
             while task.m0 >= 0:
@@ -301,9 +301,9 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 if stores_lse and column == 0:
                     output.store_lse(to.lse, task, i32(row + my_row()), upper, rests[0])
                     output.store_lse(to.lse, task, i32(row + my_row() + 8), lower, rests[1])
-                hidden.repair(acc, (upper, lower), x, task, row, column, scale, options)
+                hidden.repair(acc, (upper, lower), x, task, row, column, work)
                 if config.serial:
-                    serial.add(to.kept, to.o, to.lse, acc, (upper, lower), rests, task, row, column, options)
+                    serial.add(to, acc, SplitLse((upper, lower), rests), task, row, column, options)
                 else:
                     output.store(smem, to.o_map, to.o, acc, task, row, column)
                 if O_OVER_Q:

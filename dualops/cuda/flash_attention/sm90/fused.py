@@ -58,16 +58,17 @@ from ..lse_delta_smem import lse_delta_of
 from ..nan_repair import nan_repair_keys
 from ..options import chain_of
 from ..score_gradients import gradient_of_keys
+from ..score_mod import Given
 from ..tile_scheduler import key_rows_of, walk_by_keys
 from ..tiles import Where
 from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type, tiled_work_type
-from .bias import bias_dkv, in_words
+from .bias import BiasPlace, bias_dkv, in_words
 from .config import padded
 from .dkv_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
 from .dkv_loads import load_once
 from .dq_sums import draw, from_the_first, from_the_last, ordered_sums, place_of_sum, store_queue
 from .output import rows_output
-from .products import probs_at_once, probs_by_steps, register_a
+from .products import Factor, Registers, probs_at_once, probs_by_steps, register_a
 
 
 @builds
@@ -165,13 +166,13 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     q_tile.load(smem, stage, maps.q, Corner(token, 0, (h, b)), q_bars.full)
                     do_part.expect(do_full, i)
                     do_tile.load(smem, stage, maps.do, Corner(token, 0, (h, b)), do_full)
-                    bias.bring(smem, stage, bias_maps, options, task, h, m0, do_full)
+                    bias.bring(smem, stage, bias_maps, options, BiasPlace(task.b, h, m0, task.n0), do_full)
                     h, m0 = order.next(task, h, m0, start)
                     i = q_pipe.next(i)
             elif tid // u32(32) == u32(1):
                 own = columns.own()
                 while i != end:
-                    columns.fetch(own, x.lse, x.delta, task, h, m0)
+                    columns.fetch(own, x, task, h, m0)
                     columns.put(slots, q_pipe.claim(q_bars, i), own)
                     do_part.hand(do_full, i)
                     h, m0 = order.next(task, h, m0, start)
@@ -217,12 +218,12 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                         kq.wait_but_one(scores)
                         held = bias.held(smem, stage, words)
                         score.finish_held(scores, held, options, scale, where, seen)
-                        given, lse_at = (options, factors, where, held), i32(columns.lse(stage) + at)
+                        given, lse_at = Given(options, factors, where, held), i32(columns.lse(stage) + at)
                         # dv [64, Dv] += P.T @ dO
-                        factor = smem, i32(do_at + DO_BYTES * part), adds
-                        probs.add((dv_acc, packed, scores), factor, given, kept, (slots, lse_at))
+                        factor = Factor(smem, i32(do_at + DO_BYTES * part), adds)
+                        probs.add(Registers(dv_acc, packed, scores), factor, given, kept, (slots, lse_at))
                         vdo.wait_but(d_probs, probs.groups)
-                        gradient.d_scores(d_probs, scores, options, kept, slots, i32(columns.delta(stage) + at))
+                        gradient.d_scores(d_probs, scores, options, kept, (slots, i32(columns.delta(stage) + at)))
                         gradient.forget_others(d_probs, where)
                         gradient.pack(packed_ds, d_probs)
                         put_scores(smem, i32(ds_at + DS_BYTES * part + warpgroup * (DS_BYTES // CONSUMERS)), d_probs)
@@ -249,7 +250,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                 for e in range(pdo.size):
                     dv_acc[e] = num.zero
             task = task_of(opaque_i32(drawn[0]), extent, lengths, options)  # again: no register kept it
-            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), group, scale, options)
+            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), group, work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             rows = key_rows_of(task)

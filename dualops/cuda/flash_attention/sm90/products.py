@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...compiler.backend import Members, Namespace, cuda, i32, members, noun, u32, verb
 from ...tile.a_fragment import WORDS as WORDS_OF_STEP, words_of_rows
@@ -81,6 +81,22 @@ def register_a(
     )
 
 
+class Registers(NamedTuple):
+    """What a thread has of dv, of packed P.T and of scores, which become P * slope."""
+
+    acc: Any
+    packed: Any
+    scores: Any
+
+
+class Factor(NamedTuple):
+    """The right factor, dO."""
+
+    smem: Any
+    at: Any  # where it begins
+    adds: Any  # 0: dv is overwritten
+
+
 class ProbsProduct(Namespace):
     """The verbs; `kept` and what is in `given` are as `gradient_of_keys` has them."""
 
@@ -94,11 +110,8 @@ class ProbsProduct(Namespace):
 def probs_at_once(gradient: GradientOfKeys, product: RegisterMma) -> ProbsProduct:
     @verb
     def add(registers, factor, given, kept, place):
-        acc, packed, scores = registers
-        smem, do_at, adds = factor
-        slots, at = place
-        gradient.probabilities(packed, scores, given, kept, slots, at)
-        product.add(acc, packed, smem, do_at, adds)
+        gradient.probabilities(registers.packed, registers.scores, given, kept, place)
+        product.add(registers.acc, registers.packed, factor.smem, factor.at, factor.adds)
 
     return ProbsProduct(groups=1, left=product.left, add=add)
 
@@ -117,11 +130,9 @@ def probs_by_steps(gradient: GradientOfKeys, dtype: str, do: Operand) -> ProbsPr
 
         @verb
         def one(registers, factor, given_and_kept, place):
-            acc, packed, scores = registers
-            smem, do_at, adds = factor
             given, kept = given_and_kept
-            make((packed[n], scores), given, place, kept)
-            product.add(acc, packed[n], smem, do_at, i32(adds | LATER))
+            make((registers.packed[n], registers.scores), given, place, kept)
+            product.add(registers.acc, registers.packed[n], factor.smem, factor.at, i32(factor.adds | LATER))
 
         return one
 

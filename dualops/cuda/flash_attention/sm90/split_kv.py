@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...compiler.backend import (
     Kernel,
@@ -221,12 +221,17 @@ MOST_BLOCKS = 256  # that keep something: each takes one piece of work after ano
 
 
 class Serial(Namespace):
-    """The verb, and the type of its first argument: a pointer, or nothing for other kernels."""
+    """The verb, and the type of `OutputTo.kept`: a pointer, or nothing for other kernels."""
 
     kept_type: Any
-    # (kept, o, lse, acc, lses, rests, task, row, column, options): o and lse of a split; once all are there they are
-    # stored
-    add: Callable[..., None]
+    add: Callable[..., None]  # (to, acc, found, task, row, column, options): adds a split; after the last one it stores
+
+
+class SplitLse(NamedTuple):
+    """lse of a thread's two rows, as a split finds it."""
+
+    lse: Any
+    rest: Any  # what rounding took from lse
 
 
 def kept_shape(config: Sm90Config, Dv: int) -> tuple[int, int, int]:
@@ -250,42 +255,40 @@ def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries:
         return kept[at], kept[at + EACH]
 
     @verb
-    def store(o, lse, acc, h, most, total, task, row, column):
-        near, inverse = i32(column + 2 * (cuda.threadIdx.x % LANES)), inverse_of(total)
-        head, token = queries.head(task, row), task.q_first + queries.query(task, row)
-        at = start(o, task.b, head, token)
+    def store(o, acc, h, inverse, task, row, column):
+        near, token = i32(column + 2 * (cuda.threadIdx.x % LANES)), task.q_first + queries.query(task, row)
+        at = start(o, task.b, queries.head(task, row), token)
         for j in range(QUADS):
             for e in range(2):
                 if near + (8 * j + e) < WIDTH:
                     mem.store(o.data, at + near + (8 * j + e), acc[4 * j + 2 * h + e] * inverse)
-        if with_lse and column == 0 and cuda.threadIdx.x % LANES == 0:
-            lse.data[start(lse, task.b, head, token)] = lse_of(most, total)
 
     @verb
-    def add(kept, o, lse, acc, lses, rests, task, row, column, options):
-        mine, last = (
-            i64(cuda.blockIdx.x) * (SIZE * EACH) + cuda.threadIdx.x,
-            task.split + 1 == split.count(task.Sk),
-        )
+    def add(to, acc, found, task, row, column, options):
+        kept, mine = to.kept[0], i64(cuda.blockIdx.x) * (SIZE * EACH) + cuda.threadIdx.x
+        last = task.split + 1 == split.count(task.Sk)
         for h in range(2):
             r, at = i32(row + my_row() + 8 * h), i64(mine + 2 * EACH * h)
-            was, total = before(kept[0], at, task, r, options)
-            most = num.maximum(was, lses[h])
-            share, weight = shares_of(was, most, lses[h], rests[h])
+            was, total = before(kept, at, task, r, options)
+            most = num.maximum(was, found.lse[h])
+            share, weight = shares_of(was, most, found.lse[h], found.rest[h])
             total = join(total, share, weight, num.one)
-            kept[0][at], kept[0][at + EACH] = most, total
+            kept[at], kept[at + EACH] = most, total
             for j in range(QUADS):
                 for e in range(2):
                     n = 4 * j + 2 * h + e
                     at = i64(mine + (4 + n) * EACH)
-                    acc[n] = join(num.zero if task.split == 0 else kept[0][at], share, weight, acc[n])
-                    kept[0][at] = acc[n]
+                    acc[n] = join(num.zero if task.split == 0 else kept[at], share, weight, acc[n])
+                    kept[at] = acc[n]
             if last and queries.there(task, r):
-                store(o, lse, acc, h, most, total, task, r, column)
+                store(to.o, acc, h, inverse_of(total), task, r, column)
+                if with_lse and column == 0 and cuda.threadIdx.x % LANES == 0:
+                    token = task.q_first + queries.query(task, r)
+                    to.lse.data[start(to.lse, task.b, queries.head(task, r), token)] = lse_of(most, total)
 
     return Serial(kept_type=types.Tuple([pointer(f32)]), add=add)
 
 
 @verb
-def _nothing(kept, o, lse, acc, lses, rests, task, row, column, options):
+def _nothing(to, acc, found, task, row, column, options):
     pass

@@ -187,15 +187,21 @@ def _kv_of_list(block_q: int, block_kv: int, score: FragmentScores, names: list[
     return KvTiles.from_locals(locals())
 
 
-class QTiles(Namespace):
-    """The verbs. group: heads that share the keys."""
+class QTile(NamedTuple):
+    """A tile of queries of one head."""
 
-    count: Callable[..., Any]  # (task, group, options) -> tiles of all heads
-    # (task, group, options) -> head, first query, and 1 where the list says that mask_mod lets all pairs through; where
-    # there is no tile, numbers that nobody may use
-    first: Callable[..., Any]
-    after: Callable[..., Any]  # (h, m0, i, end, task, group, options) -> the same after that tile, number i of `end`
-    picks: Callable[..., Any]  # (options, where, full) -> what `finish` must know before there are scores
+    h: Any
+    m0: Any  # its first query
+    full: Any  # 1 if the list says that mask_mod shows all pairs of the tile
+
+
+class QTiles(Namespace):
+    """The verbs. work: `TiledWork`."""
+
+    count: Callable[..., Any]  # (task, work) -> tiles of all heads
+    first: Callable[..., QTile]  # (task, work); where there is no tile, one that nobody may use
+    after: Callable[..., QTile]  # (tile, i, end, task, work) -> the tile after that one, number i of `end`
+    picks: Callable[..., Any]  # (options, where, tile) -> what `finish` must know before there are scores
     finish: Callable[..., None]  # (scores, options, scale, where, picks)
     finish_held: Callable[..., None]  # (scores, held, options, scale, where, seen, picks): of what `score.sees` said
 
@@ -210,20 +216,20 @@ def _q_of_range(block_q: int, score: FragmentScores) -> QTiles:
     BLOCK_Q = block_q
 
     @verb
-    def count(task, group, options):
-        return u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
+    def count(task, work):
+        return u32(u32(work.extent.group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
 
     @verb
-    def first(task, group, options):
-        return i32(task.h_kv * group), i32(task.first), i32(0)
+    def first(task, work):
+        return QTile(i32(task.h_kv * work.extent.group), i32(task.first), i32(0))
 
     @verb
-    def after(h, m0, i, end, task, group, options):
-        h, m0 = tile_after(task, h, m0, BLOCK_Q)
-        return h, m0, i32(0)
+    def after(tile, i, end, task, work):
+        h, m0 = tile_after(task, tile.h, tile.m0, BLOCK_Q)
+        return QTile(h, m0, i32(0))
 
     @verb
-    def picks(options, where, full):
+    def picks(options, where, tile):
         return i32(0)
 
     @verb
@@ -250,28 +256,29 @@ def _q_of_list(block_q: int, score: FragmentScores, names: list[str]) -> QTiles:
         return i64(task.b) * steps[0] + i64(task.h_kv) * steps[1] + i64(task.n0 // TILE) * steps[2]
 
     @verb
-    def count(task, group, options):
-        return u32(options[INDEX].lists.data[row(task, options)] * PARTS)
+    def count(task, work):
+        return u32(work.options[INDEX].lists.data[row(task, work.options)] * PARTS)
 
     @verb
-    def at(i, task, group, options):
+    def at(i, task, work):
+        options = work.options
         entry = u32(options[INDEX].lists.data[row(task, options) + 1 + i64(i // u32(PARTS))])
         number, q_tiles = u32(entry // u32(2)), u32(tiles_of(task.Sq))
         g = u32(number // q_tiles)
         m0 = i32(u32(number - u32(g * q_tiles)) * u32(TILE) + i % u32(PARTS) * u32(BLOCK_Q))
-        return i32(task.h_kv * group + i32(g)), m0, i32(entry % u32(2)) if tells_all else i32(0)
+        return QTile(i32(task.h_kv * work.extent.group + i32(g)), m0, i32(entry % u32(2)) if tells_all else i32(0))
 
     @verb
-    def first(task, group, options):
-        return at(u32(0), task, group, options)
+    def first(task, work):
+        return at(u32(0), task, work)
 
     @verb
-    def after(h, m0, i, end, task, group, options):
-        return at(min(u32(i + u32(1)), u32(end - u32(1))), task, group, options)
+    def after(tile, i, end, task, work):
+        return at(min(u32(i + u32(1)), u32(end - u32(1))), task, work)
 
     @verb
-    def picks(options, where, full):
-        return score.picks(options, where, full)
+    def picks(options, where, tile):
+        return score.picks(options, where, tile.full)
 
     @verb
     def finish(scores, options, scale, where, picks):
