@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ...spec.meta import itemsize
-from ..compiler.backend import Members, Namespace, i32, noun, u32, verb
+from ..compiler.backend import Members, Namespace, i32, noun, types, u32, verb
 from ..launch.views import boundary
-from .arguments import spans
+from .arguments import Variant, size_types, spans
 from .options import OptionChain
 
 # heads of keys that blocks share at a time: few, so that what they read and add stays in L2, but so many that a head's
@@ -134,10 +134,25 @@ class Extent(NamedTuple):
     section: Any  # heads, or for tiles of keys heads of keys; of packed tiles queries, of as many heads as have these
 
 
-@verb
-def extent_of(heads, section, work):
-    """Return the extent of `Work`."""
-    return Extent(heads, work.H, work.group, work.Sq, work.Sk, work.aligned, section)
+class TiledWork(NamedTuple):
+    """How large a problem is, how its tiles are numbered, and how its scores are made."""
+
+    extent: Any  # `Extent`
+    scale: Any
+    lengths: Any  # of varlen: `spans`
+    options: Any
+
+
+def tiled_work(problem: Problem, section: Any, sizes: tuple[Any, ...]) -> TiledWork:
+    """Return the work of a problem. section: as in `Extent`. sizes: `..arguments.sizes`, or `sizes_by_keys`."""
+    H, group, Sq, Sk, aligned, scale, lengths, options = sizes
+    return TiledWork(Extent(problem.B * H, H, group, Sq, Sk, aligned, section), scale, lengths, options)
+
+
+def tiled_work_type(found: Variant) -> Any:
+    """Return the type of `TiledWork`."""
+    *_, scale, lengths, options = size_types(found)
+    return types.NamedTuple((types.NamedUniTuple(i32, len(Extent._fields), Extent), scale, lengths, options), TiledWork)
 
 
 class Task(NamedTuple):
@@ -181,7 +196,7 @@ class Walk(Namespace):
     """The verbs."""
 
     total: Callable[..., Any]  # (extent) -> how many pieces of work there are
-    task: Callable[..., Task]  # (number, extent, lengths, options)
+    task: Callable[..., Task]  # (number, work)
 
 
 class Rows(Namespace):
@@ -286,7 +301,8 @@ def walk_by_queries(
         return i32(u32(extent.heads) * q_blocks(extent))
 
     @verb
-    def task(number, extent, lengths, options):
+    def task(number, work):
+        extent, lengths, options = work.extent, work.lengths, work.options
         _, head, m_block, blocks = pieces(number, extent, extent.group, lengths)
         if not first_first:
             m_block = u32(blocks - 1 - m_block)
@@ -305,14 +321,15 @@ def walk_by_queries(
 def walk_by_keys(
     block_kv: int, block_q: int, varlen: bool, chain: OptionChain, *, last_first: bool = False, packed: bool = False
 ) -> Callable[..., KeysTask]:
-    """The verb (number, extent, lengths, options) -> the task of that number. They are numbered so that those come
+    """The verb (number, work) -> the task of that number. They are numbered so that those come
     first that most queries of a causal mask see, or the last keys of all, and heads, a section at a time, that find
     their queries in L2. packed: as `walk_by_queries` has it.
     """
     span, pieces = spans(varlen), (packed_pieces if packed else pieces_of_longest)(block_kv, 1)
 
     @verb
-    def task(number, extent, lengths, options):
+    def task(number, work):
+        extent, lengths, options = work.extent, work.lengths, work.options
         heads_kv, head, n_block, blocks = pieces(number, extent, i32(1), lengths)
         if last_first:
             n_block = u32(blocks - 1 - n_block)

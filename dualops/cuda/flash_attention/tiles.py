@@ -27,6 +27,12 @@ class Where(NamedTuple):
     offset: Any  # position of query 0 among the keys
 
 
+@verb
+def where_of(task, h, m0, n0):
+    """Return where a tile of a task's scores stands."""
+    return Where(task.b, h, m0, n0, task.Sq, task.Sk, task.offset)
+
+
 @noun
 def score_tile(
     chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, gradient: bool = False, transposed: bool = False

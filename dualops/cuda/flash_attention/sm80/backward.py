@@ -21,7 +21,7 @@ from ...tile.warp_mma import MMA_TYPES
 from .. import simt
 from ..arguments import gradient_inputs_of, has_usual_scale, is_varlen, sizes, variant
 from ..options import having
-from ..tile_scheduler import section_of, section_of_queries
+from ..tile_scheduler import section_of, section_of_queries, tiled_work
 from .config import Sm80DkvConfig, Sm80DqConfig, dkv_configs, dq_configs
 from .dkv import build_dkv
 from .dq import build_dq
@@ -65,7 +65,8 @@ def dq_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm80DqConf
     """The launch, after delta's. metas: of the problem's arrays, the results and delta."""
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
     build = build_dq(config, variant(p), gradient_vectors_of(metas), is_stored_whole(metas["dq"]))
-    args = (heads, section_of(p), by_token(metas, "dq", varlen), gradient_inputs_of(metas, varlen), sizes(p))
+    work = tiled_work(p, section_of(p), sizes(p))
+    args = (by_token(metas, "dq", varlen), gradient_inputs_of(metas, varlen), work)
     return Step(build, (heads * cdiv(p.Sq, config.block_q),), args, config.shared_bytes(p.D, p.Dv))
 
 
@@ -75,6 +76,6 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm80DkvCo
     whole = (is_stored_whole(metas[name]) for name in ("dk", "dv"))
     build = build_dkv(config, variant(p), gradient_vectors_of(metas), *whole)
     dk, dv = (by_token(metas, name, varlen) for name in ("dk", "dv"))
-    args = (heads, section_of_queries(p), dk, dv, gradient_inputs_of(metas, varlen), sizes(p))
+    args = (dk, dv, gradient_inputs_of(metas, varlen), tiled_work(p, section_of_queries(p), sizes(p)))
     blocks = heads // p.group * cdiv(p.Sk, config.block_kv)
     return Step(build, (blocks,), args, config.shared_bytes(p.D, p.Dv))

@@ -34,15 +34,15 @@ from ...tile.products import opaque_i32
 from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
-from ..arguments import Variant, array_type, gradient_inputs_type, size_types
+from ..arguments import Variant, array_type, gradient_inputs_type
 from ..fragment_scores import fragment_scores
 from ..lse_delta_smem import lse_delta_of
 from ..nan_repair import nan_repair_keys
 from ..options import chain_of
 from ..score_gradients import gradient_of_keys
 from ..score_mod import Given
-from ..tile_scheduler import extent_of, key_rows_of, tile_after, walk_by_keys
-from ..tiles import Where, lines
+from ..tile_scheduler import key_rows_of, tile_after, tiled_work_type, walk_by_keys
+from ..tiles import lines, where_of
 from .config import ROWS, Sm80DkvConfig
 from .rows import GradientVectors, output_of
 
@@ -51,7 +51,7 @@ from .rows import GradientVectors, output_of
 def build_dkv(
     config: Sm80DkvConfig, variant: Variant, vectors: GradientVectors, dk_aligned: bool, dv_aligned: bool
 ) -> Kernel:
-    """flash_attention_dkv_sm80(heads, section, dk, dv, x, work). heads, section: of `Extent`. x: `GradientInputs`.
+    """flash_attention_dkv_sm80(dk, dv, x, work). x: `GradientInputs`. work: `TiledWork`.
 
     vectors: elements that copies have. dk_aligned, dv_aligned: they are stored 16 bytes at a time.
     """
@@ -74,24 +74,22 @@ def build_dkv(
     dv_output = output_of(dtype, variant.Dv, tile.v_boxes, dv_aligned, widest)
 
     @kernel(
-        *[i32] * 2,
         *[array_type(variant)] * 2,
         gradient_inputs_type(variant),
-        size_types(variant),
+        tiled_work_type(variant),
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def flash_attention_dkv_sm80(heads, section, dk, dv, x, work):
+    def flash_attention_dkv_sm80(dk, dv, x, work):
         smem, slots = cuda.shared.array(0, mem.element, alignment=128), columns.slots()
-        extent = extent_of(heads, section, work)
-        task = task_of(cuda.blockIdx.x, extent, work.lengths, work.options)
+        task = task_of(cuda.blockIdx.x, work)
         if task.n0 >= task.Sk:
             return
         b, h_kv, n0 = task.b, task.h_kv, task.n0
         row, my_rows = i32(cuda.threadIdx.x // 128 * ROWS), i32(cuda.threadIdx.x // 32 * 16)
         brings = cuda.threadIdx.x < 32
-        i, end = u32(0), u32(u32(work.group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
-        h, m0 = i32(h_kv * work.group), i32(task.first)
+        i, end = u32(0), u32(u32(work.extent.group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
+        h, m0 = i32(h_kv * work.extent.group), i32(task.first)
         own = columns.own()
         k_copies.load(smem, 0, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
         v_copies.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
@@ -112,7 +110,7 @@ def build_dkv(
         k_frag, v_frag = kq.hold(smem, k_place), vdo.hold(smem, v_place)
         while i != end:
             stage, coming = i32(i % u32(2)), i32((i + u32(1)) % u32(2))
-            where = Where(b, h, m0, i32(n0 + row), task.Sq, task.Sk, task.offset)
+            where = where_of(task, h, m0, i32(n0 + row))
             h, m0 = tile_after(task, h, m0, BLOCK_Q)
             if i + u32(1) != end:
                 q_next, do_next = i32(tile.q_at + coming * tile.q_size), i32(tile.do_at + coming * tile.do_size)
@@ -139,7 +137,7 @@ def build_dkv(
             cuda.syncthreads()
             i = u32(i + u32(1))
 
-        hidden.repair(dk_acc, dv_acc, x, task, row, work.group, work)
+        hidden.repair(dk_acc, dv_acc, x, task, row, work)
         for e in range(dsq.size):
             dk_acc[e] *= work.scale
         rows, row_smem = key_rows_of(task), cuda.shared.array(0, f32, alignment=128)

@@ -35,20 +35,20 @@ from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
-from ..arguments import Variant, array_type, gradient_inputs_type, size_types
+from ..arguments import Variant, array_type, gradient_inputs_type
 from ..fragment_scores import fragment_scores
 from ..nan_repair import nan_repair
 from ..options import chain_of
 from ..score_gradients import gradient_of_queries
-from ..tile_scheduler import ROWS_OF_A_HEAD, extent_of, range_of, walk_by_queries
-from ..tiles import Where, lines
+from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
+from ..tiles import lines, where_of
 from .config import ROWS, Sm80DqConfig
 from .rows import GradientVectors, output_of
 
 
 @builds
 def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, aligned: bool) -> Kernel:
-    """flash_attention_dq_sm80(heads, section, dq, x, work). heads, section: of `Extent`. x: `GradientInputs`.
+    """flash_attention_dq_sm80(dq, x, work). x: `GradientInputs`. work: `TiledWork`.
 
     vectors: elements that copies have. aligned: dq is stored 16 bytes at a time.
     """
@@ -70,17 +70,15 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
     output = output_of(dtype, variant.D, tile.q_boxes, aligned)
 
     @kernel(
-        *[i32] * 2,
         array_type(variant),
         gradient_inputs_type(variant),
-        size_types(variant),
+        tiled_work_type(variant),
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def flash_attention_dq_sm80(heads, section, dq, x, work):
+    def flash_attention_dq_sm80(dq, x, work):
         smem = cuda.shared.array(0, mem.element, alignment=128)
-        extent = extent_of(heads, section, work)
-        task = walk.task(i32(cuda.blockIdx.x), extent, work.lengths, work.options)
+        task = walk.task(i32(cuda.blockIdx.x), work)
         if task.m0 >= task.Sq:
             return
         b, h, h_kv, count = task.b, task.h, task.h_kv, task.count
@@ -112,7 +110,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
                 v_copies.load(smem, v_next, lines(x.v, b, h_kv, task.k_first + n1, task.Sk - n1))
                 cp_async_commit()
             k_at, v_at = i32(tile.k_at + stage * tile.k_size), i32(tile.v_at + stage * tile.v_size)
-            where = Where(b, h, i32(task.m0 + row), n0, task.Sq, task.Sk, task.offset)
+            where = where_of(task, h, i32(task.m0 + row), n0)
             qk.multiply(scores, q_frag, smem, q_place, k_at)  # scores = Q @ K.T
             score.finish(scores, work.options, work.scale, where)
             gradient.probs(scores, held, work.options, work.scale, where, row_base)
@@ -124,7 +122,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
             cuda.syncthreads()
             i, n0 = u32(i + u32(1)), n1
 
-        task = walk.task(opaque_i32(cuda.blockIdx.x), extent, work.lengths, work.options)  # again: no register kept it
+        task = walk.task(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
         gradient.read(row_lse, x.lse, task, row)
         hidden.repair(acc, (row_lse[0], row_lse[1]), x, task, row, i32(0), work)
         gradient.scale(acc, work.scale, row_lse)

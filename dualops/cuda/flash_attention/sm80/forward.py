@@ -49,12 +49,12 @@ from ...tile.storage import storage
 from ...tile.strips import APART, strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
 from ...tile.unrolled import one_after_another
-from ..arguments import Variant, array_type, inputs_type, size_types, statistic_type
+from ..arguments import Variant, array_type, inputs_type, statistic_type
 from ..fragment_scores import FragmentScores, fragment_scores, my_row, store_lse
 from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..tile_scheduler import ROWS_OF_A_HEAD, extent_of, range_of, walk_by_queries
-from ..tiles import Where, lines
+from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
+from ..tiles import Where, lines, where_of
 from .config import ROW_BYTES, ROWS, Sm80Config
 from .rows import Vectors, output_of
 
@@ -133,7 +133,7 @@ def rows_kept(at: int) -> Members:
 
 @builds
 def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors: Vectors) -> Kernel:
-    """flash_attention_sm80(heads, section, o, lse, x, work). heads, section: of `Extent`. x: `Inputs`.
+    """flash_attention_sm80(o, lse, x, work). x: `Inputs`. work: `TiledWork`.
 
     vectors: elements that copies of q, k and v have, and stores of o.
     """
@@ -179,18 +179,16 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
     end_all = one_after_another([end_of(strip) for strip in range(STRIPS)])
 
     @kernel(
-        *[i32] * 2,
         array_type(variant),
         statistic_type(variant),
         inputs_type(variant),
-        size_types(variant),
+        tiled_work_type(variant),
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def flash_attention_sm80(heads, section, o, lse, x, work):
+    def flash_attention_sm80(o, lse, x, work):
         smem = cuda.shared.array(0, mem.element, alignment=128)
-        extent = extent_of(heads, section, work)
-        task = walk.task(i32(cuda.blockIdx.x), extent, work.lengths, work.options)
+        task = walk.task(i32(cuda.blockIdx.x), work)
         if task.m0 >= task.Sq:
             return
         b, h, h_kv, count = task.b, task.h, task.h_kv, task.count
@@ -228,7 +226,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
                 )
                 cp_async_commit()
             qk.multiply(scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
-            where = Where(b, h, i32(task.m0 + row), n0, task.Sq, task.Sk, task.offset)
+            where = where_of(task, h, i32(task.m0 + row), n0)
             stay = score.keeps(work.options, where, seed)
             score.finish(scores, work.options, work.scale, where)
             if KEPT:
@@ -252,7 +250,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             cuda.syncthreads()  # rows of o go where others read Q
 
         # computed again: no register kept them until now
-        task = walk.task(anew_i32(cuda.blockIdx.x), extent, work.lengths, work.options)
+        task = walk.task(anew_i32(cuda.blockIdx.x), work)
         row = row_of(anew_i32(cuda.threadIdx.x))
         if KEPT:
             kept.load(row_max, row_sum)

@@ -27,8 +27,8 @@ from ...launch.views import boxed, by_token, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ..arguments import Inputs, Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
 from ..options import having
-from ..tile_scheduler import section_of
-from .arguments import ForwardMaps, OutputTo, tiled_work
+from ..tile_scheduler import section_of, tiled_work
+from .arguments import ForwardMaps, OutputTo
 from .bias import bias_map, bias_operand, boxed_bias
 from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from ....spec import ArrayMeta, Problem
 from ...compiler.backend import f32, i32, i64, pointer, tensor_map, types
 from ...launch.views import by_token
-from ..arguments import Variant, array_type, is_varlen, size_types
-from ..tile_scheduler import Extent
+from ..arguments import Variant, array_type, is_varlen
 
 
 class Maps(NamedTuple):
@@ -62,15 +61,6 @@ class Sums(NamedTuple):
     tiles: Any  # of queries: of a head of a batch, or, of varlen, of a head of all sequences
 
 
-class TiledWork(NamedTuple):
-    """How large a problem is, how its tiles are numbered, and how its scores are made."""
-
-    extent: Any  # `Extent`
-    scale: Any
-    lengths: Any  # of varlen: `spans`
-    options: Any
-
-
 FORWARD_MAPS_TYPE = types.NamedUniTuple(tensor_map, len(ForwardMaps._fields), ForwardMaps)
 MAPS_TYPE = types.NamedUniTuple(tensor_map, len(Maps._fields), Maps)
 SUMS_TYPE = types.NamedTuple((pointer(f32), pointer(i64), i32), Sums)
@@ -105,15 +95,3 @@ def queries_to(problem: Problem, metas: Mapping[str, ArrayMeta], stored: str, ke
 def queries_to_type(found: Variant, stored: str) -> Any:
     """Return the type of `QueriesTo`."""
     return types.NamedTuple((map_type(stored), array_type(found)), QueriesTo)
-
-
-def tiled_work(problem: Problem, section: Any, sizes: tuple[Any, ...]) -> TiledWork:
-    """Return the work of a problem. section: as in `Extent`. sizes: `..arguments.sizes`, or `sizes_by_keys`."""
-    H, group, Sq, Sk, aligned, scale, lengths, options = sizes
-    return TiledWork(Extent(problem.B * H, H, group, Sq, Sk, aligned, section), scale, lengths, options)
-
-
-def tiled_work_type(found: Variant) -> Any:
-    """Return the type of `TiledWork`."""
-    *_, scale, lengths, options = size_types(found)
-    return types.NamedTuple((types.NamedUniTuple(i32, len(Extent._fields), Extent), scale, lengths, options), TiledWork)

@@ -32,8 +32,8 @@ from .. import simt
 from ..arguments import Served, fewest_queries, gradient_inputs_of, has_usual_scale, is_varlen, serving, sizes, variant
 from ..block_masks import sizes_by_keys, steps_by_keys, workspace_by_keys
 from ..options import having
-from ..tile_scheduler import packed_count, section_of, section_of_queries
-from .arguments import keys_to, maps_of, queries_to, tiled_work
+from ..tile_scheduler import packed_count, section_of, section_of_queries, tiled_work
+from .arguments import keys_to, maps_of, queries_to
 from .bias import bias_map, bias_operand, boxed_bias
 from .config import BOX, SLACK, AnyDqConfig, DqConfig, DqThirdsConfig, dq_configs, padded
 from .dbias import DbiasConfig

@@ -48,9 +48,9 @@ from ..nan_repair import nan_repair_keys
 from ..options import chain_of
 from ..score_gradients import gradient_of_keys
 from ..score_mod import Given
-from ..tile_scheduler import key_rows_of, walk_by_keys
-from ..tiles import Where
-from .arguments import MAPS_TYPE, keys_to_type, tiled_work_type
+from ..tile_scheduler import key_rows_of, tiled_work_type, walk_by_keys
+from ..tiles import where_of
+from .arguments import MAPS_TYPE, keys_to_type
 from .bias import bias_dkv, in_words
 from .config import factors, padded
 from .dkv_config import DkvConfig
@@ -110,9 +110,8 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         kv_full, q_bars, do_full = kv_once.barrier(), q_pipe.barriers(), do_part.barriers()
         slots = columns.slots()
         warpgroup = my_warpgroup()
-        extent, scale, lengths, options = work
-        group = extent.group
-        task = task_of(cuda.blockIdx.x, extent, lengths, options)
+        scale, options = work.scale, work.options
+        task = task_of(cuda.blockIdx.x, work)
         if task.n0 >= task.Sk:
             return
         if cuda.threadIdx.x == 0:
@@ -139,7 +138,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                 dk_sums, dv_sums = dsq.sums(dk_acc), pdo.sums(dv_acc)
                 tile = visits.first(task, work)
                 while i != end:
-                    where = Where(task.b, tile.h, tile.m0, n, task.Sq, task.Sk, task.offset)
+                    where = where_of(task, tile.h, tile.m0, n)
                     stage = q_pipe.wait(q_bars, i)
                     kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)  # S.T = K @ Q.T
                     do_part.wait(do_full, i)
@@ -176,8 +175,8 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     dk_acc[e] = num.zero
                 for e in range(pdo.size):
                     dv_acc[e] = num.zero
-            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
-            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), group, work)
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
+            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             rows = key_rows_of(task)

@@ -85,9 +85,9 @@ from ..nan_repair import nan_repair_keys
 from ..options import OptionChain, chain_of
 from ..score_gradients import GradientApart, split_gradient
 from ..score_mod import Given
-from ..tile_scheduler import key_rows_of, walk_by_keys
-from ..tiles import Where
-from .arguments import MAPS_TYPE, keys_to_type, tiled_work_type
+from ..tile_scheduler import key_rows_of, tiled_work_type, walk_by_keys
+from ..tiles import where_of
+from .arguments import MAPS_TYPE, keys_to_type
 from .bias import bias_dkv
 from .config import factors, padded
 from .dkv_config import CONSUMERS_APART, DkvApartConfig, DkvThirdsConfig
@@ -166,9 +166,8 @@ def build_dkv_split(
         kv_full, q_bars, do_full, p_bars = kv_once.barrier(), q_pipe.barriers(), do_part.barriers(), box.barriers()
         slots = columns.slots()
         warpgroup = my_warpgroup()
-        extent, scale, lengths, options = work
-        group = extent.group
-        task = task_of(cuda.blockIdx.x, extent, lengths, options)
+        scale, options = work.scale, work.options
+        task = task_of(cuda.blockIdx.x, work)
         if task.n0 >= task.Sk:
             return
         if cuda.threadIdx.x == 0:
@@ -194,7 +193,7 @@ def build_dkv_split(
                 k_at, stage = k_tile.at(0), q_pipe.wait(q_bars, i)
                 kq.start(scores, smem, k_at, q_tile.at(stage), ZERO)
                 do_part.wait(do_full, i)
-                where = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset)
+                where = where_of(task, tile.h, tile.m0, task.n0)
                 picks = visits.picks(options, where, tile)
                 kq.wait(scores)
                 visits.finish(scores, options, scale, where, picks)
@@ -208,7 +207,7 @@ def build_dkv_split(
                     kq.start(scores, smem, k_at, q_tile.at(stage), ZERO)  # S.T = K @ Q.T
                     pdo.add(dv_acc, packed, smem, do_tile.at(before), ONE)  # dv [64, Dv] += P.T @ dO, the tile before
                     do_part.wait(do_full, i)
-                    where = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset)
+                    where = where_of(task, tile.h, tile.m0, task.n0)
                     picks = visits.picks(options, where, tile)
                     if BESIDE:
                         kq.wait_but_one(scores)
@@ -226,8 +225,8 @@ def build_dkv_split(
                 pdo.add(dv_acc, packed, smem, do_tile.at(q_pipe.stage(i - 1)), ONE)
                 pdo.wait(dv_acc)
                 both.gather()  # dv goes where V was
-            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
-            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, group, work)
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
+            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, work)
             dv_output.store(smem, to.dv_map, to.dv, dv_acc, key_rows_of(task), ZERO, ZERO)
             dv_output.finish()
         else:
@@ -242,7 +241,7 @@ def build_dkv_split(
                 do_part.wait(do_full, i)
                 vdo.start(d_probs, smem, v_at, do_tile.at(stage), ZERO)
                 vdo.wait(d_probs)
-                where = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset)
+                where = where_of(task, tile.h, tile.m0, task.n0)
                 take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
                 do_part.leave()
                 box.free(p_bars, i)
@@ -258,7 +257,7 @@ def build_dkv_split(
                         vdo.wait_but_one(d_probs)
                     else:
                         vdo.wait(d_probs)
-                    where = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset)
+                    where = where_of(task, tile.h, tile.m0, task.n0)
                     take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
                     vdo.wait(d_probs)  # for dk: dS.T is not rounded before
                     do_part.leave()
@@ -270,8 +269,8 @@ def build_dkv_split(
                 dsq.add(dk_acc, packed, smem, q_tile.at(q_pipe.stage(i - 1)), ONE)
                 dsq.wait(dk_acc)
                 both.gather()  # dk goes where K was
-            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
-            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, group, work)
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
+            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             dk_output.store(smem, to.dk_map, to.dk, dk_acc, key_rows_of(task), ZERO, ZERO)
@@ -315,9 +314,8 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
         kv_full, q_bars, do_bars = kv_once.barrier(), q_pipe.barriers(), do_pipe.barriers()
         known, p_bars, slots = statistics.barriers(), box.barriers(), columns.slots()
         warpgroup = my_warpgroup()
-        extent, scale, lengths, options = work
-        group = extent.group
-        task = task_of(cuda.blockIdx.x, extent, lengths, options)
+        scale, options = work.scale, work.options
+        task = task_of(cuda.blockIdx.x, work)
         if task.n0 >= task.Sk:
             return
         if cuda.threadIdx.x == 0:
@@ -347,7 +345,7 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 stage = q_pipe.wait(q_bars, i)
                 kq.start(scores, base, k_tile.at(0), q_tile.at(stage), ZERO)  # S.T = K @ Q.T
                 statistics.wait(known, i)
-                where = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset)
+                where = where_of(task, tile.h, tile.m0, task.n0)
                 picks, place = visits.picks(options, where, tile), (slots, columns.lse(stage))
                 tile = visits.after(tile, i, end, task, work)
                 kq.wait(scores)
@@ -359,8 +357,8 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 pdo.finish(dv_acc, sums)  # dv [64, Dv] += P.T @ dO
                 do_pipe.release(do_bars, i)
                 i = q_pipe.next(i)
-            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
-            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, group, work)
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
+            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, work)
             dv_output.store(smem, to.dv_map, to.dv, dv_acc, key_rows_of(task), ZERO, ZERO)
         else:
             role.consume()
@@ -371,7 +369,7 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 kv_once.wait(kv_full)
             while i != end:
                 vdo.start(d_probs, base, v_tile.at(0), do_tile.at(do_pipe.wait(do_bars, i)), ZERO)  # dP.T = V @ dO.T
-                where, stage = Where(task.b, tile.h, tile.m0, task.n0, task.Sq, task.Sk, task.offset), q_pipe.stage(i)
+                where, stage = where_of(task, tile.h, tile.m0, task.n0), q_pipe.stage(i)
                 tile = visits.after(tile, i, end, task, work)
                 vdo.wait(d_probs)
                 do_pipe.release(do_bars, i)
@@ -382,8 +380,8 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 dsq.finish(dk_acc, sums)  # dk [64, D] += dS.T @ Q
                 q_pipe.release(q_bars, i)
                 i = q_pipe.next(i)
-            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # again: no register kept it
-            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, group, work)
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
+            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             dk_output.store(smem, to.dk_map, to.dk, dk_acc, key_rows_of(task), ZERO, ZERO)

@@ -74,9 +74,9 @@ from ..fragment_scores import fragment_scores
 from ..nan_repair import nan_repair
 from ..options import chain_of
 from ..score_gradients import d_scores_apart, gradient_of_queries
-from ..tile_scheduler import ROWS_OF_A_HEAD, walk_by_queries
-from ..tiles import Where
-from .arguments import MAPS_TYPE, queries_to_type, tiled_work_type
+from ..tile_scheduler import ROWS_OF_A_HEAD, tiled_work_type, walk_by_queries
+from ..tiles import where_of
+from .arguments import MAPS_TYPE, queries_to_type
 from .bias import bias_stages, in_words
 from .config import DqConfig, DqThirdsConfig, factors, padded
 from .output import rows_from_registers, rows_output
@@ -125,7 +125,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()
         bias_bars = bias.barriers()
-        extent, scale, lengths, options = work
+        extent, scale, options = work.extent, work.scale, work.options
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
@@ -142,7 +142,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
             if cuda.threadIdx.x % 128 == 0:
                 total, number = walk.total(extent), i32(cuda.blockIdx.x)
                 while number < total:
-                    task = walk.task(number, extent, lengths, options)
+                    task = walk.task(number, work)
                     if task.m0 < task.Sq:
                         put(slots.numbers, ticket.place(piece), task, i32(0))
                         ticket.hand(slots, piece)
@@ -185,7 +185,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         acc[n] = num.zero
                 if task.count != u32(0):
                     tile = visits.last(task, options)
-                    where = Where(task.b, task.h, m, tile.n0, task.Sq, task.Sk, task.offset)
+                    where = where_of(task, task.h, m, tile.n0)
                     picks = visits.picks(options, where, tile)
                     stage = k_pipe.wait(k_bars, i)
                     qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)
@@ -205,7 +205,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                     adds, end = i32(ZEROED), u32(i + task.count)
                     i = k_pipe.next(i)
                     while i != end:
-                        where = Where(task.b, task.h, m, tile.n0, task.Sq, task.Sk, task.offset)
+                        where = where_of(task, task.h, m, tile.n0)
                         picks = visits.picks(options, where, tile)
                         stage, before = k_pipe.wait(k_bars, i), k_pipe.stage(i - 1)
                         turn.take(warpgroup)
@@ -294,7 +294,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, p_bars = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), box.barriers()
         slots = ticket.slots()
-        extent, scale, lengths, options = work
+        extent, scale, options = work.extent, work.scale, work.options
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
@@ -310,7 +310,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
             if cuda.threadIdx.x % 128 == 0:
                 total, number = walk.total(extent), i32(cuda.blockIdx.x)
                 while number < total:
-                    task = walk.task(number, extent, lengths, options)
+                    task = walk.task(number, work)
                     if task.m0 < task.Sq:
                         put(slots.numbers, ticket.place(piece), task, i32(0))
                         ticket.hand(slots, piece)
@@ -342,7 +342,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
                 tile, end = visits.last(task, options), u32(i + task.count)
                 while i != end:
                     qk.start(scores, base, q_at, k_tile.at(k_pipe.wait(k_bars, i)), ZERO)  # scores = Q @ K.T
-                    where = Where(task.b, task.h, task.m0, tile.n0, task.Sq, task.Sk, task.offset)
+                    where = where_of(task, task.h, task.m0, tile.n0)
                     picks = visits.picks(options, where, tile)
                     seen = score.sees(score.ask(options, where))
                     tile = visits.before(tile, task, options)
@@ -368,7 +368,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
                 tile, end = visits.last(task, options), u32(i + task.count)
                 while i != end:
                     dov.start(d_probs, base, do_at, v_tile.at(v_pipe.wait(v_bars, i)), ZERO)  # dP = dO @ V.T
-                    where = Where(task.b, task.h, task.m0, tile.n0, task.Sq, task.Sk, task.offset)
+                    where = where_of(task, task.h, task.m0, tile.n0)
                     tile = visits.before(tile, task, options)
                     dov.wait(d_probs)
                     v_pipe.release(v_bars, i)

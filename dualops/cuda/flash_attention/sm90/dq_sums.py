@@ -70,8 +70,8 @@ from ..arguments import Variant, gradient_inputs_type
 from ..nan_repair import nan_repair
 from ..options import OptionChain, chain_of
 from ..score_gradients import rows_of_queries
-from ..tile_scheduler import ROWS_OF_A_HEAD, packed_tiles, range_of, tile_after, walk_by_queries
-from .arguments import SUMS_TYPE, queries_to_type, tiled_work_type
+from ..tile_scheduler import ROWS_OF_A_HEAD, packed_tiles, range_of, tile_after, tiled_work_type, walk_by_queries
+from .arguments import SUMS_TYPE, queries_to_type
 from .config import BOX, padded
 from .dkv_config import FRAGMENT, FusedConfig
 from .output import rows_output
@@ -265,19 +265,18 @@ def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kern
     )
     def flash_attention_dq_finish(sums, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        extent, scale, lengths, options = work
-        task, part = walk.task(cuda.blockIdx.x // PARTS, extent, lengths, options), i32(cuda.blockIdx.x % PARTS)
+        task, part = walk.task(cuda.blockIdx.x // PARTS, work), i32(cuda.blockIdx.x % PARTS)
         if not VARLEN or task.m0 < task.Sq:
             row = i32(ROWS * part)
             lse_pair, acc = rows.pair(), cuda.local.array(SIZE, f32)
-            tile = place_of(task, extent.H, task.h, i32(task.m0 // BLOCK_Q), sums.tiles)
+            tile = place_of(task, work.extent.H, task.h, i32(task.m0 // BLOCK_Q), sums.tiles)
             at = (tile * PARTS + part) * FRAGMENTS + 4 * cuda.threadIdx.x
             all_added(sums.flags, 1 + tile, task.count)
             for n in range(0, SIZE, 4):
                 source.load(acc, n, sums.data, at + 128 * n, task.count != 0, num.zero)
             rows.read(lse_pair, x.lse, task, row)
             hidden.repair(acc, (lse_pair[0], lse_pair[1]), x, task, row, i32(0), work)
-            rows.scale(acc, scale, lse_pair)
+            rows.scale(acc, work.scale, lse_pair)
             output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
             output.finish()
         if cuda.blockIdx.x == cuda.gridDim.x - 1:

@@ -40,9 +40,9 @@ from ...tile.storage import access
 from .. import simt
 from ..arguments import Inputs, has_usual_scale, is_varlen, sizes, variant
 from ..options import having
-from ..tile_scheduler import section_of
+from ..tile_scheduler import section_of, tiled_work
 from . import backward
-from .arguments import ForwardMaps, OutputTo, tiled_work
+from .arguments import ForwardMaps, OutputTo
 from .config import (
     BLOCK_MASK,
     BOX,

@@ -64,8 +64,9 @@ from ..fragment_probabilities import RowStatistics, are_curves, fragment_probabi
 from ..fragment_scores import fragment_scores, my_row
 from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..tiles import Where
-from .arguments import FORWARD_MAPS_TYPE, OutputTo, map_type, tiled_work_type
+from ..tile_scheduler import tiled_work_type
+from ..tiles import Where, where_of
+from .arguments import FORWARD_MAPS_TYPE, OutputTo, map_type
 from .bias import bias_stages, in_words
 from .config import Sm90Config, factors, padded
 from .output import output_of
@@ -159,7 +160,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()
         bias_bars = bias.barriers()
-        extent, scale, lengths, options = work
+        extent, scale, options = work.extent, work.scale, work.options
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
@@ -176,7 +177,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
             if cuda.threadIdx.x % 128 == 0:
                 total, number = piece_of.total(walk.total(extent)), i32(cuda.blockIdx.x)
                 while number < total:
-                    task, column = walk.task(piece_of.walk(number), extent, lengths, options), piece_of.column(number)
+                    task, column = walk.task(piece_of.walk(number), work), piece_of.column(number)
                     while task.m0 < task.Sq:
                         put(slots.numbers, ticket.place(piece), task, column)
                         ticket.hand(slots, piece)
@@ -217,7 +218,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 q_at, sums = queries.at(q_pipe.wait(q_bars, piece)), pv.sums(acc)
                 if task.count != u32(0):
                     tile = visits.last(task, options)
-                    where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
+                    where = where_of(task, h, m, tile.n0)
                     picks = visits.picks(options, where, tile)
                     asked = score.ask(options, where)
                     if FETCHES:
@@ -237,7 +238,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     asked = score.ask(options, where_of_next(where, tile))
                     if FETCHES:  # for the next tile, or where there is none for this one again
                         n0 = tile.n0 if task.count != u32(1) else where.n0
-                        where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
+                        where = where_of(task, h, m, n0)
                         score.fetch(words, options, where)
                     probability.exponentials(scores, statistics, factors, options, where)
                     rows.pack(probs, scores)
@@ -246,7 +247,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     i = k_pipe.next(i)
                     while i != end:
                         if not FETCHES:
-                            where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
+                            where = where_of(task, h, m, tile.n0)
                         picks = visits.picks(options, where, tile)
                         stage = k_pipe.wait(k_bars, i)
                         turn.take(warpgroup)
@@ -265,7 +266,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         asked = score.ask(options, where_of_next(where, tile))
                         if FETCHES:
                             n0 = tile.n0 if k_pipe.next(i) != end else where.n0
-                            where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
+                            where = where_of(task, h, m, n0)
                             score.fetch(words, options, where)
                         probability.exponentials(scores, statistics, factors, options, where)
                         settle(row_sum[0] + row_sum[1])

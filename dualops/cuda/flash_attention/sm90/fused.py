@@ -59,9 +59,9 @@ from ..nan_repair import nan_repair_keys
 from ..options import chain_of
 from ..score_gradients import gradient_of_keys
 from ..score_mod import Given
-from ..tile_scheduler import key_rows_of, walk_by_keys
-from ..tiles import Where
-from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type, tiled_work_type
+from ..tile_scheduler import key_rows_of, tiled_work_type, walk_by_keys
+from ..tiles import where_of
+from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type
 from .bias import BiasPlace, bias_dkv, in_words
 from .config import padded
 from .dkv_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
@@ -145,9 +145,9 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
         prefetch_maps(maps, 1)
         bias.prefetch(bias_maps)
         q_pipe.start()
-        extent, scale, lengths, options = work
-        group = extent.group
-        task = task_of(drawn[0], extent, lengths, options)
+        scale, options = work.scale, work.options
+        group = work.extent.group
+        task = task_of(drawn[0], work)
         if task.n0 >= task.Sk:
             return
         i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
@@ -179,7 +179,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     i = q_pipe.next(i)
             elif tid == u32(64):
                 while i != end:
-                    tile = i32(place_of(task, extent.H, h, i32(u32(m0) // u32(BLOCK_Q)), sums.tiles))
+                    tile = i32(place_of(task, work.extent.H, h, i32(u32(m0) // u32(BLOCK_Q)), sums.tiles))
                     at = i32(DQ_AT + box.take(dq_bars, i) * PLACE)
                     rank = order.rank(task, m0, options)
                     ordered.add(sums.data, i64(tile) * PLACE, floats, at, sums.flags, i64(tile) + 1, rank)
@@ -206,7 +206,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     )
                     q_at, do_at = q_tile.at(stage), do_tile.at(stage)
                     for part in range(PARTS):
-                        where = Where(task.b, h, i32(m0 + ROWS * part), n, task.Sq, task.Sk, task.offset)
+                        where = where_of(task, h, i32(m0 + ROWS * part), n)
                         at = i32(STATISTICS * part)
                         # S.T = K @ Q.T
                         kq.start(scores, k_words, smem, k_at, i32(q_at + Q_BYTES * part), warpgroup)
@@ -249,8 +249,8 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     dk_acc[e] = num.zero
                 for e in range(pdo.size):
                     dv_acc[e] = num.zero
-            task = task_of(opaque_i32(drawn[0]), extent, lengths, options)  # again: no register kept it
-            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), group, work)
+            task = task_of(opaque_i32(drawn[0]), work)  # again: no register kept it
+            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             rows = key_rows_of(task)

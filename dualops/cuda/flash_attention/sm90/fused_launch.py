@@ -19,8 +19,8 @@ from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from .. import simt
 from ..arguments import gradient_inputs_of, has_usual_scale, is_varlen, sizes, variant
 from ..options import having
-from ..tile_scheduler import LEAST_HEADS, MOST_HEADS, packed_count
-from .arguments import Sums, keys_to, maps_of, queries_to, tiled_work
+from ..tile_scheduler import LEAST_HEADS, MOST_HEADS, packed_count, tiled_work
+from .arguments import Sums, keys_to, maps_of, queries_to
 from .bias import bias_map, boxed_bias
 from .config import BOX, padded
 from .dbias import DbiasConfig

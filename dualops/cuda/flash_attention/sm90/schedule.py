@@ -285,7 +285,8 @@ def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk
         return i32(u32(extent.heads) // HEADS * q_blocks(extent) * parts(extent))
 
     @verb
-    def task(number, extent, lengths, options):
+    def task(number, work):
+        extent, lengths, options = work.extent, work.lengths, work.options
         blocks, most = q_blocks(extent), parts(extent)
         m0 = i32(u32(number) % blocks * u32(QUERIES))
         part, head = i32(u32(number) // blocks % most), i32(u32(number) // blocks // most * HEADS)

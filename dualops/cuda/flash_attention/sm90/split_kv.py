@@ -55,7 +55,7 @@ from ...tile.warpgroup import ROWS
 from ..arguments import Variant, array_type, spans, statistic_type
 from ..fragment_scores import LANES, my_row
 from ..options import OptionChain, chain_of
-from .arguments import tiled_work_type
+from ..tile_scheduler import tiled_work_type
 from .config import Sm90Config
 from .visible_tiles import Queries
 
