@@ -1,25 +1,24 @@
 """block_mask: which tiles of keys a mask_mod shows to a tile of queries. Dong et al. 2024, arXiv:2412.05496.
 
     states, a warp a tile                             lists, a thread a tile of queries
-    1  ask about all pairs of TILE queries and keys   3  for each tile of keys that is not empty, in order:
-    2  none, some or all of them are seen                append 2 * tile + whether all are seen; then the count
+    1  evaluate all pairs of TILE queries and keys    3  for each tile of keys that is not empty, in order:
+    2  the state: none, some or all of them are seen     append 2 * tile + whether all are seen; then the count
 
-A state is written where the tile's place would be if all were listed, so that nothing grows with Sq * Sk but the
-lists, 4 bytes for TILE * TILE pairs. What was not yet read is never overwritten: of so many states so many at most are
-listed.
+A state is written where the tile's entry would be if all tiles were listed. So only the lists grow with Sq * Sk: 4
+bytes for TILE * TILE pairs. A list never overwrites a state that was not read, since it has at most one entry for each
+state.
 
-A block mask's lists transposed, for dk and dv: the tiles of queries that see some keys of a tile of keys.
+The gradient needs the transposed lists, for dk and dv: the tiles of queries that see some keys of a tile of keys.
 
-    states, a thread for two tiles                     lists, built from them as in `block_masks`
-    1  look for the tile of keys in the list of the    3  for each tile of queries that is not empty, in order:
-       tile of queries, binary search                     append 2 * number + whether all are seen; then the count
-    2  none, some or all of their pairs are seen
+    states, a thread for two tiles                    lists, built from them in the same way
+    1  find the tile of keys in the list of the       2  for each tile of queries that is not empty, in order:
+       tile of queries, by binary search                 append 2 * number + whether all are seen; then the count
 
     lists [B or 1, Hkv or 1, tiles of keys, 1 + group * tiles of queries]
 
-A row has the tiles of all heads that share the keys, one head after the other: tile m of the group's head g is number
-g * (tiles of queries) + m. Tiles that a window hides are left out. It is a workspace of the gradient: 4 bytes for
-TILE * TILE pairs of each head, or of a group's heads where all heads have the same mask.
+A row has the tiles of all heads that share the keys, one head after the other: tile m of the group's head g has number
+g * (tiles of queries) + m. Tiles that a window hides are left out. The lists are a workspace of the gradient: 4 bytes
+for TILE * TILE pairs of each head, or of each group if all heads have the same mask.
 """
 
 from __future__ import annotations
@@ -53,17 +52,17 @@ LISTS_TYPE = strided("int32", 4)
 def block_mask(
     mask_mod: Any, B: int | None, H: int | None, Sq: int, Sk: int, *, like: Any, stream: Any = None
 ) -> BlockMask:
-    """Which tiles of 128 x 128 (query, key) a mask_mod hides, cuts and shows; Dong et al. 2024, arXiv:2412.05496.
+    """Return which tiles of 128 x 128 (query, key) a mask_mod hides, cuts and shows; Dong et al. 2024,
+    arXiv:2412.05496.
 
-    mask_mod: (b, h, i, j) -> whether query i sees key j, as `flash_attention` takes it. B, H: batches and heads that
-    it tells apart; None or 1 where it is the same for all of them, which are then asked about as number 0. Sq, Sk:
-    queries and keys. like: an array (q), of whose library and on whose device the mask is wanted; only that is looked
-    at. stream: as for `flash_attention`; those who use the mask on another stream wait for this one.
-    Returns a BlockMask, which `flash_attention` takes beside the function: its `lists` [B, H, tiles of queries,
-    1 + tiles of keys] of int32 say how many tiles of keys are to be visited, and which. Memory is 4 bytes for each tile
-    of pairs, and nothing beside. It is made once: a call with a function that does the same, the same sizes, device and
-    stream returns the same object, as long as somebody has it.
-    Raises TypeError and ValueError for a wrong call.
+    mask_mod: (b, h, i, j) -> whether query i sees key j, as in `flash_attention`. B, H: the numbers of batches and
+        heads that it distinguishes; None or 1 if it is the same for all, and is then called with number 0. Sq, Sk:
+        queries and keys. like: an array such as q; the mask gets its library and device. stream: as in
+        `flash_attention`; to use the mask on another stream, wait for this one.
+    Returns a BlockMask, which `flash_attention` takes in addition to the function. Its `lists` [B, H, tiles of queries,
+    1 + tiles of keys] of int32 say how many tiles of keys to visit, and which. It needs 4 bytes for each tile of pairs,
+    and no other memory. Calls with an equal function, the same sizes, device and stream return the same object while it
+    exists. Raises TypeError and ValueError for a wrong call.
     """
     _, mask_mod = as_they_are(None, mask_mod)
     sizes = sizes_of(B, H, Sq, Sk)
@@ -75,7 +74,7 @@ def block_mask(
 
 @builds
 def build_states(mask_mod: UserFunction) -> Kernel:
-    """block_mask_states(lists, tiles, H, Sq, Sk, q_tiles, kv_tiles): the states of so many tiles."""
+    """block_mask_states(lists, tiles, H, Sq, Sk, q_tiles, kv_tiles): the states of all `tiles`."""
     sees, lanes = typed(mask_mod, f32), lane_reductions(f32, 32)
 
     @kernel(LISTS_TYPE, i64, *[i64] * 5, threads=THREADS)
@@ -101,7 +100,7 @@ def build_states(mask_mod: UserFunction) -> Kernel:
 
 @builds
 def build_lists() -> Kernel:
-    """block_mask_lists(lists, rows, H, q_tiles, kv_tiles): the lists of so many tiles of queries, from their states."""
+    """block_mask_lists(lists, rows, H, q_tiles, kv_tiles): lists of `rows` tiles of queries, from their states."""
 
     @kernel(LISTS_TYPE, i64, *[i64] * 3, threads=THREADS)
     def block_mask_lists(lists, rows, H, q_tiles, kv_tiles):
@@ -156,9 +155,9 @@ class TilePairs(NamedTuple):
 
 @builds
 def build_states_by_keys(ranges: Having) -> Kernel:
-    """block_mask_states_by_keys(by_keys, lists, pairs, options): the state of each pair of tiles.
+    """block_mask_states_by_keys(by_keys, lists, pairs, options): the state of each pair of tiles. pairs: `TilePairs`.
 
-    pairs: `TilePairs`. ranges: the options that hide whole tiles; options: their arguments.
+    ranges: the options that hide whole tiles. options: their arguments.
     """
     chain = chain_of(ranges, "float32")
     pairs_type = types.NamedTuple((i64, *[i32] * 5), TilePairs)
@@ -189,7 +188,7 @@ def build_states_by_keys(ranges: Having) -> Kernel:
 
 
 class ListsShape(NamedTuple):
-    """How many lists there are, by batch, head of keys and tile of keys, and how many tiles each can name."""
+    """How many lists there are, along batch, head of keys and tile of keys, and how many tiles each can name."""
 
     B: Any
     heads: Any
@@ -203,7 +202,7 @@ def shape_of(problem: Problem) -> ListsShape:
 
 
 def workspace_by_keys(problem: Problem) -> dict[str, ArrayMeta]:
-    """The lists, where the problem has a block mask."""
+    """Return the transposed lists of a block mask, if the problem has one."""
     if BLOCKS.name not in problem.arrays:
         return {}
     B, heads, kv_tiles, tiles = shape_of(problem)
@@ -212,7 +211,7 @@ def workspace_by_keys(problem: Problem) -> dict[str, ArrayMeta]:
 
 
 def steps_by_keys(problem: Problem) -> Sequence[Step]:
-    """The launches that make them."""
+    """Return the launches that build them."""
     if BLOCKS.name not in problem.arrays:
         return []
     p, (B, heads, kv_tiles, tiles), found = problem, shape_of(problem), having(problem)
@@ -228,7 +227,7 @@ def steps_by_keys(problem: Problem) -> Sequence[Step]:
 
 
 def sizes_by_keys(problem: Problem) -> Work:
-    """Return the work of a problem, with these lists in the place of a block mask's own."""
+    """Return the work of a problem, with the transposed lists instead of the block mask's own."""
     work = sizes(problem)
     if BLOCKS.name not in problem.arrays:
         return work

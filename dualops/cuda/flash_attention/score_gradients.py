@@ -1,19 +1,16 @@
-"""Gradients of scores in the registers of tensor cores' products, where rows are queries.
+"""Gradients of scores, in registers.
 
-P = exp2(scores - lse) * slope;  dS = P * (weight * dP - delta)
+If rows are queries (dq):
 
-Gradients of scores in the registers of tensor cores' products, whose rows are keys and whose columns queries.
+    P = exp2(scores - lse) * slope;  dS = P * (weight * dP - delta)
 
-P.T = exp2(scores * multiplier - lse)
-dS.T = (P.T * slope) * (weight * dP.T - delta)
+If rows are keys and columns queries (dk and dv):
 
-Gradients of scores of which one warpgroup has P and another dP, in the registers of tensor cores' products, whose
-rows are keys and whose columns queries.
+    P.T = exp2(scores * multiplier - lse)
+    dS.T = (P.T * slope) * (weight * dP.T - delta)
 
-P.T = exp2(scores * multiplier - lse)                      of it one makes weight * P.T, rounded, the left factor of dv
-dS.T = (P.T * slope) * (weight * dP.T - delta)             of it the other gets P.T * slope (`tile.warpgroup_exchange`)
-
-given, kept: as `gradient_of_keys` has them.
+`split_gradient` is for two warpgroups, of which one has P.T and the other dP.T. The first rounds weight * P.T, the left
+factor of dv, and hands P.T * slope to the other (`tile.warpgroup_exchange`).
 """
 
 from __future__ import annotations
@@ -38,20 +35,24 @@ class RowsOfQueries(Namespace):
     """The verbs of a tile's rows of dq."""
 
     pair: Callable[..., Any]  # () -> an array of two numbers
-    read: Callable[..., None]  # (found, x, task, row): of my rows of the warpgroup's from `row` on; 0 beyond the last
-    scale: Callable[..., None]  # (acc, scale, lse): dS @ K becomes dq; 0 where a row has seen nothing
+    read: Callable[
+        ..., None
+    ]  # (found, x, task, row): reads x for my rows; 0 beyond the last. row: the warpgroup's first
+    scale: Callable[..., None]  # (acc, scale, lse): turns dS @ K into dq; 0 if a row sees nothing
 
 
 class GradientOfQueries(RowsOfQueries):
-    """The verbs of tiles of which a thread has two rows, r and r + 8; base, delta and lse are arrays of two numbers."""
+    """The verbs of tiles of which a thread has rows r and r + 8. base, delta and lse: arrays of two numbers."""
 
-    bases: Callable[..., None]  # (base, lse): as `saved_lse` makes it
-    probs: Callable[..., None]  # (scores, held, options, scale, where, base): finished scores become P; held: `bend`'s
-    d_scores: Callable[..., None]  # (scores, d_probs, options, where, delta): P becomes dS
+    bases: Callable[..., None]  # (base, lse): fills base (`saved_lse`)
+    probs: Callable[
+        ..., None
+    ]  # (scores, held, options, scale, where, base): turns finished scores into P. held: of `bend`
+    d_scores: Callable[..., None]  # (scores, d_probs, options, where, delta): turns P into dS
 
 
 def rows_of_queries(acc_size: int) -> RowsOfQueries:
-    """For so many numbers of dq of a thread."""
+    """For `acc_size` numbers of dq of a thread."""
     num, quads = numbers(f32), acc_size // 4
 
     @verb
@@ -88,7 +89,7 @@ def rows_of_queries(acc_size: int) -> RowsOfQueries:
 def gradient_of_queries(
     chain: OptionChain, score: FragmentScores, rows: SoftmaxRows, scores_size: int, acc_size: int
 ) -> GradientOfQueries:
-    """For so many scores and numbers of dq of a thread. Slopes need scores that `finish` leaves as products."""
+    """For these numbers of scores and dq of a thread. If options have slopes, `finish` must leave products."""
     quads, own, to_base = scores_size // 4, rows_of_queries(acc_size), base_of(chain)
 
     @verb
@@ -127,8 +128,8 @@ def gradient_of_queries(
 
 
 def d_scores_apart(score: FragmentScores, box: Handover, size: int) -> Callable[..., None]:
-    """The verb (d_probs, smem, place, options, where, delta): dP becomes dS where another warpgroup has P. So many
-    numbers of P * slope are in a place of the box.
+    """Return the verb (d_probs, smem, place, options, where, delta) that turns dP into dS. Another warpgroup put `size`
+    numbers of P * slope into a place of the box.
     """
 
     def of_eight(first: int) -> Callable[..., None]:
@@ -151,11 +152,11 @@ def d_scores_apart(score: FragmentScores, box: Handover, size: int) -> Callable[
     return d_scores
 
 
-GradientOfKeys = Noun  # what `gradient_of_keys` makes
+GradientOfKeys = Noun  # of `gradient_of_keys`
 
 
 def _sixteens(score: FragmentScores, columns: int, keep: Callable[..., None], near: bool) -> list[Callable[..., None]]:
-    """The verbs ((target, scores), given, (slots, at), kept), each for 16 columns."""
+    """Return the verbs ((target, scores), given, place, kept), each for 16 columns."""
     num = numbers(f32)
 
     def pair_from(n: int) -> Callable[..., None]:
@@ -174,7 +175,7 @@ def _sixteens(score: FragmentScores, columns: int, keep: Callable[..., None], ne
 
         @verb
         def some(both, given, place, kept):
-            """Of two quads of columns, whose statistics are loaded when they are needed: registers are few."""
+            """For two quads of columns. Statistics are loaded when they are needed, to save registers."""
             slots, at = place
             lse = cuda.local.array(4, f32)
             num.load_four(lse, 0, slots, i32(at + first // 2))
@@ -191,8 +192,11 @@ def _sixteens(score: FragmentScores, columns: int, keep: Callable[..., None], ne
 def probabilities_of_keys(
     chain: OptionChain, score: FragmentScores, columns: int, keep: Callable[..., None]
 ) -> Callable[..., None]:
-    """The verb (target, scores, given, kept, slots, at): P of a tile [64, columns], by `keep`, a verb (target, scores,
-    n, probs, bent, options, kept): of two neighbouring columns, pair n of a thread's, P and P * slope.
+    """Return the verb (target, scores, given, kept, place) that computes P of a tile [64, columns]. place: as in
+    `gradient_of_keys`.
+
+    keep: the verb (target, scores, n, probs, bent, options, kept) that gets P and P * slope of a thread's pair n of
+    neighbouring columns.
     """
     NEAR = chain.near_score is not None
     of_near, of_any = (one_after_another(_sixteens(score, columns, keep, near)) for near in (True, False))
@@ -209,12 +213,11 @@ def probabilities_of_keys(
 
 @noun
 def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, columns: int) -> Members:
-    """The verbs for tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`.
-    Where options have slopes, `score.finish` leaves products.
+    """The verbs of tiles [64, columns] of a warpgroup. `pack` rounds to "bfloat16" or "float16", or splits "float32" in
+    three parts, and packs pairs in the layout of a left factor. If options have slopes, `score.finish` must leave
+    products.
 
-    Packed is what is rounded and in pairs, as the left factor of a product has it.
-
-    slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
+    place: the shared array, and where lse (to base 2) or delta of a thread's columns begins in it, two of every eight.
     """
     num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, 8)
     put_in_step = pairs_of(dtype, WORDS)
@@ -274,7 +277,7 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
         @verb
         def forget(d_scores, where, _, __):
             if not score.there(where, h):
-                zero = opaque_f32(num.zero)  # or else it would be a choice for each number of all tiles
+                zero = opaque_f32(num.zero)  # else each number of each tile would be selected by a condition
                 for n in range(columns // 8):
                     d_scores[4 * n + 2 * h] = zero
                     d_scores[4 * n + 2 * h + 1] = zero
@@ -285,34 +288,28 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
 
     @verb
     def forget_others(d_scores, where):
-        """Write 0 to rows that may be another sequence's keys: sums over a tile's keys would include them."""
+        """Make rows 0 that may be another sequence's keys, since dq sums over a tile's keys."""
         if score.passes(where):
             forget_both(d_scores, where, 0, 0)
 
     steps = tuple(_sixteens(score, columns, _keep_in_step, False))
     return members(
         locals(),
-        # (packed, scores, given, kept, slots, at): scores become P * slope, and weight * P is packed. given: as
-        # `PairProbabilities` has it. kept: as `dropout_mask` has it
+        # (packed, scores, given, kept, place): scores become P * slope, and weight * P is packed. given: `Given`. kept:
+        # as in `dropout_mask`
         probabilities=probabilities,
-        # ((packed, scores), given, (slots, at), kept): `probabilities` of 16 columns after the others, each packed as
-        # the left factor of a step of its own; where nothing is near and nothing weighs
+        # ((packed, scores), given, place, kept): `probabilities` of 16 columns each, packed as the left factor of one
+        # step; without near scores and without dropout
         steps=steps,
     )
 
 
-GradientApart = Noun  # what `split_gradient` makes
+GradientApart = Noun  # of `split_gradient`
 
 
 @noun
 def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, columns: int, box: Handover) -> Members:
-    """The verbs for tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`;
-    `box` has P * slope.
-
-    Packed is what is rounded and in pairs, as the left factor of a product has it.
-
-    slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
-    """
+    """The verbs of tiles [64, columns] of a warpgroup, as in `gradient_of_keys`. `box` has P * slope."""
     num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, EIGHT)
 
     @verb
@@ -359,7 +356,7 @@ def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, column
 
     @verb
     def probabilities(scores, bent, given, place):
-        """Turn scores into P, and bent, where there are slopes, into P * slope."""
+        """Turn scores into P. If options have slopes, bent becomes P * slope."""
         probabilities_and_bent(bent, scores, given, 0, place)
 
     @verb
@@ -369,7 +366,7 @@ def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, column
 
     @verb
     def d_scores(d_probs, smem, probs_at, place):
-        """Turn weight * dP into dS, by the numbers of P * slope at a place of the box."""
+        """Turn weight * dP into dS, with P * slope from a place of the box."""
         all_d_scores(d_probs, smem, probs_at, place)
 
     @verb

@@ -1,10 +1,11 @@
-"""Which keys of a tile are seen, where masks look at keys alone: each asked once a warp, not once a row.
+"""Masks of a tile's scores, in registers: keys that are padding, and probabilities that dropout keeps.
 
-A thread has of every eight columns numbers 2 * c and 2 * c + 1, c being its number among four lanes. So ballot c asks
-lane l for column 8 * (l // 2) + 2 * c + l % 2, and is the word of the lanes c: its bits are their columns in order.
+If masks depend on keys alone, a warp evaluates each key once, not once a row. In every eight columns a thread has
+numbers 2 * c and 2 * c + 1, where c is its number among four lanes. In ballot c, lane l evaluates column 8 * (l // 2) +
+2 * c + l % 2. So the ballot's bits are the columns of lanes c, in order.
 
-Which probabilities of a tile stay, in the registers of whoever multiplies. No score changes that: it may be asked
-before there are scores, and its bits kept, or when probabilities are packed, and nothing is kept.
+Dropout depends on no score. Its bits may be computed before there are scores, and kept, or computed when probabilities
+are packed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ EVERY = 0xFFFFFFFF
 
 
 class Seen(NamedTuple):
-    """Keys of a tile."""
+    """Keys of a tile that are seen."""
 
-    mine: Any  # a bit for each of my columns; transposed, for my two rows
-    every: Any  # the bits that all lanes have: all, where every key is seen
+    mine: Any  # a bit for each of my columns, or, transposed, for my two rows
+    every: Any  # the bits that all lanes have: all of them if every key is seen
 
 
 @noun
@@ -78,7 +79,7 @@ def fragment_keys(chain: OptionChain, places: Places, columns: int, *, transpose
 
     @verb
     def of_row(seen, h):
-        """Return a bit for each of my columns, in my row number h."""
+        """Return a bit for each of my columns, in my row h of two."""
         if transposed:
             return u32(EVERY) if seen.mine & u32(1 << h) != u32(0) else u32(0)
         return seen.mine
@@ -93,15 +94,14 @@ def fragment_keys(chain: OptionChain, places: Places, columns: int, *, transpose
         ask, sees = _ask_nothing, _sees_nothing
     return members(
         locals(),
-        # (options, where) -> what `sees` takes, which may be on its way from memory still; nothing where masks look at
-        # more than keys
-        ask=ask,
-        sees=sees,  # (asked); nothing where masks look at more than keys
+        # both do nothing if masks depend on more than keys
+        ask=ask,  # (options, where) -> the argument of `sees`, which may still be in flight from memory
+        sees=sees,  # (asked) -> `Seen`
     )
 
 
-WORDS = 16  # whose two bits each fill 32
-CALLS = 4  # that give them, each of eight probabilities
+WORDS = 16  # with two bits each, which fill 32
+CALLS = 4  # that return them, each for eight probabilities
 HALF = 16
 BIT = 1 << HALF | 1  # of both halves
 
@@ -112,7 +112,7 @@ def dropout_mask(
 ) -> Members:
     """The verbs, for quads of probabilities.
 
-    transposed: rows are keys and columns queries. parts: of a probability, in words of two that are packed.
+    transposed: rows are keys and columns queries. parts: of a probability; a packed word has one part of two.
     """
     word = u32 if quads <= 2 * CALLS else u64  # registers are few
     num, ALL = numbers(f32), word((1 << 4 * quads) - 1)
@@ -120,7 +120,7 @@ def dropout_mask(
 
     @verb
     def _some(options, where, seed, first, calls):
-        """The bits of `calls` calls, of which number n is of quads 2 * n and 2 * n + 1."""
+        """Return the bits of `calls` calls. Call n is for quads 2 * n and 2 * n + 1."""
         odd = i32(my_row() % 2) if transposed else i32(0)
         corner = places.at_inside(where, i32(my_row() - odd), places.first(where) + odd, i32(0), f32(0))
         kept = u32(0)
@@ -134,8 +134,8 @@ def dropout_mask(
 
     @verb
     def _of_my_key(mine, odd):
-        """A call is of two keys and one query, and of those 8 further: the lane of the key beside has asked for the
-        query beside.
+        """Exchange bits: a call is for two keys and one query, and the lane of the neighbouring key evaluated the
+        neighbouring query.
         """
         beside = u32(shfl_idx_i32(i32(mine), i32(u32(cuda.threadIdx.x) % u32(32) ^ u32(LANES)), FULL_WARP))
         if odd:
@@ -144,7 +144,7 @@ def dropout_mask(
 
     @verb
     def keeps(options, where, seed):
-        """Return a bit for each probability: whether it stays."""
+        """Return a bit for each probability: whether dropout keeps it."""
         kept, j = ALL, i32(0)
         if chain.weighs:
             if LOOP:
@@ -161,13 +161,15 @@ def dropout_mask(
 
     @verb
     def _stays(kept, n):
-        if transposed:  # a call's words are a key's two queries, 8 apart, and those of the key 8 further
+        if transposed:  # a call's words are two queries of a key, 8 apart, and those of the key 8 further
             n = n // 8 * 8 + n // 2 % 2 * 4 + n // 4 % 2 * 2 + n % 2
         bit = n % 32 // 2 + n % 2 * HALF
         return (u32(kept >> word(32 * (n // 32))) & u32(1 << bit)) != u32(0)
 
     def keeps_from(first: int) -> Callable[..., None]:
-        """For every other probability, whose bits lie side by side: the assembler makes predicates of seven at once."""
+        """For every other probability. Their bits are neighbours, and the assembler turns seven at once into
+        predicates.
+        """
         count = min(WORDS, 2 * quads - first // 2)
 
         @verb
@@ -182,7 +184,7 @@ def dropout_mask(
 
     @verb
     def keep(probs, kept):
-        """Make the probabilities 0 that do not stay."""
+        """Make the dropped probabilities 0."""
         if chain.weighs:
             keep_all(probs, kept, 0, 0)
 
@@ -204,23 +206,23 @@ def dropout_mask(
 
     @verb
     def drop(probs, options, where, seed):
-        """Make packed probabilities 0 that do not stay; which ones is asked where they are needed."""
+        """Make dropped packed probabilities 0, without bits from before."""
         if chain.weighs:
             drop_all(probs, options, where, seed)
 
     @verb
     def growth(options):
-        """Return the factor of the probabilities that stay."""
+        """Return the factor of kept probabilities."""
         return chain.growth(options)
 
     @verb
     def _of_this_lane(bits):
-        """By way of a shuffle, which no compiler sees through."""
+        """Return the same bits, through a shuffle, which the compiler can't look through."""
         return u32(shfl_idx_i32(i32(bits), i32(u32(cuda.threadIdx.x) % u32(32)), FULL_WARP))
 
     @verb
     def again(kept):
-        """Return the same bits. The compiler then keeps no weights found before in registers."""
+        """Return the same bits, so that the compiler does not keep earlier weights in registers."""
         if not chain.weighs:
             return kept
         if quads <= 2 * CALLS:
@@ -229,12 +231,12 @@ def dropout_mask(
 
     @verb
     def weight(kept, growth, n):
-        """Return the factor of my probability number n: growth or 0; 1 where nothing is weighed."""
+        """Return the factor of my probability n: growth or 0; 1 without dropout."""
         if chain.weighs:
             return growth if _stays(kept, n) else num.zero
         return f32(1)
 
     return members(
         locals(),
-        seed=chain.seed,  # (options) -> what `keeps` takes, once for all tiles
+        seed=chain.seed,  # (options) -> the argument of `keeps`, the same for all tiles
     )

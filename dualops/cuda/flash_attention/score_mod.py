@@ -1,6 +1,6 @@
-"""How products of a tile become scores: through the options, in the registers of whoever multiplies.
+"""Options that change scores, in registers: products become scores, and in a gradient probabilities times slopes.
 
-Products become probabilities, and these times the slopes of the options: both of the score that is made once.
+In a gradient P and its slope come from the same score, which is computed once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def fragment_score_mod(
 ) -> Members:
     """The verbs, for quads of scores.
 
-    groups: first and end of the quads whose loop is left to the compiler. there: as `fragment_scores` has it. apart,
-    word: as in `fragment_scores`.
+    groups: first and end of the quads whose loops the compiler unrolls. there, apart, word: as in `fragment_scores`.
     """
     quads, num, word, DOWN = groups[-1][1], numbers(f32), word or _own_word, 8 if places.steady else 0
 
@@ -60,7 +59,7 @@ def fragment_score_mod(
         one_after_another([changed(make, *group) for group in groups]) for make in (places.at, places.at_inside)
     )
 
-    # every other group: special functions of the others run beside its arithmetic
+    # every other group: its arithmetic overlaps special functions of the others
     NEAR, near_groups = chain.near_score is not None, groups[::2]
     near_quads = tuple(j for group in near_groups for j in range(*group))
     change_near = one_after_another(
@@ -82,8 +81,8 @@ def fragment_score_mod(
 
     @verb
     def near(scores, options, scale, where):
-        """Return whether `near_score` is exact enough for all products of its quads. Of the scores of a warp, none of
-        which is a NaN then: neither is the mark of a mask.
+        """Return whether `near_score` is exact enough for all products of its quads, in all lanes of a warp. If one is
+        NaN, as the mark of a mask is, it is not.
         """
         most = cuda.local.array(1, f32)
         most[0] = num.zero
@@ -126,7 +125,7 @@ def fragment_score_mod(
 
     @verb
     def held():
-        """Return a local array for what options read before the scores are there."""
+        """Return a local array for what options read before there are scores."""
         return cuda.local.array(WORDS, u32)
 
     @verb
@@ -140,6 +139,7 @@ def fragment_score_mod(
 
     @verb
     def through(scores, options, scale, where):
+        """Turn products into scores."""
         if NEAR and near(scores, options, scale, where):
             change_near(scores, options, scale, where)
         elif apart and chain.reads and places.inside(where):
@@ -149,7 +149,7 @@ def fragment_score_mod(
 
     @verb
     def through_held(scores, held, options, scale, where):
-        """Do the same with what `fetch` has read."""
+        """Turn products into scores, with what `fetch` has read."""
         if fetches:
             change_held((scores, held), options, scale, where)
         else:
@@ -164,11 +164,11 @@ def fragment_score_mod(
 
 # (products, held, options, scale, bases, where) -> two probabilities, and the two times their slopes
 PairBends = Callable[..., Any]
-PairProbabilities = Callable[..., Any]  # (scores, given, bases) -> the same. given: `Given`
+PairProbabilities = Callable[..., Any]  # (scores, given, bases) -> the same two pairs. given: `Given`
 
 
 class Given(NamedTuple):
-    """What scores become probabilities by."""
+    """How scores become probabilities."""
 
     options: Any
     factors: Any  # scale, and what scores are multiplied by to be exponents of 2
@@ -186,11 +186,10 @@ def pair_slopes(
     skips: bool,
     word: Callable[..., Any] | None,
 ) -> PairBends:
-    """Of quad j and row h of a thread: P = exp(score - lse), 0 where a product is marked. bases: of `saved_lse`.
+    """For quad j and row h of a thread: P = exp(score - lse), 0 if a product is marked. bases: of `saved_lse`.
 
-    near: of products that `OptionChain.near_score` is for, none of which is masked. skips: what is hidden is skipped by
-    a branch, for which kernels of queries take fewer registers, and those of keys more. word: as `fragment_scores` has
-    it.
+    near: products are valid for `OptionChain.near_score`, and none is masked. skips: a branch skips hidden products,
+        which takes fewer registers in kernels of queries, and more in kernels of keys. word: as in `fragment_scores`.
     """
     num, exponent = numbers(f32), exponent_of(chain)
     through, slope = (chain.near_score, chain.near_slope) if near else (chain.score, chain.slope)
@@ -212,7 +211,7 @@ def pair_slopes(
         prob = bent = num.zero
         if not is_marked(product):
             score = score_of(product * scale, options, at, bits, e)
-            if score != num.minus_inf:  # there a slope may be anything
+            if score != num.minus_inf:  # where it is, the slope may be anything
                 prob = bent = num.exp2(exponent(score, base))
                 if chain.bends:
                     bent *= slope(product * scale, options, at)
@@ -220,13 +219,13 @@ def pair_slopes(
 
     @verb
     def prob_of_any(product, options, scale, base, at, bits, e):
-        """Without a branch: what is done in vain are a few instructions."""
+        """Without a branch: it would save only a few instructions."""
         score = score_of(product * scale, options, at, bits, e)
         prob = bent = num.exp2(exponent(score, base))
         if chain.bends:
             bent *= slope(product * scale, options, at)
         hidden = is_marked(product)
-        if chain.near_score is None:  # there a slope may be anything
+        if chain.near_score is None:  # the slope of a score of -inf may be anything
             hidden = hidden | (score == num.minus_inf)
         return num.zero if hidden else prob, num.zero if hidden else bent
 
@@ -254,7 +253,7 @@ def pair_slopes(
 
 
 def pair_probabilities(chain: OptionChain, bends: PairBends) -> PairProbabilities:
-    """Of two products where options have slopes, else of two scores."""
+    """For two products if options have slopes, otherwise for two scores."""
     num, exponent = numbers(f32), exponent_of(chain)
 
     @verb

@@ -1,7 +1,7 @@
-"""dk and dv of attention without tensor cores. Dao 2023, arXiv:2307.08691, Alg. 2, without its atomics.
+"""dk, dv and dq of attention without tensor cores. Dao 2023, arXiv:2307.08691, Alg. 2, without its atomics.
 
-A block of 16 x 16 threads has BLOCK_KV keys of one key head, and takes all queries that see them, one tile after
-another, so that every sum has one owner and one order. Rows are keys here, columns queries.
+A block of 16 x 16 threads has BLOCK_KV keys of one key head and visits all queries that see them, tile after tile, so
+that every sum has one owner and one order. Rows are keys, columns queries.
 
     1  for each query head of the group, for each tile of BLOCK_Q queries that see some of the keys:
     2      S.T [BLOCK_KV, BLOCK_Q] = scale * K @ Q.T, through the options; P.T = exp(S.T - lse)
@@ -10,20 +10,18 @@ another, so that every sum has one owner and one order. Rows are keys here, colu
     5      dk [BLOCK_KV, D] += dS.T @ Q
     6  dk *= scale
 
-What does not count is -0 in P.T and dS.T, see `simt_forward`.
-
-Shared memory: K and V, Q and dO, P.T and dS.T (`BackwardConfig.layout`). With `share`, K and V have one place and Q and
-dO another, and are read again in every round.
-
-dq of attention without tensor cores. Dao 2023, arXiv:2307.08691, Alg. 2: `simt_dkv` with queries for keys.
-
-A block of 16 x 16 threads has BLOCK_Q queries of one head; rows are queries, columns keys.
+For dq a block has BLOCK_Q queries of one head and visits keys; rows are queries.
 
     1  for each tile of BLOCK_KV keys that some of the queries see:
     2      S [BLOCK_Q, BLOCK_KV] = scale * Q @ K.T, through the options; P = exp(S - lse)
     3      dP = weight * dO @ V.T;   dS = P * (dP - delta) * slope
     4      dq [BLOCK_Q, D] += dS @ K
     5  dq *= scale
+
+-0 marks elements of P and dS that do not count (`simt_forward`).
+
+Shared memory: K and V, Q and dO, P.T and dS.T (`BackwardConfig.layout`). With `share`, K and V take turns in one place,
+Q and dO in another, and are read again for each tile.
 """
 
 from __future__ import annotations
@@ -44,24 +42,24 @@ from .tiles import Where, lines, score_tile
 
 
 class BackwardLayout(NamedTuple):
-    """Tiles in shared memory: the pair (K and V, or Q and dO) that the block owns, the other pair, and scores."""
+    """Tiles in shared memory: the pair that the block owns (K and V, or Q and dO), the other pair, and scores."""
 
     own: Tile  # [rows, D]
     own_v: Tile  # [rows, Dv]
     passing: Tile  # [columns, D]
     passing_v: Tile  # [columns, Dv]
     probs: Tile  # [rows, columns]
-    d_scores: Tile  # [rows, columns]; where there is one tile of scores, it is that
+    d_scores: Tile  # [rows, columns]; the same as probs if there is one tile of scores
     nbytes: int
 
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """Scores a thread holds: tile_rows of the side that the block owns, tile_columns of the side that passes by."""
+    """Scores of a thread: tile_rows along the side that the block owns, tile_columns along the other."""
 
     tile_rows: int
     tile_columns: int
-    share: bool = False  # one place for both operands of a side
+    share: bool = False  # the operands of a side take turns in one place
     min_blocks: int = 1
 
     @property

@@ -1,25 +1,20 @@
-"""delta of attention's gradient, a number a query, before the tiles.
+"""delta, dbias and dsinks of attention's gradient, without tensor cores.
 
-delta = rowsum(do * o) - dlse                     16 lanes a row, four rows at a time: a block of few would end too soon
+    delta = rowsum(do * o) - dlse                          16 lanes a row, four rows at a time
+    dsinks_h = -sum(exp(sink_h - lse) * delta)             a block a head; compensated sums (Kahan), then a tree
 
-Blocks of 128 threads: 34 microseconds for two arrays of 67 MB on an H200, where those of 256 take 43.
+delta has blocks of 128 threads: 34 microseconds for two arrays of 67 MB on an H200, with 256 threads 43.
 
-dbias of attention without tensor cores: dS, summed over the axes that the bias is broadcast on.
-
-A block of 16 x 16 threads has a tile of the bias. It makes dS of every tile of scores that the bias tile was added to,
-one after another, as `simt_dq` does: other batches and heads, and other queries or keys where the bias has only one.
-The sums that remain then are within the tile.
+dbias is dS, summed over the axes that the bias is broadcast on. A block of 16 x 16 threads has a tile of the bias. It
+computes dS of every tile of scores that the bias tile was added to, as in `simt_gradient`: of other batches and heads,
+and of other queries or keys if the bias has only one. Then it sums within the tile.
 
     1  for each batch, head, tile of queries and tile of keys that the tile of the bias was added to:
     2      dS [BLOCK_Q, BLOCK_KV] = P * (weight * dO @ V.T - delta)
-    3      total += dS                                          compensated (Kahan): there may be thousands of terms
-    4  dbias = total, summed over rows or columns that the bias has one of
+    3      total += dS                                     compensated (Kahan): there may be thousands of terms
+    4  dbias = total, summed over rows or columns if the bias has one of them
 
 Q and dO take turns in one place of shared memory, K and V in another.
-
-dsinks of attention's gradient, after delta; compensated sums (Kahan), then a tree.
-
-dsinks_h = -sum(exp(sink_h - lse) * delta)        a block a head
 """
 
 from __future__ import annotations
@@ -45,9 +40,9 @@ ROWS = LINES * EACH  # of a block
 
 @builds
 def build_delta(variant: Variant, with_dlse: bool, aligned: bool) -> Kernel:
-    """flash_attention_delta(delta, o, do, dlse, H, S, Dv): of all tokens, in whatever sequence.
+    """flash_attention_delta(delta, o, do, dlse, H, S, Dv): for all tokens, of any sequence.
 
-    aligned: rows of o and do are multiples of 16 bytes, and begin at such.
+    aligned: rows of o and do start and end at multiples of 16 bytes.
     """
     mem, source = storage(variant.dtype), access(variant.dtype, aligned, once=True)
     VECTOR, WIDTH = source.vector, LANES * source.vector
@@ -84,7 +79,7 @@ def build_delta(variant: Variant, with_dlse: bool, aligned: bool) -> Kernel:
 
 
 class BiasSizes(NamedTuple):
-    """Sizes of a bias, 1 along an axis that it is broadcast on."""
+    """Sizes of a bias, 1 along axes that it is broadcast on."""
 
     B: Any
     H: Any
@@ -94,7 +89,9 @@ class BiasSizes(NamedTuple):
 
 @builds
 def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
-    """flash_attention_dbias(dbias, bias, B, x, work). dbias: with strides along B, H, Sq, Sk. x: `GradientInputs`."""
+    """flash_attention_dbias(dbias, bias, B, x, work). dbias: with strides along B, H, Sq, Sk. bias: `BiasSizes`. x:
+    `GradientInputs`.
+    """
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     exponential = exponential_of(mem.number)
     chain = chain_of(variant.having, variant.dtype)
@@ -124,7 +121,7 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
         head = cuda.blockIdx.x // kv_blocks // q_blocks
         b_own, h_own = head // bias.H, head % bias.H
         offset = work.aligned * (Sk - Sq)
-        # what the tile was added to
+        # the scores that the tile was added to
         b_end, h_end = b_own + 1 if bias.B > 1 else B, h_own + 1 if bias.H > 1 else work.H
         m_end, n_end = m_own + 1 if bias.Sq > 1 else Sq, n_own + 1 if bias.Sk > 1 else Sk
 
@@ -198,7 +195,7 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
 def build_dsinks(variant: Variant, sinks_dtype: str) -> Kernel:
     """flash_attention_dsinks(dsinks, sinks, lse, delta, ends, B, S).
 
-    ends: of varlen cu_seqlens, of B sequences; of all S tokens those count that belong to one.
+    ends: of varlen, cu_seqlens of B sequences; tokens beyond the last one do not count.
     """
     mem, sinks_mem = storage(variant.dtype), storage(sinks_dtype)
     num = numbers(mem.number)

@@ -1,8 +1,5 @@
-"""Attention's gradient by mma.sync: which problems the rung serves, and its launches.
-
-dq.py    the kernel of dq;         dq_config.py: its tiles
-dkv.py   the kernel of dk and dv;  dkv_config.py: its tiles
-simt's kernels make the rest: delta, which comes first, dbias and dsinks.
+"""Attention's gradient by mma.sync: which problems the rung serves, and its launches. delta, dbias and dsinks are
+simt's.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from .rows import gradient_vectors_of
 
 
 class BackwardConfigs(NamedTuple):
-    """A Config for each of the kernels."""
+    """A Config for each kernel."""
 
     dq: Sm80DqConfig
     dkv: Sm80DkvConfig
@@ -37,7 +34,7 @@ class BackwardConfigs(NamedTuple):
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for its gradient, best first."""
+    """Yield tiles for the gradient, best first."""
     p = problem
     if p.dtype not in MMA_TYPES or not device.has_mma_bf16 or not has_usual_scale(p):
         return
@@ -47,12 +44,12 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     others, _ = next(simt.backward_configs(p))
     for config, reason in dq_configs(D, Dv, options):
         dq_bytes = config.min_blocks * config.shared_bytes(D, Dv)
-        for dkv_config, told in dkv_configs(D, Dv, options):
+        for dkv_config, dkv_reason in dkv_configs(D, Dv, options):
             dkv_bytes = dkv_config.min_blocks * (dkv_config.shared_bytes(D, Dv) + dkv_config.statistics_bytes)
             configs = BackwardConfigs(config, dkv_config, others)
             steps, needed = partial(backward_steps, p, results, configs), max(dq_bytes, dkv_bytes)
             found = simt.backward_workspace(p)
-            yield Choice("sm80", configs, f"{reason}; dk and dv: {told}", steps, found, shared_bytes=needed)
+            yield Choice("sm80", configs, f"{reason}; dk and dv: {dkv_reason}", steps, found, shared_bytes=needed)
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs) -> Sequence[Step]:
@@ -62,7 +59,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
 
 
 def dq_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm80DqConfig) -> Step:
-    """The launch, after delta's. metas: of the problem's arrays, the results and delta."""
+    """Return the launch for dq, after delta's. metas: of the problem's arrays, the results and delta."""
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
     build = build_dq(config, variant(p), gradient_vectors_of(metas), is_stored_whole(metas["dq"]))
     work = tiled_work(p, section_of(p), sizes(p))
@@ -71,7 +68,7 @@ def dq_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm80DqConf
 
 
 def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm80DkvConfig) -> Step:
-    """The same for dk and dv."""
+    """Return the launch for dk and dv."""
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
     whole = (is_stored_whole(metas[name]) for name in ("dk", "dv"))
     build = build_dkv(config, variant(p), gradient_vectors_of(metas), *whole)

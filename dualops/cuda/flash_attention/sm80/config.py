@@ -1,9 +1,4 @@
-"""The Configs of attention's sm80 rung, and what lies in the shared memory of its blocks.
-
-The Configs of dq on attention's sm80 rung.
-
-The Configs of dk and dv on attention's sm80 rung.
-"""
+"""The Configs of attention's sm80 rung, and the shared memory of its blocks."""
 
 from __future__ import annotations
 
@@ -18,17 +13,17 @@ from ..lse_delta_smem import lane_columns
 
 ROWS = 64  # queries of four warps
 STAGES = 2
-ROW_BYTES = 32  # of a thread: maximum and sum of each of four rows
+ROW_BYTES = 32  # of a thread: maximum and sum of four rows
 
 
 def pitch(width: int, itemsize: int) -> int:
-    """Elements of a row that lie in one box."""
+    """Return how many elements of a row lie in one box."""
     whole = LINE_BYTES // itemsize
     return whole // 2 if itemsize == 2 and width <= whole // 2 else whole
 
 
 def box_count(width: int, itemsize: int) -> int:
-    """Boxes that a head of this width fills; what is beyond the head is zeros."""
+    """Return how many boxes a head of this width fills, padded with zeros."""
     return -(-width // pitch(width, itemsize))
 
 
@@ -51,7 +46,7 @@ class Tiles(NamedTuple):
 class Sm80Config:
     """A block has 64 queries for each of `groups` of four warps, and block_kv keys at a time in each of two stages.
 
-    strips: the strips of 16 of its group's queries that a warp has, 64 apart. It reads K and V once for all of them.
+    strips: strips of 16 queries of a warp, 64 apart. The warp reads K and V once for all of them.
     """
 
     groups: int
@@ -68,7 +63,7 @@ class Sm80Config:
         return 128 * self.groups
 
     def tiles(self, D: int, Dv: int, itemsize: int) -> Tiles:
-        """For heads of these widths."""
+        """Return the tiles for heads of these widths."""
         along, across = pitch(D, itemsize), pitch(Dv, itemsize)
         q, k = (FactorSlice("depth", rows, along, itemsize) for rows in (self.block_q, self.block_kv))
         v = FactorSlice("row", across, self.block_kv, itemsize)
@@ -86,34 +81,32 @@ class Sm80Config:
         return self.rows_at(tiles) + (ROW_BYTES * self.threads if self.strips > 1 else 0)
 
     def rows_at(self, tiles: Tiles) -> int:
-        """The byte where maxima and sums of rows are kept."""
+        """Return the byte where maxima and sums of rows begin."""
         return -(-tiles.nbytes // 16) * 16
 
     def holds_q(self, D: int, itemsize: int) -> bool:
-        """Whether a thread keeps its share of Q in registers: of float32 it would be two parts."""
+        """Return whether a thread keeps its share of Q in registers. float32 would need two parts."""
         return D <= 128 and itemsize == 2 and self.strips == 1
 
 
-LIGHT_OPTIONS = ("band", "sinks", "key_padding_mask")  # that need no registers for themselves
-LONG_OPTIONS = ("score_mod", "mask_mod")  # of which nobody knows how many they need
-
-
-STRIPS_BESIDE = ("band",)  # options with which a warp may have two strips of queries
+LIGHT_OPTIONS = ("band", "sinks", "key_padding_mask")  # that need no registers
+LONG_OPTIONS = ("score_mod", "mask_mod")  # that may need any number of registers
+STRIPS_OPTIONS = ("band",)  # options with which a warp may have two strips of queries
 
 
 def configs(
     D: int, Dv: int, itemsize: int, options: Sequence[str], many: bool = False
 ) -> Iterator[tuple[Sm80Config, str]]:
-    """Tiles for heads of these widths, best first: none where there are too few registers for results. many: more than
-    ROWS queries, in sequences of one length, whose rows are copied 16 bytes at a time, on Hopper; for others the
-    assembler finds no registers for two strips.
+    """Yield tiles for heads of these widths, best first; none if results leave too few registers. many: more than ROWS
+    queries, in sequences of one length, with rows copied 16 bytes at a time, on Hopper; otherwise two strips would
+    spill.
 
-    Of FlashAttention-2's TFLOP/s on an H200, D=128, S=8192, full and causal: two strips 1.03 and 1.10, one 0.93 and
-    1.04; 32 keys 0.96 and 0.99; eight warps 0.99 and 1.04.
+    Share of FlashAttention-2's TFLOP/s on an H200, D=128, S=8192, full and causal: two strips 1.03 and 1.10, one 0.93
+    and 1.04; 32 keys 0.96 and 0.99; eight warps 0.99 and 1.04.
     """
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     rich = len(heavy) > 1 or any(name in LONG_OPTIONS for name in heavy)
-    told = ", options need registers" if rich else ""
+    why = ", options need registers" if rich else ""
     widest = max(D, Dv)
     if (Dv > 128 and (rich or "bias" in heavy)) or (Dv > 192 and itemsize == 4):
         return
@@ -121,18 +114,18 @@ def configs(
         block_kv = 32 if widest <= 64 else 16
         yield Sm80Config(1, block_kv), f"64 queries by {block_kv} keys, in two parts each"
         return
-    if many and widest <= 128 and all(name in STRIPS_BESIDE for name in options):
+    if many and widest <= 128 and all(name in STRIPS_OPTIONS for name in options):
         yield Sm80Config(1, 64, min_blocks=2, strips=2), "128 queries, 32 a warp, by 64 keys"
     if widest <= 128 and not rich:
         yield Sm80Config(1, 64, min_blocks=2), "64 queries by 64 keys"
     if widest <= 128:
-        yield Sm80Config(1, 32, min_blocks=2), f"64 queries by 32 keys{told or ', little shared memory'}"
+        yield Sm80Config(1, 32, min_blocks=2), f"64 queries by 32 keys{why or ', little shared memory'}"
     else:
-        yield Sm80Config(1, 32), f"64 queries by 32 keys, wide heads{told}"
+        yield Sm80Config(1, 32), f"64 queries by 32 keys, wide heads{why}"
 
 
 ITEMSIZE = 2
-MOST_WIDTH = 128  # of a head, of which gradients have their sums in registers
+MOST_WIDTH = 128  # of a head: registers hold the sums of its gradients
 
 
 class Sm80DqTiles(NamedTuple):
@@ -141,7 +134,7 @@ class Sm80DqTiles(NamedTuple):
     q: FactorSlice
     do: FactorSlice
     k: FactorSlice
-    k_right: FactorSlice  # the same as the right factor of dS
+    k_right: FactorSlice  # K as the right factor of dS
     v: FactorSlice
     q_boxes: int
     v_boxes: int
@@ -174,7 +167,7 @@ class Sm80DqConfig:
         return 128 * self.groups
 
     def tiles(self, D: int, Dv: int) -> Sm80DqTiles:
-        """For heads of these widths."""
+        """Return the tiles for heads of these widths."""
         along, along_v = pitch(D, ITEMSIZE), pitch(Dv, ITEMSIZE)
         q, k = (FactorSlice("depth", rows, along) for rows in (self.block_q, self.block_kv))
         do, v = (FactorSlice("depth", rows, along_v) for rows in (self.block_q, self.block_kv))
@@ -193,20 +186,20 @@ class Sm80DqConfig:
 
 
 def dq_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm80DqConfig, str]]:
-    """Tiles for heads of these widths, best first; none for heads that are too wide."""
+    """Yield tiles for heads of these widths, best first; none for heads that are too wide."""
     if max(D, Dv) > MOST_WIDTH:
         return
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
-    told = ", options need registers" if heavy else ""
+    why = ", options need registers" if heavy else ""
     if not heavy:
         yield Sm80DqConfig(1, 64, min_blocks=2), "64 queries by 64 keys for dq"
-    yield Sm80DqConfig(1, 32, min_blocks=2), f"64 queries by 32 keys for dq{told or ', little shared memory'}"
+    yield Sm80DqConfig(1, 32, min_blocks=2), f"64 queries by 32 keys for dq{why or ', little shared memory'}"
     yield Sm80DqConfig(1, 32), "64 queries by 32 keys for dq, in all the shared memory that a consumers' card has"
 
 
 class Sm80DkvTiles(NamedTuple):
-    """Boxes in shared memory, and where they begin, in elements. Q and dO are read two ways: as columns of a product,
-    and as steps of its sum.
+    """Boxes in shared memory, and where they begin, in elements. Q and dO are read in two ways: as columns of a
+    product, and as steps of its sum.
     """
 
     k: FactorSlice
@@ -249,11 +242,11 @@ class Sm80DkvConfig:
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of shared memory for lse and delta, which tiles do not include."""
+        """Bytes of shared memory for lse and delta, in addition to the tiles."""
         return 4 * self.stages * 2 * LANES * lane_columns(self.block_q)
 
     def tiles(self, D: int, Dv: int) -> Sm80DkvTiles:
-        """For heads of these widths."""
+        """Return the tiles for heads of these widths."""
         along, along_v = pitch(D, ITEMSIZE), pitch(Dv, ITEMSIZE)
         k, q = (FactorSlice("depth", rows, along) for rows in (self.block_kv, self.block_q))
         v, do = (FactorSlice("depth", rows, along_v) for rows in (self.block_kv, self.block_q))
@@ -273,20 +266,20 @@ class Sm80DkvConfig:
         return self.tiles(D, Dv).nbytes
 
 
-DKV_LIGHT_OPTIONS = ("band", "sinks", "block_mask")  # that need no registers for themselves
-MOST_BESIDE = 192  # columns of dk and dv that leave registers for 64 queries, or for several options
+DKV_LIGHT_OPTIONS = ("band", "sinks", "block_mask")  # that need no registers
+NARROW = 192  # columns of dk and dv that leave registers for 64 queries, or for several options
 MOST_OPTIONS = 4  # others, for which these columns leave registers
 
 
 def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm80DkvConfig, str]]:
-    """Tiles for heads of these widths, best first: none where there are too few registers for results."""
+    """Yield tiles for heads of these widths, best first; none if results leave too few registers."""
     heavy = [name for name in options if name not in DKV_LIGHT_OPTIONS]
-    narrow = sum(pitch(width, ITEMSIZE) * box_count(width, ITEMSIZE) for width in (D, Dv)) <= MOST_BESIDE
+    narrow = sum(pitch(width, ITEMSIZE) * box_count(width, ITEMSIZE) for width in (D, Dv)) <= NARROW
     if max(D, Dv) > MOST_WIDTH or len(heavy) > (MOST_OPTIONS if narrow else 1):
         return
-    told = ", options need registers" if heavy else ""
+    why = ", options need registers" if heavy else ""
     if narrow and not heavy:
         yield Sm80DkvConfig(2, 64), "128 keys by 64 queries"
     if min(D, Dv) > 32:  # else 32 rows have fewer vectors than there are threads
-        yield Sm80DkvConfig(2, 32), f"128 keys by 32 queries{told}"
-    yield Sm80DkvConfig(1, 32), f"64 keys by 32 queries{told}"
+        yield Sm80DkvConfig(2, 32), f"128 keys by 32 queries{why}"
+    yield Sm80DkvConfig(1, 32), f"64 keys by 32 queries{why}"

@@ -7,7 +7,7 @@ shared memory is multiplied while the others are filled (cp.async).
     1  start the copies of K, V and the first tile of queries that see some of the keys
     2  for each query head of the group, for each tile of queries that see some of the keys:
     3      start the copies of Q and dO of the next tile; a warp fetches their lse and delta
-    4      S.T [16, BLOCK_Q] = K @ Q.T, through the options; P.T = exp2(S.T - lse), 0 where a mask is
+    4      S.T [16, BLOCK_Q] = K @ Q.T, through the options; P.T = exp2(S.T - lse), 0 if masked
     5      dv [16, Dv] += (weight * P.T) @ dO
     6      dP.T [16, BLOCK_Q] = V @ dO.T
     7      dS.T = P.T * (weight * dP.T - delta) * slope
@@ -19,7 +19,7 @@ P.T and dS.T never leave registers: packed in pairs, accumulators are the left f
 along their other axis.
 
 A tile that sees no key is not loaded, and masks are applied only in tiles that they cut. A P.T of 0 times a NaN in Q or
-dO is a NaN, also where a mask hides it: a row that is not finite is recomputed (`nan_repair_keys`).
+dO is a NaN even if a mask hides it: rows that are not finite are recomputed (`nan_repair`).
 
 Shared memory: `Sm80DkvConfig.tiles`, 2 * (BLOCK_KV + 2 * BLOCK_Q) * (D + Dv) bytes. Registers: BLOCK_Q / 2 of S.T and
 of dP.T, a quarter of BLOCK_Q packed, D / 2 + Dv / 2 of dk and dv, D / 4 and Dv / 4 of K and V where they are held, and
@@ -53,7 +53,7 @@ def build_dkv(
 ) -> Kernel:
     """flash_attention_dkv_sm80(dk, dv, x, work). x: `GradientInputs`. work: `TiledWork`.
 
-    vectors: elements that copies have. dk_aligned, dv_aligned: they are stored 16 bytes at a time.
+    vectors: elements of a copy. dk_aligned, dv_aligned: they are stored 16 bytes at a time.
     """
     mem, dtype, BLOCK_Q = storage(variant.dtype), variant.dtype, config.block_q
     chain, tile = chain_of(variant.having, dtype, gradient=True), config.tiles(variant.D, variant.Dv)
@@ -118,7 +118,7 @@ def build_dkv(
                 do_copies.load(smem, do_next, lines(x.do, b, h, task.q_first + m0, task.Sq - m0))
                 cp_async_commit()
             q_at, do_at = i32(tile.q_at + stage * tile.q_size), i32(tile.do_at + stage * tile.do_size)
-            # opaque: the compiler would keep the places of all steps in registers, and none are left
+            # opaque: otherwise the addresses of all steps would stay in registers, and none are left
             kq.multiply(scores, k_frag, smem, opaque_i32(k_place), q_at)  # S.T = K @ Q.T
             kept = score.keeps(work.options, where, seed)
             score.finish(scores, work.options, work.scale, where)

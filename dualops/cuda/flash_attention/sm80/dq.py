@@ -7,7 +7,7 @@ values each: one is filled (cp.async) while the other is multiplied.
     2  a warp's rows of Q and dO to registers, or read again for each tile; lse and delta of a thread's two rows
     3  for each tile, the last first:
     4      start the copies of the tile before it, to the other stage
-    5      scores [16, BLOCK_KV] = Q @ K.T, through the options; -inf where a mask is
+    5      scores [16, BLOCK_KV] = Q @ K.T, through the options; -inf if masked
     6      P = exp2(scores - lse) * slope
     7      dP [16, BLOCK_KV] = dO @ V.T
     8      dS = P * (weight * dP - delta)
@@ -50,7 +50,7 @@ from .rows import GradientVectors, output_of
 def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, aligned: bool) -> Kernel:
     """flash_attention_dq_sm80(dq, x, work). x: `GradientInputs`. work: `TiledWork`.
 
-    vectors: elements that copies have. aligned: dq is stored 16 bytes at a time.
+    vectors: elements of a copy. aligned: dq is stored 16 bytes at a time.
     """
     mem, dtype, BLOCK_KV = storage(variant.dtype), variant.dtype, config.block_kv
     chain, tile = chain_of(variant.having, dtype, gradient=True), config.tiles(variant.D, variant.Dv)
@@ -92,7 +92,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
         cp_async_commit()
 
         scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
-        held = score.held()  # nothing: products are not changed here
+        held = score.held()  # unused: products are not changed here
         row_lse, row_base, row_delta = gradient.pair(), gradient.pair(), gradient.pair()
         gradient.read(row_lse, x.lse, task, row)
         gradient.read(row_delta, x.delta, task, row)

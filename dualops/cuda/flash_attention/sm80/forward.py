@@ -1,6 +1,4 @@
-"""The scores of a warp that has several strips of 16 queries, APART from one another: each goes through the options.
-
-Attention forward by mma.sync, on Ampere and later. Dao 2023, arXiv:2307.08691, Alg. 1.
+"""Attention forward by mma.sync, on Ampere and later. Dao 2023, arXiv:2307.08691, Alg. 1.
 
 A block has BLOCK_Q queries of one head, a warp 16 of them, a strip. Two stages of shared memory hold BLOCK_KV keys
 and their values each: one is filled (cp.async) while the other is multiplied.
@@ -10,7 +8,7 @@ and their values each: one is filled (cp.async) while the other is multiplied.
     3  for each tile, the last first:
     4      start the copies of the tile before it, to the other stage
     5      scores [16, BLOCK_KV] = Q @ K.T
-    6      scores through the options; -inf where a mask is
+    6      scores through the options; -inf if masked
     7      row_max, rescale; P = exp2(scores - row_max), row_sum, acc *= rescale
     8      acc [16, Dv] += P @ V
     9      wait for the next tile, all threads
@@ -19,12 +17,12 @@ and their values each: one is filled (cp.async) while the other is multiplied.
 One barrier a tile: after it all threads have read this tile, and the next one has arrived. Scores never leave
 registers: packed in pairs, accumulators are the left factor of the next product.
 
-With 16 queries a warp, shared memory is the limit: each warp reads all of K and V. So a warp has two strips where there
-are registers for them, and multiplies both by what it has read. It then reads Q again for each tile, and keeps maxima
-and sums of rows in shared memory (`scores_of_strips`).
+With 16 queries a warp, shared memory is the limit: each warp reads all of K and V. So a warp has two strips, APART from
+each other, if there are registers for them, and multiplies both by what it has read. It then reads Q again for each
+tile, and keeps maxima and sums of rows in shared memory (`rows_kept`).
 
 A tile that no query sees is not loaded, and masks are applied only in tiles that they cut. A probability of 0 times a
-NaN in V is a NaN, also where a mask hides it: a row that is not finite although its sum is finite is recomputed
+NaN in V is a NaN even if a mask hides it: a row that is not finite although its sum is finite is recomputed
 (`nan_repair`). Of varlen, a tile ends where its sequence does.
 
 float32 is multiplied as two parts of tf32 for each factor, without the product of the lower ones (`tile.strips`): Q, K
@@ -49,18 +47,18 @@ from ...tile.storage import storage
 from ...tile.strips import APART, strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
 from ...tile.unrolled import one_after_another
-from ..arguments import Variant, array_type, inputs_type, statistic_type
+from ..arguments import Variant, array_type, inputs_type, size_types, statistic_type
 from ..fragment_scores import FragmentScores, fragment_scores, my_row, store_lse
 from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
+from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled, walk_by_queries
 from ..tiles import Where, lines, where_of
 from .config import ROW_BYTES, ROWS, Sm80Config
 from .rows import Vectors, output_of
 
 
 def part_of(size: int, strip: int) -> Callable[..., Any]:
-    """The verb (acc) -> a strip's `size` numbers."""
+    """Return the verb (acc) -> a strip's `size` numbers."""
     FIRST = size * strip
 
     @verb
@@ -74,7 +72,7 @@ def part_of(size: int, strip: int) -> Callable[..., Any]:
 
 
 def scores_of_strips(score: FragmentScores, size: int, strips: int) -> FragmentScores:
-    """The verbs of tiles of which a thread has `size` scores a strip; of more than one, no probability is dropped."""
+    """Return the verbs of tiles with `size` scores of a thread in each strip. Several strips exclude dropout."""
     if strips == 1:
         return score
 
@@ -110,9 +108,8 @@ class StripsTo(NamedTuple):
 
 @noun
 def rows_kept(at: int) -> Members:
-    """The verbs of a thread's own place. row_max, row_sum: local arrays of four.
-
-    Maxima and sums of four rows, in shared memory from byte `at` on while products need the registers.
+    """The verbs of a thread's own place in shared memory, from byte `at` on, for maxima and sums of four rows while
+    products need the registers. row_max, row_sum: local arrays of four.
     """
     num, FIRST, EACH = numbers(f32), at // 4, ROW_BYTES // 4
 
@@ -133,9 +130,10 @@ def rows_kept(at: int) -> Members:
 
 @builds
 def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors: Vectors) -> Kernel:
-    """flash_attention_sm80(o, lse, x, work). x: `Inputs`. work: `TiledWork`.
+    """flash_attention_sm80(heads, section, o, lse, x, sizes). heads, section: of `Extent`. x: `Inputs`. sizes: `Work`.
+    As one `TiledWork` these would spill registers of two strips.
 
-    vectors: elements that copies of q, k and v have, and stores of o.
+    vectors: elements of copies of q, k and v, and of stores of o.
     """
     mem, num, BLOCK_KV = storage(variant.dtype), numbers(f32), config.block_kv
     STRIPS, HELD = config.strips, config.holds_q(variant.D, mem.itemsize)
@@ -157,7 +155,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
 
     @verb
     def row_of(tid):
-        """The first row of this thread's four warps."""
+        """Return the first row of this thread's four warps."""
         return i32(u32(tid) // u32(128) * u32(ROWS * STRIPS))
 
     def end_of(strip: int) -> Callable[..., None]:
@@ -179,14 +177,16 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
     end_all = one_after_another([end_of(strip) for strip in range(STRIPS)])
 
     @kernel(
+        *[i32] * 2,
         array_type(variant),
         statistic_type(variant),
         inputs_type(variant),
-        tiled_work_type(variant),
+        size_types(variant),
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def flash_attention_sm80(o, lse, x, work):
+    def flash_attention_sm80(heads, section, o, lse, x, sizes):
+        work = tiled(heads, section, sizes)
         smem = cuda.shared.array(0, mem.element, alignment=128)
         task = walk.task(i32(cuda.blockIdx.x), work)
         if task.m0 >= task.Sq:
@@ -217,7 +217,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             stage, n1 = i32(i % u32(2)), i32(n0 - BLOCK_KV)
             if i + u32(1) != count:
                 coming = i32(1 - stage)
-                b, h_kv = anew_i32(task.b), anew_i32(task.h_kv)  # no register keeps what follows from them
+                b, h_kv = anew_i32(task.b), anew_i32(task.h_kv)  # no register keeps values computed from them
                 k_copies.load(
                     smem, tile.k_at + coming * tile.k_size, lines(x.k, b, h_kv, task.k_first + n1, task.Sk - n1)
                 )
@@ -247,7 +247,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             cuda.syncthreads()
             i, n0 = u32(i + u32(1)), n1
         if count == u32(0):
-            cuda.syncthreads()  # rows of o go where others read Q
+            cuda.syncthreads()  # rows of o overwrite Q
 
         # computed again: no register kept them until now
         task = walk.task(anew_i32(cuda.blockIdx.x), work)

@@ -1,7 +1,4 @@
-"""How many elements of a row are copied at once, of q say: as many as lie at multiples of 16, 8 or 4 bytes.
-
-How attention's sm80 rung stores results: 16 rows of a warp through shared memory, a box's columns at a time.
-"""
+"""How sm80's kernels copy and store rows: several elements at once, if they are aligned; results through shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from .config import pitch
 
 
 class Vectors(NamedTuple):
-    """Elements at once; 1 where rows lie anywhere."""
+    """Elements of a copy, or of a store of o; 1 without alignment."""
 
     q: int
     k: int
@@ -26,7 +23,7 @@ class Vectors(NamedTuple):
 
 
 class GradientVectors(NamedTuple):
-    """Elements at once of what the gradient loads."""
+    """Elements of a copy, for the inputs of the gradient."""
 
     q: int
     k: int
@@ -35,7 +32,7 @@ class GradientVectors(NamedTuple):
 
 
 def vectors_of(metas: Mapping[str, ArrayMeta]) -> Vectors:
-    """For all arrays of a call. Rows of o are stored by 16 bytes or one by one."""
+    """Return the vectors of a call. Rows of o are stored 16 bytes at a time or one by one."""
     q, k, v, o = (vector_of(metas[name]) for name in Vectors._fields)
     return Vectors(q, k, v, o if is_stored_whole(metas["o"]) else 1)
 
@@ -44,24 +41,22 @@ def gradient_vectors_of(metas: Mapping[str, ArrayMeta]) -> GradientVectors:
     return GradientVectors(*(vector_of(metas[name]) for name in GradientVectors._fields))
 
 
-Output = Noun  # what `output_of` makes
+Output = Noun  # of `output_of`
 
 
 @noun
 def output_of(dtype: str, columns: int, boxes: int, aligned: bool, widest: int = 0) -> Members:
-    """The verb for rows of `columns` elements. aligned: rows begin at multiples of 16 bytes, and fill such. widest: the
-    columns of the widest rows that the same warps store.
-
-    Called by all lanes of a warp. row: the first of its four warps'.
+    """The verb that stores rows of `columns` elements, 16 rows of a warp at a time through shared memory. aligned: rows
+    start and end at multiples of 16 bytes. widest: columns of the widest rows that the same warps store.
     """
     itemsize, vec = storage(dtype).itemsize, access(dtype, aligned)
     width = pitch(columns, itemsize)
-    # boxes of columns lie in registers as 16 rows each would
+    # in registers, a box of columns has the layout of 16 rows
     lines = warp_rows(16 * boxes, width, pitch(widest, itemsize))
 
     @verb
     def store(smem, o, acc, task, row):
-        """Store the rows of acc. smem: a shared array of f32."""
+        """Store the rows of acc; by all lanes of a warp. smem: a shared array of f32. row: the first of its four warps."""
         values = cuda.local.array(COLUMNS, f32)
         first = i32(row + cuda.threadIdx.x % 128 // 32 * 16)
         box = i32(0)
