@@ -112,7 +112,9 @@ def section_of(problem: Problem, alike: bool = False) -> Any:
 
 
 def section_of_queries(problem: Problem, *, packed: bool = False) -> Any:
-    """Return how many heads of keys form a section: as many as have their queries in L2. Packed: return these queries."""
+    """Return how many heads of keys form a section: as many as have their queries in L2. Packed: return these
+    queries.
+    """
     p = problem
     of_query = itemsize(p.dtype) * (p.D + p.Dv) * p.group
     if packed:

@@ -1,4 +1,6 @@
-"""How sm80's kernels copy and store rows: several elements at once, if they are aligned; results through shared memory."""
+"""How sm80's kernels copy and store rows: several elements at once, if they are aligned; results through
+shared memory.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def output_of(dtype: str, columns: int, boxes: int, aligned: bool, widest: int =
 
     @verb
     def store(smem, o, acc, task, row):
-        """Store the rows of acc; by all lanes of a warp. smem: a shared array of f32. row: the first of its four warps."""
+        """Store the rows of acc; by all lanes of a warp. smem: a shared array of f32. row: the first of its
+        four warps.
+        """
         values = cuda.local.array(COLUMNS, f32)
         first = i32(row + cuda.threadIdx.x % 128 // 32 * 16)
         box = i32(0)

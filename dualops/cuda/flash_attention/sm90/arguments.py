@@ -21,7 +21,7 @@ class Maps(NamedTuple):
 
 
 class KeysTo(NamedTuple):
-    """Where dk and dv go: tensor maps, 0 where threads store the rows (`output`), and arrays (`by_token`)."""
+    """Where dk and dv go: tensor maps, 0 if threads store the rows (`output`), and arrays (`by_token`)."""
 
     dk_map: Any
     dv_map: Any
@@ -40,25 +40,25 @@ class ForwardMaps(NamedTuple):
 class OutputTo(NamedTuple):
     """Where o and lse go."""
 
-    o_map: Any  # 0 where threads store the rows (`output`)
-    o: Any  # along batch, head and token (`by_token`); parts of split keys along split too (`split_kv`)
+    o_map: Any  # 0 if threads store the rows (`output`)
+    o: Any  # along batch, head and token (`by_token`); results of splits along split, too
     lse: Any
-    kept: Any  # a pointer where a Config is serial (`split_kv_serial`), else nothing
+    kept: Any  # a pointer if the Config is serial (`split_kv`), otherwise ()
 
 
 class QueriesTo(NamedTuple):
-    """Where dq goes: its tensor map, 0 where threads store the rows (`output`), and the array (`by_token`)."""
+    """Where dq goes: its tensor map, 0 if threads store the rows (`output`), and the array (`by_token`)."""
 
     dq_map: Any
     dq: Any
 
 
 class Sums(NamedTuple):
-    """dq in float32, as the fused kernel adds it up."""
+    """dq in float32, as the fused kernel adds it."""
 
-    data: Any  # fragment after fragment of each tile, tile after tile of each head
-    flags: Any  # zeros at first: a counter, then one for each tile
-    tiles: Any  # of queries: of a head of a batch, or, of varlen, of a head of all sequences
+    data: Any  # fragment after fragment of a tile, tile after tile of a head
+    flags: Any  # zeros at first: a counter, then a flag for each tile
+    tiles: Any  # of queries of a head, in a batch or, for varlen, in all sequences
 
 
 FORWARD_MAPS_TYPE = types.NamedUniTuple(tensor_map, len(ForwardMaps._fields), ForwardMaps)

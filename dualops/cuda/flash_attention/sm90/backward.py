@@ -1,16 +1,10 @@
-"""dk and dv on Hopper: which problems the kernel takes, its launch and its tensor maps.
+"""Attention's gradient on Hopper: which problems the rung takes, its launches and their tensor maps.
 
-Attention's gradient on Hopper: which problems the rung takes, its launches and their tensor maps.
-
-dq.py                dq;  dq_config.py: its tiles;  bias_fwd.py: the bias's tiles;  dq_split_f32.py: float32, wide heads
-dkv.py               dk and dv;  dkv_config.py: their tiles;  dkv_launch.py, dkv_loads.py: launch and loads;
-                     q_tiles.py: the tiles of queries;  dkv_split.py: wide heads;  dkv_split_f32.py: float32's;
-                     split_probs.py: P from one warpgroup to another
-dbias.py             dbias;  dbias_config.py: its tiles;  bias_tile_scheduler.py: what a tile of the bias was added to;
-                     dbias_loads.py, dbias_sums.py, dbias_launch.py: loads, sums and launches
-fused.py             dq, dk and dv in one kernel;  fused_config.py, fused_launch.py: its tiles and launch;
-                     dq_convert.py: rows of dq from its sums
-float32_backward.py  float32, by these kernels except dbias
+dq.py                     dq, and dq of float32's wide heads
+dkv.py, dkv_split.py      dk and dv; those of wide heads;  dkv_config.py: their tiles;  dkv_loads.py: their loads
+fused.py, fused_launch.py dq, dk and dv in one kernel;  dq_sums.py: how it adds dq, and rows of dq from the sums
+dbias.py, dbias_launch.py dbias;  bias_tile_scheduler.py: which scores a tile of the bias was added to;
+                          dbias_sums.py: dS, and how its sums are stored
 All else, such as delta, is the simt rung's.
 """
 
@@ -46,16 +40,16 @@ from .fused_launch import FusedConfigs, fused_choices, fused_steps, most_by_two_
 from .schedule import after_counter
 
 RESULTS = ("dk", "dv")
-# blocks for as many keys as the longest sequence has, to those for all tokens: with more, the latter pay. One of 8192
-# among 960 of 128 takes 0.42 of the gradient's time by them, but 1024 of 128 1.31, 512 of up to 512 1.11 (H200,
-# 2026-11-27)
+# A grid for the longest sequence is used if it has at most this many times the blocks of a grid for all tokens. The
+# latter takes 0.42 of the gradient's time for a sequence of 8192 among 960 of 128, but 1.31 for 1024 of 128, and 1.11
+# for 512 of up to 512 (H200, 2026-11-27)
 MOST_OF_LONGEST = 2
 
 
 def dkv_choices(
     problem: Problem, results: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[AnyDkvConfig, str]]:
-    """Configs that a kernel can do a problem with, best first, and what they are. delta is that of simt."""
+    """Yield Configs for dk and dv, best first, with a description. delta is simt's."""
     p, varlen = problem, is_varlen(problem)
     if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or not has_usual_scale(p) or not results["dk"].size:
         return
@@ -68,7 +62,7 @@ def dkv_choices(
 
 
 def dkv_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvConfig) -> dict[str, Mapped]:
-    """The tensor maps of the launch, by names that are its own. metas: of the problem's arrays and the results."""
+    """Return the tensor maps of the launch, by names of its own. metas: of the problem's arrays and the results."""
     p, varlen = problem, is_varlen(problem)
     lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
     lines |= {name: ROWS for name in RESULTS if how_stored(metas, name, varlen) == "boxes"}
@@ -83,7 +77,7 @@ def dkv_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
 
 
 def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvConfig) -> Step:
-    """The launch, after delta's. metas: of the problem's arrays, the results and delta."""
+    """Return the launch, after delta's. metas: of the problem's arrays, the results and delta."""
     p, varlen, heads_kv = problem, is_varlen(problem), problem.H // problem.group
     tiles, packed = p.B * cdiv(p.Sk, config.block_kv), False
     if varlen:
@@ -111,14 +105,14 @@ MOST_WIDTH = 256  # of a head
 
 
 class ByLength(NamedTuple):
-    """Configs for sequences of varlen, as `by_length` tells them apart."""
+    """Configs for sequences of varlen, chosen by length in `by_length`."""
 
     fused: FusedConfigs
-    few: BackwardConfigs  # for those of few queries
+    few: BackwardConfigs  # for sequences with few queries
 
 
 class BackwardConfigs(NamedTuple):
-    """A Config for each of the kernels; of dbias None where there is none, or simt makes it."""
+    """A Config for each kernel. dbias is None if there is none, or if simt computes it."""
 
     dq: AnyDqConfig
     dkv: AnyDkvConfig
@@ -127,7 +121,7 @@ class BackwardConfigs(NamedTuple):
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for its gradient, best first."""
+    """Yield tiles for the gradient, best first."""
     for choice in fused_choices(problem, results, device):
         mixed = is_varlen(problem) and fewest_queries(problem) <= most_by_two_kernels(choice.config.fused)
         two = next(two_kernels(problem, results, device), None) if mixed else None
@@ -136,7 +130,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for the kernels of dq and of dk and dv, best first."""
+    """Yield tiles for two kernels, of dq and of dk and dv, best first."""
     p, varlen, room = problem, is_varlen(problem), device.shared_memory_per_block
     if (
         p.dtype not in INSTRUCTION_TYPES
@@ -152,7 +146,7 @@ def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Devi
     for config, reason in dq_configs(D, Dv, names, in_boxes, varlen):
         if config.shared_bytes(D, Dv) + SLACK > room:
             continue
-        for dkv_config, told in dkv_choices(p, results, device):
+        for dkv_config, dkv_reason in dkv_choices(p, results, device):
             others, _ = next(simt.backward_configs(p))
             dbias, of_dbias = dbias_choice(p, results, device)
             configs = BackwardConfigs(config, dkv_config, others, dbias)
@@ -161,11 +155,11 @@ def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Devi
             if dbias is not None:
                 found, maps = found | dbias_workspace(p, dbias), maps | dbias_maps(p, dbias)
             steps = partial(backward_steps, p, results, configs)
-            yield Choice("sm90", configs, f"dq: {reason}; dk and dv: {told}{of_dbias}", steps, found, maps=maps)
+            yield Choice("sm90", configs, f"dq: {reason}; dk and dv: {dkv_reason}{of_dbias}", steps, found, maps=maps)
 
 
 def workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """delta; of the pieces of work, how many were drawn; a block mask the other way round."""
+    """Return delta, the counter of drawn work items, and a transposed block mask."""
     counter = ArrayMeta((1,), "int64", (1,), problem.arrays["q"].device, 0)
     return {**simt.backward_workspace(problem), "counter": counter, **workspace_by_keys(problem)}
 
@@ -180,7 +174,9 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
 
 
 def by_length(problem: Problem, results: Mapping[str, ArrayMeta], fused: Choice, two: Choice) -> Choice:
-    """Sequences of varlen, each by what it would go by alone: those of few queries by two kernels, others by one."""
+    """Return the choice for a varlen call with short and long sequences: those with few queries use two kernels, others
+    one.
+    """
     configs, most = ByLength(fused.config, two.config), most_by_two_kernels(fused.config.fused)
     few, longer = (serving(problem, Served(which, most)) for which in (1, 0))
 
@@ -190,12 +186,12 @@ def by_length(problem: Problem, results: Mapping[str, ArrayMeta], fused: Choice,
         of_few = [*dq_steps(few, metas, configs.few.dq), dkv_step(few, metas, configs.few.dkv)]
         return [delta, *of_few, *rest]
 
-    told = f"{fused.reason}; of sequences to {most} queries {two.reason}"
-    return Choice("sm90", configs, told, steps, {**fused.workspace, **two.workspace}, maps={**fused.maps, **two.maps})
+    why = f"{fused.reason}; of sequences to {most} queries {two.reason}"
+    return Choice("sm90", configs, why, steps, {**fused.workspace, **two.workspace}, maps={**fused.maps, **two.maps})
 
 
 def dq_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) -> dict[str, Mapped]:
-    """The tensor maps of the launch, by names that are its own. metas: of the problem's arrays and the results."""
+    """Return the tensor maps of the launch, by names of its own. metas: of the problem's arrays and the results."""
     p, varlen = problem, is_varlen(problem)
     lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
     if how_stored(metas, "dq", varlen) == "boxes":
@@ -211,7 +207,7 @@ def dq_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) 
 
 
 def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDqConfig) -> Sequence[Step]:
-    """The launches, after delta's. metas: of the problem's arrays, the results and workspaces."""
+    """Return the launches, after delta's. metas: of the problem's arrays, the results and workspaces."""
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
     stored, bias_maps = "", ()
     if isinstance(config, DqThirdsConfig):

@@ -1,31 +1,28 @@
-"""The tile of a bias that a block has all along, in shared memory: of each thread the pairs that meet its own scores.
+"""The tiles of a bias. Word 2 * j + h of a thread has two neighbours: of quad j and row h of its scores.
 
-A thread writes and reads its own words alone, so that nobody waits for anybody; those of neighbours lie side by side.
+`bias_registers`: a tile that stays for the whole kernel (dbias). Each thread writes its own words to shared memory and
+reads them back, so no thread waits for another. Words of neighbouring threads are neighbours.
 
-The tile of a dense bias that meets a tile of scores: brought by copies of boxes, read as scores lie in registers.
+`bias_tile`: a tile for each tile of scores, if the bias is dense and aligned (`boxed_bias`); otherwise options read it
+from memory. It is copied as a box and read in the layout of scores:
 
     tile = bias_tile(having, operand, at)                       [queries, keys] of 16 bits, a stage
     tile.load(smem, stage, bias_map, options, BiasPlace(b, h, m0, n0), full)
     score = fragment_scores(chain, ..., word=tile.word)         chain: that of `in_words`
-    held = tile.held(smem, stage, words)                        once it is there, words = tile.words()
+    held = tile.held(smem, stage, words)                        once it has arrived; words = tile.words()
     score.finish_held(scores, held, options, scale, where)      or `bend`; then the stage is free
 
-Four words of a thread come at once (`ldmatrix`), when the first of them is asked for, and stay until the next four do:
-words are asked for by all lanes, in their order. Where rows of the scores are keys they come transposed, so that two
-neighbours of a word are two queries then. What is beyond the bias comes as zeros, for scores that are masked.
+A thread loads four words at once (`ldmatrix`), when the first of them is used, and keeps them until the next four. So
+all lanes use words in the same order. If rows of the scores are keys, words are loaded transposed: the two neighbours
+of a word are two queries. Elements beyond the bias are zeros, for scores that are masked.
 
-Which biases are boxes: `boxed_bias`. Another one is read from memory score by score, or two at once (`options`).
+`bias_stages`: for forward and dq, which load K and V: each warpgroup has a tile [64, BLOCK_KV] of its own. A warpgroup
+releases it as soon as it has read it, and one stage is enough: the next tile has nearly a whole round to arrive.
+Filling i * consumers + w is tile i of warpgroup w.
 
-The bias's tiles beside K's and V's, in the forward and dq's kernel: [64, BLOCK_KV], of each warpgroup its own.
+`bias_dkv`: for dk and dv, whose tiles [BLOCK_Q, keys] share the stages and the mbarriers of dO.
 
-A warpgroup that has read its tile gives it back at once, whatever the others do, so that the next one has nearly a
-whole round to come: one stage is enough. Filling i * consumers + w is of tile i, for warpgroup w.
-
-Without a bias in boxes the verbs do nothing.
-
-The bias's tiles beside those of queries, whose stages they share: [BLOCK_Q, keys], where rows of scores are keys.
-
-They come with dO, on the same mbarrier, and go when the queries do. Without a bias in boxes the verbs do nothing.
+Without a bias in boxes, the verbs of the last two do nothing.
 """
 
 from __future__ import annotations
@@ -50,15 +47,13 @@ from ..arguments import Variant
 from ..options import Having
 from ..score_coords import my_column, my_row
 
-PAIRS = "pairs"  # the order of a bias whose neighbours are fetched two at once
+PAIRS = "pairs"  # the order of a bias whose neighbours are fetched two at a time
 
 
 @noun
 def bias_registers(variant: Variant, columns: int, threads: int) -> Members:
-    """The verbs of tiles [64, columns] of each warpgroup, by so many threads in all. What is beyond the last row or
-    column, where scores are masked, is what that one has.
-
-    Word 2 * j + h is of quad j and row h of a thread's.
+    """The verbs of tiles [64, columns] of each warpgroup, by `threads` threads in all. Words beyond the last row or
+    column repeat the last one; their scores are masked.
     """
     names = [option.name for option, _ in variant.having.variants]
     index, quads, size = names.index("bias"), columns // 8, columns // 4 * threads
@@ -72,7 +67,7 @@ def bias_registers(variant: Variant, columns: int, threads: int) -> Members:
 
     @verb
     def _place(number):
-        """Of my word, without a sign to look after."""
+        """Return the index of my word, unsigned."""
         return u32(number * threads) + u32(cuda.threadIdx.x)
 
     @verb
@@ -104,7 +99,7 @@ def bias_registers(variant: Variant, columns: int, threads: int) -> Members:
 
 
 def in_words(found: Having) -> Having:
-    """The options of a kernel that has its bias as words, of whatever order the bias itself is."""
+    """Return the options of a kernel that has its bias as words, whatever the layout of the bias."""
     variants = (
         each._replace(facts=(each.facts[0], PAIRS)) if each.option.name == "bias" else each for each in found.variants
     )
@@ -115,7 +110,7 @@ ITEMSIZE = 2  # bytes of a number
 
 
 class BiasPlace(NamedTuple):
-    """Where a tile stands among the scores: batch, head, first query, first key."""
+    """Where a tile is among the scores: batch, head, first query, first key."""
 
     b: Any
     h: Any
@@ -132,25 +127,23 @@ class HeldBias(NamedTuple):
 
 
 def bias_operand(queries: int, keys: int) -> Operand:
-    """A tile of so many, in boxes as wide as whole ones of it are."""
+    """Return a tile of this size, in the widest boxes that divide it."""
     span = next(span for span in SPANS if ITEMSIZE * keys % span == 0)
     return Operand(queries, keys, ITEMSIZE, span, "k")
 
 
 @noun
 def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = False) -> Members:
-    """The verbs of a tile whose first stage begins at byte `at`, by a warpgroup whose scores are all of its 64 rows.
+    """The verbs of a tile whose first stage begins at byte `at`, by a warpgroup whose scores are 64 rows of it.
 
     transposed: rows of the scores are keys, 64 of the tile's for each warpgroup.
-
-    Word 2 * j + h is of quad j and row h of a thread's, as `fragment_scores` asks for it.
     """
     index = [option.name for option, _ in having.variants].index("bias")
     boxes, own = box_tile(tile, at, 2), words_of_columns(tile) if transposed else words_of_rows(tile)
 
     @verb
     def load(smem, stage, bias_map, options, place, full):
-        """Start to load the tile into a stage; by one thread. Batch and head are found anew for each tile: threads that
+        """Start to load the tile into a stage; by one thread. Batch and head are recomputed for each tile: threads that
         load have few registers.
         """
         b, h, strides = i32(0), i32(0), options[index].bias.strides
@@ -167,11 +160,12 @@ def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = Fals
 
     @verb
     def held(smem, stage, words):
-        """Return what `word` takes, of a tile that has arrived."""
+        """Return the first argument of `word`, for a tile that has arrived."""
         return HeldBias(smem, own.first(boxes.at(stage), anew_i32(i32(cuda.threadIdx.x))), words)
 
     @verb
     def word(held, number):
+        """Return my word with this number."""
         if number % WORDS == 0:
             own.load(held.words, 0, held.smem, held.first, number // WORDS)
         return held.words[number % WORDS]
@@ -183,8 +177,8 @@ def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = Fals
 
 
 def boxed_bias(problem: Problem) -> Boxed | None:
-    """The bias along batch, head, query and key, 1 where it is broadcast; None for one that does not come as boxes: of
-    other than 16 bits, with one row or one column, or whose rows don't lie at multiples of 16 bytes.
+    """Return the bias along batch, head, query and key, 1 where it is broadcast. None if it can't be copied as boxes:
+    not 16 bits, one row or column, or rows not at multiples of 16 bytes.
     """
     bias = problem.arrays.get("bias")
     if bias is None or itemsize(bias.dtype) != ITEMSIZE:
@@ -198,7 +192,7 @@ def boxed_bias(problem: Problem) -> Boxed | None:
 
 
 def bias_map(problem: Problem, tile: Operand) -> Mapped:
-    """The tensor map of a bias that comes as boxes, in such tiles."""
+    """Return the tensor map of a bias that is copied as boxes, in these tiles."""
     if (found := boxed_bias(problem)) is None:
         raise ValueError("a bias that does not come as boxes has no tensor map")
     box = (1, 1, *box_shape(tile))
@@ -209,22 +203,21 @@ WARPS = 4  # of a warpgroup
 
 
 class BiasStages(Namespace):
-    """The verbs. maps: the argument that has the bias's, where there is one."""
+    """The verbs. maps: the kernel's argument, with the bias's map if there is one."""
 
     maps_type: Any
-    word: Callable[..., Any] | None  # as `fragment_scores` takes it
+    word: Callable[..., Any] | None  # for `fragment_scores`
     barriers: Callable[..., Any]  # (): the shared arrays; once in a kernel, by all threads
     init: Callable[..., None]  # (barriers): by one thread, before a pipeline's `start`
     prefetch: Callable[..., None]  # (maps): by all threads
     bring: Callable[..., None]  # (smem, maps, barriers, options, task, n0, i): of all warpgroups, by one thread
-    words: Callable[..., Any]  # () -> a local array for what is read; once in a kernel
-    # (smem, barriers, words, i, warpgroup) -> what scores are changed by, once my tile is there
-    wait: Callable[..., Any]
-    release: Callable[..., None]  # (barriers, i, warpgroup): once they are
+    words: Callable[..., Any]  # () -> a local array for words; once in a kernel
+    wait: Callable[..., Any]  # (smem, barriers, words, i, warpgroup) -> the first argument of `word`, for my tile
+    release: Callable[..., None]  # (barriers, i, warpgroup): my tile, once scores have changed
 
 
 def bias_stages(variant: Variant, operand: Operand, at: int, stages: int, consumers: int) -> BiasStages:
-    """For a kernel whose first stage begins at byte `at`; of no stages where there is no bias in boxes."""
+    """The verbs of a kernel whose first stage begins at byte `at`. stages: 0 without a bias in boxes."""
     return _stages(variant, operand, at, stages, consumers) if stages else _no_stages()
 
 
@@ -272,7 +265,7 @@ def _stages(variant: Variant, operand: Operand, at: int, stages: int, consumers:
     def bring(smem, maps, barriers, options, task, n0, i):
         for w in range(CONSUMERS):
             stage = pipe.acquire(barriers, filling(i, w))
-            m0 = i32(anew_i32(i32(task.m0)) + ROWS * w)  # of which threads that load would keep one for each warpgroup
+            m0 = i32(anew_i32(i32(task.m0)) + ROWS * w)  # else a register would keep one for each warpgroup
             tile.load(smem, stage, maps[0], options, BiasPlace(task.b, task.h, m0, n0), barriers.full)
 
     @verb
@@ -294,19 +287,19 @@ def _stages(variant: Variant, operand: Operand, at: int, stages: int, consumers:
 
 
 class BiasDkv(Namespace):
-    """The verbs. maps: the argument that has the bias's, where there is one."""
+    """The verbs. maps: the kernel's argument, with the bias's map if there is one."""
 
     maps_type: Any
     nbytes: int  # of a stage
-    word: Callable[..., Any] | None  # as `fragment_scores` takes it
+    word: Callable[..., Any] | None  # for `fragment_scores`
     prefetch: Callable[..., None]  # (maps): by all threads
     bring: Callable[..., None]  # (smem, stage, maps, options, place, full): by one thread. place: `BiasPlace`
-    words: Callable[..., Any]  # () -> a local array for what is read; once in a kernel
-    held: Callable[..., Any]  # (smem, stage, words) -> what scores go through, once the tile is there
+    words: Callable[..., Any]  # () -> a local array for words; once in a kernel
+    held: Callable[..., Any]  # (smem, stage, words) -> the first argument of `word`, for a tile that has arrived
 
 
 def bias_dkv(variant: Variant, operand: Operand | None, at: int, loaders_warp: int) -> BiasDkv:
-    """operand: a tile, of which the first stage begins at byte `at`; None: there is no bias in boxes."""
+    """The verbs of a kernel whose first stage begins at byte `at`. operand: a tile; None without a bias in boxes."""
     if operand is None:
         return _no_tiles()
     tile = bias_tile(variant.having, operand, at, transposed=True)

@@ -1,16 +1,14 @@
-"""Gradients of a bias in the registers of tensor cores' products, where rows are queries.
+"""dS in registers, for dbias; and the sums of a tile of the bias: to dbias, or as parts to float32 memory, which a
+second kernel adds.
 
-P = exp(scores - lse);  total += P * (weight * dP - delta)
+    P = exp(scores - lse);  total += P * (weight * dP - delta)
 
-A bias comes after all that bends a score, so that its slope is 1. What a mask hides is left out, whatever dP and P are
-there: 0 * NaN is NaN. So is a score of -inf, but not in a row that is NaN.
+Rows are queries. A bias is added after all options that have slopes, so its slope is 1. Masked scores are left out,
+whatever dP and P are: 0 * NaN is NaN. So is a score of -inf, but not in a row that is NaN.
 
-Where the sums of a tile of a bias go: to dbias, or, of parts of them, to float32 memory, whence a second kernel adds
-them.
-
-A bias that has one row, or one column, for all gets the sum of a tile's. Columns are summed by a thread, then by the
-four lanes that share a row; rows by a thread, then by the eight lanes that share a column: what each warp finds is a
-part of its own, so that no warp waits for another.
+A bias with one row or one column gets the sum of a tile's. Columns are summed by a thread, then by the four lanes that
+share a row; rows by a thread, then by the eight lanes that share a column. Each warp's result is a part of its own, so
+that no warp waits for another.
 """
 
 from __future__ import annotations
@@ -35,11 +33,8 @@ GREATEST = 3.4028234663852886e38  # finite float32
 
 @noun
 def gradient_of_bias(size: int) -> Members:
-    """The verbs of tiles of which a thread has two rows, r and r + 8; base, lse and delta are arrays of two numbers.
-
-    Finished scores are marked where a mask hides them (`flash_attention.masked`).
-
-    The verbs for so many scores of a thread.
+    """The verbs of tiles with `size` scores of a thread, in rows r and r + 8. base, lse and delta: arrays of two
+    numbers. Finished scores are marked where a mask hides them (`score_coords.mark`).
     """
     num, LOG2, quads, NOT_THERE, MOST = numbers(f32), f32(LOG2_E), size // 4, f32(MASKED), f32(GREATEST)
 
@@ -56,8 +51,8 @@ def gradient_of_bias(size: int) -> Members:
 
     @verb
     def all_count(scores, where, base):
-        """Return whether all of a warp's finished scores count: none is masked or beyond the last query, no lse is
-        large. Asked of sums of products of two, which are infinite, or NaN, where a score is.
+        """Return whether all of a warp's finished scores count: none is masked or beyond the last query, and no lse is
+        large. Products of two scores are added and tested, since they are infinite or NaN if a score is.
         """
         upper, lower = num.zero, num.zero
         for j in range(quads):
@@ -89,7 +84,7 @@ def gradient_of_bias(size: int) -> Members:
                 for e in range(2):
                     score = scores[4 * j + 2 * h + e]
                     prob = num.exp2(exponent_less(score, base[h]))
-                    # all that a NaN row sees is NaN
+                    # a NaN row makes all keys that it sees NaN
                     counts = (score != num.minus_inf) | (prob != num.zero)
                     scores[4 * j + 2 * h + e] = prob if counts & (not is_marked(score)) & there else NOT_THERE
 
@@ -129,16 +124,14 @@ def gradient_of_bias(size: int) -> Members:
 
 
 THREADS = 256
-GROUP = 2  # quads of totals of which a loop is left to the compiler
+GROUP = 2  # quads of totals whose loop the compiler unrolls
 PLACES = 5  # strides: part, batch, head, query, key
 
 
 @noun
 def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors: bool) -> Members:
-    """The verb for so many totals of a thread, to an array of this dtype. vectors: eight neighbours may be stored at
-    once.
-
-    Called by all threads of the warpgroups that multiply.
+    """The verb that stores `size` totals of a thread in an array of this dtype; by all threads that multiply. vectors:
+    eight neighbours may be stored at once.
     """
     mem, num, quads, warps = storage(dtype), numbers(f32), size // 4, 4 * consumers
     row_lanes, warp_lanes, transpose = lane_reductions(f32, LANES), lane_reductions(f32, 32), transposed(f32)
@@ -250,11 +243,11 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors:
 
 @builds
 def build_dbias_sum(dtype: str, lanes: int) -> Kernel:
-    """flash_attention_dbias_sum(dbias, parts, count, size, H, Sq, Sk): of `size` numbers [B, H, Sq, Sk] the sums of as
-    many as there are parts.
+    """flash_attention_dbias_sum(dbias, parts, count, size, H, Sq, Sk): `size` numbers [B, H, Sq, Sk], each the sum of
+    `count` parts.
 
-    A number has so many lanes of a warp, which take turns to add a part each (compensated), in ascending order, and
-    meet in a tree.
+    A number has `lanes` lanes of a warp. They take turns to add parts in ascending order (compensated), then meet in a
+    tree.
     """
     mem, num, meet = storage(dtype), numbers(f32), lane_reductions(f32, lanes)
 

@@ -1,33 +1,31 @@
 """dk and dv of attention on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 2, without its atomics.
 
-A block takes BLOCK_KV keys of one key head, 64 for each warpgroup that multiplies, and all that looks at them, one tile
-of BLOCK_Q queries after another, so that every sum has one owner and one order. Rows are keys, columns queries.
+A block has BLOCK_KV keys of one key head, 64 for each consumer warpgroup, and visits all queries that see them, one
+tile of BLOCK_Q queries after another, so that every sum has one owner and one order. Rows are keys, columns queries.
 
     producer                                   consumers
     1  one thread loads K and V                3  wait for K and V
     2  for each query head of the group, for   for each tile:
        each tile of queries that see some of   4  S.T [64, BLOCK_Q] = K @ Q.T, dP.T [64, BLOCK_Q] = V @ dO.T
-       the keys: it loads Q and dO, and a      5  S.T through the options; P.T = exp2(S.T - lse), 0 where a mask is
-       warp brings lse and delta               6  dv [64, Dv] += (weight * P.T) @ dO
+       the keys: it loads Q and dO, and a      5  S.T through the options; P.T = exp2(S.T - lse), 0 if masked
+       warp loads lse and delta                6  dv [64, Dv] += (weight * P.T) @ dO
                                                7  dS.T = P.T * (weight * dP.T - delta) * slope
                                                8  dk [64, D] += dS.T @ Q
-                                               9  dk *= scale; dk is copied out of K's place, dv out of V's
+                                               9  dk *= scale; dk leaves through K's place, dv through V's
 
-Products run beside the threads: at 5 a warpgroup has dP.T under way, at 7 its 6 if there are registers for it
-(`DkvConfig.beside`), at 4 the 8 of the tile before, and always those of the other warpgroup. P.T and dS.T never leave
-registers: as accumulators lie, two and two packed, they are the left factors of 6 and 8, which read dO and Q along
-their other axis.
+Products overlap other work: 5 overlaps dP.T, 7 overlaps 6 if there are registers for it (`DkvConfig.beside`), 4
+overlaps 8 of the previous tile, and all overlap the other warpgroup's. P.T and dS.T never leave registers:
+accumulators, packed in pairs, are the left factors of 6 and 8, which read dO and Q along their other axis.
 
-A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut (`q_tiles`). A P.T of 0
-times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`nan_repair_keys`).
+Tiles that no key is seen from are not loaded, and masks are evaluated only in tiles that they cut (`visible_tiles`). A
+P.T of 0 times a NaN in Q or dO is NaN even if a mask hides it: rows that are not finite are recomputed (`nan_repair`).
 
-Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes; 2 * stages * BLOCK_Q * BLOCK_KV
-more where a bias comes as boxes, beside Q and dO (`bias_dkv`). Registers: BLOCK_Q of S.T and dP.T, a quarter of that
-packed, of which `beside` takes two, D / 2 + Dv / 2 of dk and dv, and about 24. Options need few more: what is left of
-S.T is P.T * slope, and which probabilities stay are bits, asked for while products run. float32 is three parts of
-bfloat16, as in forward: tiles are three times as wide, what is packed three times as much, and what 6 and 8 bring is
-added up apart, in D / 2 more; 8 is waited for at once, as a product of which the threads read the sums may not be left
-to the next tile.
+Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes, and 2 * stages * BLOCK_Q *
+BLOCK_KV for a bias as boxes (`bias`). Registers: BLOCK_Q of S.T and dP.T, a quarter of that packed, twice with
+`beside`, D / 2 + Dv / 2 of dk and dv, and about 24. Options need few more: S.T becomes P.T * slope in place, and
+dropout's mask is bits, computed while products run. float32 is three parts of bfloat16, as in forward: tiles are three
+times as wide and packed registers three times as many. Threads add the sums of 6 and 8, which takes D / 2 registers
+more, so they wait for 8 at once.
 """
 
 from __future__ import annotations
@@ -61,10 +59,10 @@ from .visible_tiles import q_tiles_of
 
 @builds
 def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: str, packed: bool = False) -> Kernel:
-    """flash_attention_dkv_sm90(maps, bias_maps, to, x, work). These are `Maps`, one map of the bias where it comes as
-    boxes, `KeysTo`, `GradientInputs` and `TiledWork`.
+    """flash_attention_dkv_sm90(maps, bias_maps, to, x, work): `Maps`, one map of a bias as boxes or none, `KeysTo`,
+    `GradientInputs`, `TiledWork`.
 
-    dk_stored, dv_stored: how dk and dv get to memory (`output`). packed: see `walk_by_keys`.
+    dk_stored, dv_stored: how dk and dv get to memory (`output`). packed: as in `walk_by_keys`.
     """
     D, Dv, BLOCK_Q, BESIDE, num = padded(variant.D), padded(variant.Dv), config.block_q, config.beside, numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, most=True)
@@ -95,7 +93,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
         dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, config.consumers)
     to_type = keys_to_type(variant, dk_stored, dv_stored)
-    last = dv_output if dv_stored == "boxes" else dk_output  # the copies of both are one group
+    last = dv_output if dv_stored == "boxes" else dk_output  # copies of both form one group
 
     @kernel(
         MAPS_TYPE,
@@ -175,7 +173,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     dk_acc[e] = num.zero
                 for e in range(pdo.size):
                     dv_acc[e] = num.zero
-            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
             hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale

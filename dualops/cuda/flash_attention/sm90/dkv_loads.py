@@ -1,13 +1,13 @@
-"""What is copied to shared memory once in a block: an mbarrier that counts the thread that copies, and its bytes.
+"""What the kernels that own keys load: K and V once; then, for each tile of queries that see some of the keys, one head
+of the group after the other, Q, dO, lse, delta, and the bias's tile if it is copied as boxes.
+
+K and V have an mbarrier of their own, `load_once`: it counts the thread that copies, and the bytes.
 
     producer                                    readers
     once.expect(full)                           once.wait(full)
     tile.load(smem, 0, ..., full)               ...
 
-Its mbarrier is told to all by a pipeline's `start`.
-
-What the kernels of dk and dv load: K and V once; of the tiles of queries that see some of the keys, one head of the
-group after the other, Q and dO, and beside them lse and delta, and the bias's tile where it comes as boxes.
+A pipeline's `start` makes it visible to all threads.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..lse_delta_smem import Columns
 from .bias import BiasDkv, BiasPlace
 from .visible_tiles import QTiles
 
-Once = Noun  # what `load_once` makes
+Once = Noun  # of `load_once`
 
 
 @cache
 @noun
 def load_once(nbytes: int) -> Members:
-    """The verbs for so many bytes."""
+    """The verbs for something of `nbytes` that a block copies to shared memory once."""
 
     @verb
     def barrier():
@@ -50,7 +50,7 @@ def load_once(nbytes: int) -> Members:
 
     @verb
     def wait(full):
-        """Wait until the bytes are there."""
+        """Wait until the bytes have arrived."""
         mbarrier_wait_cta(full, 0, 0)
 
     return locals()
@@ -91,8 +91,8 @@ def loads_of(
     visits: QTiles,
     varlen: bool,
 ) -> Callable[..., None]:
-    """The verb (to, maps, bars, x, work, task, end), by the warpgroup that loads `end` tiles of queries. to: `LoadTo`.
-    bars: those of `once`, `pipe` and `part`.
+    """Return the verb (to, maps, bars, x, work, task, end), for the warpgroup that loads `end` tiles of queries. to:
+    `LoadTo`. bars: `LoadBarriers` of `once`, `pipe` and `part`.
     """
     k_tile, v_tile, q_tile, do_tile = tiles
 
@@ -130,8 +130,8 @@ def loads_of(
 def loads_f32_of(
     tiles: LoadedTiles, once: Once, q_pipe: Pipeline, do_pipe: Pipeline, visits: QTiles, varlen: bool
 ) -> Callable[..., None]:
-    """The verb (smem, maps, bars, work, task, end), by one thread: K and V once, Q and dO of `end` tiles of queries.
-    bars: those of `once`, `q_pipe` and `do_pipe`.
+    """Return the verb (smem, maps, bars, work, task, end), for one thread: it loads K and V, and Q and dO of `end`
+    tiles of queries. bars: `LoadBarriers` of `once`, `q_pipe` and `do_pipe`.
     """
     k_tile, v_tile, q_tile, do_tile = tiles
 
@@ -154,7 +154,9 @@ def loads_f32_of(
 
 
 def statistics_of(q_pipe: Pipeline, part: Companion, columns: Columns, visits: QTiles) -> Callable[..., None]:
-    """The verb (slots, q_bars, known, x, work, task, end), by a warp: lse and delta of `end` tiles of queries."""
+    """Return the verb (slots, q_bars, known, x, work, task, end), for a warp: it loads lse and delta of `end` tiles of
+    queries.
+    """
 
     @verb
     def bring(slots, q_bars, known, x, work, task, end):

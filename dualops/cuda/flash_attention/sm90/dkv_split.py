@@ -1,66 +1,38 @@
-"""P of a tile on its way from the warpgroup that has dv to the one that has dk (`dkv_split`, `dkv_split_f32`).
+"""dk and dv of wide heads on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 2, without its atomics.
 
-dk and dv of wide heads on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 2, without its atomics.
+A block has 64 keys of one key head, and visits all queries that see them, one tile of BLOCK_Q queries after another, so
+that every sum has one owner and one order. Rows are keys, columns queries. dk and dv of 256 columns take 128 registers
+of a thread each. So one warpgroup has dv and the other dk, and P passes from one to the other:
 
-A block takes 64 keys of one key head, and all that looks at them, one tile of BLOCK_Q queries after another, so that
-every sum has one owner and one order. Rows are keys, columns queries. dk and dv of 256 columns are 128 numbers of a
-thread each, so that a warpgroup has one of them; and makes the product that the other one needs of it, but once:
-
-    producer                     warpgroup 0, whose dv is             warpgroup 1, whose dk is
+    producer                     warpgroup 0, with dv                 warpgroup 1, with dk
     1  one thread loads          3  wait for K and V                  3  the same
        K and V                   for each tile:                       for each tile:
-    2  for each query head of    4  S.T [64, BLOCK_Q] = K @ Q.T       4  dP.T [64, BLOCK_Q] = V @ dO.T
-       the group, for each       5  beside it dv [64, Dv] +=          5  beside it dk [64, D] +=
-       tile of queries that         P.T @ dO of the tile before          dS.T @ Q of the tile before
-       see some of the keys:     6  when 4 is over, beside 5: S.T     6  when 4 is over, beside 5: it gets P.T * slope;
-       it loads Q and dO, and       through the options; P.T =           dS.T = P.T * slope * (weight * dP.T - delta)
-       a warp brings lse and        exp2(S.T - lse), 0 where a
-       delta                        mask is; P.T * slope is handed
-                                    over
-                                 7  weight * P.T is rounded           7  dS.T is rounded
-                                 8  dv is copied out of V's place     8  dk *= scale, and is copied out of K's place
+    2  for each query head of    4  S.T [64, BLOCK_Q] = K @ Q.T       4  dP.T [64, BLOCK_Q] = V @ dO.T the group, for
+       each       5  overlapped: dv [64, Dv] +=        5  overlapped: dk [64, D] += tile of queries that         P.T @
+       dO of the previous tile        dS.T @ Q of the previous tile see some of the keys:     6  after 4, overlapped
+       with 5: S.T   6  after 4, overlapped with 5: it gets P.T * slope; it loads Q and dO, and       through the
+       options; P.T =           dS.T = P.T * slope * (weight * dP.T - delta) a warp loads lse and         exp2(S.T -
+       lse), 0 if masked; delta                        it hands P.T * slope over 7  weight * P.T is rounded           7
+       dS.T is rounded 8  dv leaves through V's place       8  dk *= scale; dk leaves through K's place
 
-Both have D + Dv columns to multiply a tile, whatever D and Dv are. Shared memory has little to spare: at 256 columns a
-tile of 48 queries is 1,536 clocks of tensor cores, beside 1,280 of what they read, 384 of what copies write, and 96 of
-P, as 16 bits (`tile.warpgroup_exchange`). Not as bfloat16: with P rounded so before dS is, dk has 1.2 times the
-baseline's error, and a single number of it more than twice.
+Both multiply D + Dv columns a tile, whatever D and Dv are. Shared memory is nearly saturated: at 256 columns a tile of
+48 queries takes 1,536 clocks of tensor cores, which read for 1,280 clocks; copies write for 384, and P takes 96, as
+float16 (`tile.warpgroup_exchange`). As bfloat16, P would be rounded before dS is: dk then has 1.2 times the baseline's
+error, and single elements more than twice.
 
-A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut (`q_tiles`). A P.T of 0
-times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`nan_repair_keys`).
+float32 (`build_dkv_split_f32`) has three parts of bfloat16 for each number, and six products for each
+(`tile.split_bf16x3`). Tensor cores round sums toward zero, so threads add them: dk or dv of 128 columns, and the sums
+to add, take all registers of a warpgroup. Here a warpgroup waits for each of its products, while the other one's run. A
+tile of 48 queries has 36 KiB of Q and as many of dO, so that three fit: Q has two stages, since the last product needs
+it.
 
-Shared memory: `DkvApartConfig.tiles`, 2 * (D + Dv) * (64 + stages * BLOCK_Q) + places * 128 * BLOCK_Q bytes, twice
-the latter if P is exact.
-Registers: BLOCK_Q / 2 of S.T or dP.T, half of that packed, which `beside` keeps meanwhile, the larger of D / 2 and
-Dv / 2, and about 30; BLOCK_Q / 2 more where options have slopes.
+Tiles that no key is seen from are not loaded, and masks are evaluated only in tiles that they cut (`visible_tiles`). A
+P.T of 0 times a NaN in Q or dO is NaN even if a mask hides it: rows that are not finite are recomputed (`nan_repair`).
 
-dk and dv of float32's wide heads on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 2, without its atomics.
-
-Each number is three of bfloat16, each product six (`tile.split_bf16x3`). What products bring is added up by threads, as
-tensor cores round toward zero: beside dk or dv of 128 columns, and as many numbers that are added to it, a warpgroup
-has no registers for the other one. So of a block's 64 keys one has dv, the other dk, as in `dkv_split`:
-
-    producer                     warpgroup 0, whose dv is             warpgroup 1, whose dk is
-    1  one thread loads          3  wait for K and V                  3  the same
-       K and V                   for each tile:                       for each tile:
-    2  for each query head of    4  S.T [64, BLOCK_Q] = K @ Q.T       4  dP.T [64, BLOCK_Q] = V @ dO.T
-       the group, for each       5  S.T through the options; P.T =    5  it gets P.T * slope;
-       tile of queries that         exp2(S.T - lse), 0 where a           dS.T = P.T * slope *
-       see some of the keys:        mask is; P.T * slope is handed       (weight * dP.T - delta)
-       it loads Q and dO, and       over
-       a warp brings lse and     6  sums = weight * P.T @ dO          6  sums = dS.T @ Q
-       delta                     7  dv [64, Dv] += sums               7  dk [64, D] += sums
-                                 8  dv goes to memory                 8  dk *= scale, and goes to memory
-
-A warpgroup waits for each of its products, and meanwhile the other one has some under way: warpgroup 1 is behind, as it
-needs P. A tile of 48 queries has 36 KiB of Q and as many of dO, so that there is room for three, and Q has two stages:
-it is needed until the last product, dO until 4 of the one and 6 of the other are over.
-
-A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut (`q_tiles`). A P.T of 0
-times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`nan_repair_keys`).
-
-Shared memory: `DkvThirdsConfig.tiles`, 6 * (64 * (D + Dv) + BLOCK_Q * (stages * D + do_stages * Dv)) + 256 * BLOCK_Q
-bytes. Registers: BLOCK_Q / 2 of S.T or dP.T, BLOCK_Q * 3 / 4 of that in thirds, twice the larger of D / 2 and Dv / 2,
-and about 30; BLOCK_Q / 2 more where options have slopes.
+Shared memory: `DkvApartConfig.tiles`, 2 * (D + Dv) * (64 + stages * BLOCK_Q) + places * 128 * BLOCK_Q bytes, twice the
+latter if P is exact; `DkvThirdsConfig.tiles`, 6 * (64 * (D + Dv) + BLOCK_Q * (stages * D + do_stages * Dv)) + 256 *
+BLOCK_Q. Registers: BLOCK_Q / 2 of S.T or dP.T, half of that packed, which `beside` keeps meanwhile (float32: BLOCK_Q *
+3 / 4 in parts), the larger of D / 2 and Dv / 2 (float32: twice that), and about 30; BLOCK_Q / 2 more for slopes.
 """
 
 from __future__ import annotations
@@ -99,8 +71,8 @@ from .visible_tiles import q_tiles_of
 def split_probs(
     chain: OptionChain, score: FragmentScores, gradient: GradientApart, box: Handover
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return the verbs (smem, bars, i, scores, bent, place, given), of the warpgroup that has dv, and (smem, bars, i,
-    d_probs, place, options, where), of the one that has dk.
+    """Return two verbs: (smem, bars, i, scores, bent, place, given), for the warpgroup with dv, and (smem, bars, i,
+    d_probs, place, options, where), for the one with dk.
     """
     BENDS = chain.bends
 
@@ -130,7 +102,7 @@ def build_dkv_split(
     config: DkvApartConfig, variant: Variant, dk_stored: str, dv_stored: str, packed: bool = False
 ) -> Kernel:
     """flash_attention_dkv_split_sm90(maps, to, x, work), with the records of `build_dkv`. Raises ValueError for options
-    with slopes in a Config that is not exact.
+    with slopes if the Config is not exact.
     """
     D, Dv, BLOCK_Q, num = padded(variant.D), padded(variant.Dv), config.block_q, numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS_APART, most=True)
@@ -155,7 +127,7 @@ def build_dkv_split(
         loaded, bias_dkv(variant, None, 0, warps), kv_once, q_pipe, do_part, columns, visits, variant.varlen
     )
     task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=packed)
-    dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1's: a box further
+    dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1 is a box further
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
     hand_probs, take_probs = split_probs(chain, score, gradient, box)
     BESIDE, to_type = config.beside, keys_to_type(variant, dk_stored, dv_stored)
@@ -205,7 +177,7 @@ def build_dkv_split(
                 while i != end:
                     stage, before = q_pipe.wait(q_bars, i), q_pipe.stage(i - 1)
                     kq.start(scores, smem, k_at, q_tile.at(stage), ZERO)  # S.T = K @ Q.T
-                    pdo.add(dv_acc, packed, smem, do_tile.at(before), ONE)  # dv [64, Dv] += P.T @ dO, the tile before
+                    pdo.add(dv_acc, packed, smem, do_tile.at(before), ONE)  # dv [64, Dv] += P.T @ dO, previous tile
                     do_part.wait(do_full, i)
                     where = where_of(task, tile.h, tile.m0, task.n0)
                     picks = visits.picks(options, where, tile)
@@ -216,7 +188,7 @@ def build_dkv_split(
                     visits.finish(scores, options, scale, where, picks)
                     given = Given(options, factors, where, 0)
                     hand_probs(smem, p_bars, i, scores, bent, (slots, columns.lse(stage)), given)
-                    kq.wait(scores)  # for dv: P.T is not rounded before
+                    kq.wait(scores)  # for dv, too: P.T is rounded after it
                     do_part.leave()
                     q_pipe.release(q_bars, i - 1)
                     gradient.pack(packed, scores)
@@ -225,7 +197,7 @@ def build_dkv_split(
                 pdo.add(dv_acc, packed, smem, do_tile.at(q_pipe.stage(i - 1)), ONE)
                 pdo.wait(dv_acc)
                 both.gather()  # dv goes where V was
-            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
             hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, work)
             dv_output.store(smem, to.dv_map, to.dv, dv_acc, key_rows_of(task), ZERO, ZERO)
             dv_output.finish()
@@ -252,14 +224,14 @@ def build_dkv_split(
                     stage, before = q_pipe.wait(q_bars, i), q_pipe.stage(i - 1)
                     do_part.wait(do_full, i)
                     vdo.start(d_probs, smem, v_at, do_tile.at(stage), ZERO)  # dP.T = V @ dO.T
-                    dsq.add(dk_acc, packed, smem, q_tile.at(before), ONE)  # dk [64, D] += dS.T @ Q, the tile before
+                    dsq.add(dk_acc, packed, smem, q_tile.at(before), ONE)  # dk [64, D] += dS.T @ Q, previous tile
                     if BESIDE:
                         vdo.wait_but_one(d_probs)
                     else:
                         vdo.wait(d_probs)
                     where = where_of(task, tile.h, tile.m0, task.n0)
                     take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
-                    vdo.wait(d_probs)  # for dk: dS.T is not rounded before
+                    vdo.wait(d_probs)  # for dk, too: dS.T is rounded after it
                     do_part.leave()
                     box.free(p_bars, i)
                     q_pipe.release(q_bars, i - 1)
@@ -269,7 +241,7 @@ def build_dkv_split(
                 dsq.add(dk_acc, packed, smem, q_tile.at(q_pipe.stage(i - 1)), ONE)
                 dsq.wait(dk_acc)
                 both.gather()  # dk goes where K was
-            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
             hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
@@ -290,7 +262,7 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
     kv_once = load_once(tiles.k.nbytes + tiles.v.nbytes)
     q_pipe = pipeline(config.stages, tiles.q.nbytes, warps)
     do_pipe = pipeline(config.do_stages, tiles.do.nbytes, warps)
-    statistics = second_barrier(config.stages, 0)  # lse and delta, beside Q
+    statistics = second_barrier(config.stages, 0)  # lse and delta, with Q
     kq = warpgroup_mma(dtype, tiles.k, tiles.q, True, from_base=True)
     vdo = warpgroup_mma(dtype, tiles.v, tiles.do, True, from_base=True)
     pdo = register_mma(dtype, tiles.do_steps, True, from_base=True)
@@ -351,13 +323,13 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 kq.wait(scores)
                 visits.finish(scores, options, scale, where, picks)
                 hand_probs(smem, p_bars, i, scores, bent, place, Given(options, factors, where, 0))
-                q_pipe.release(q_bars, i)  # lanes have met as they handed P over
+                q_pipe.release(q_bars, i)  # handing P over has synchronized the lanes
                 gradient.pack(packed, scores)
                 pdo.add(sums, packed, base, do_tile.at(do_pipe.wait(do_bars, i)), ZERO)
                 pdo.finish(dv_acc, sums)  # dv [64, Dv] += P.T @ dO
                 do_pipe.release(do_bars, i)
                 i = q_pipe.next(i)
-            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
             hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, work)
             dv_output.store(smem, to.dv_map, to.dv, dv_acc, key_rows_of(task), ZERO, ZERO)
         else:
@@ -376,11 +348,11 @@ def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool 
                 take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
                 box.leave(p_bars, i)
                 gradient.pack(packed, d_probs)
-                dsq.add(sums, packed, base, q_tile.at(stage), ZERO)  # there, as P was made of it
+                dsq.add(sums, packed, base, q_tile.at(stage), ZERO)  # Q has arrived: P was computed from it
                 dsq.finish(dk_acc, sums)  # dk [64, D] += dS.T @ Q
                 q_pipe.release(q_bars, i)
                 i = q_pipe.next(i)
-            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
             hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale

@@ -1,61 +1,54 @@
-"""dq of attention on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 2, a walk like forward's.
+"""dq of attention on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 2, visiting keys like forward.
 
-A block takes BLOCK_Q queries of one head, 64 for each warpgroup that multiplies, and when they are done the next ones;
-one thread of another warpgroup loads.
+A block has BLOCK_Q queries of one head, 64 for each consumer warpgroup, then the next ones. One thread of another
+warpgroup loads.
 
     producer, one thread                       consumers
-    for each piece of work that it draws:      for each piece of work:
+    for each work item that it draws:          for each work item:
     1  load Q and dO                           3  lse and delta of two rows a thread; wait for Q and dO
     2  for each tile of BLOCK_KV keys that     for each tile:
-       some of the queries see, the last       4  acc [64, D] += dS @ K of the tile before
-       first: load V and K, and the bias's     5  scores [64, BLOCK_KV] = Q @ K.T, beside 4
-       where it comes as boxes
-                                               6  when 4 is over: dP [64, BLOCK_KV] = dO @ V.T, beside 5
-                                               7  when 5 is over, beside 6: scores through the options; -inf where a
-                                                  mask is; P = exp2(scores - lse) * slope
-                                               8  when 6 is over: dS = P * (weight * dP - delta)
+       some of the queries see, the last       4  acc [64, D] += dS @ K of the previous tile
+       first: load V and K, and the bias if    5  scores [64, BLOCK_KV] = Q @ K.T, overlapped with 4
+       it is copied as boxes
+                                               6  after 4: dP [64, BLOCK_KV] = dO @ V.T, overlapped with 5
+                                               7  after 5, overlapped with 6: scores through the options; -inf if
+                                                  masked; P = exp2(scores - lse) * slope
+                                               8  after 6: dS = P * (weight * dP - delta)
                                                9  dq = acc * scale, which is copied out of shared memory while the
-                                                  next piece begins
+                                                  next item begins
 
-At 4, dS is the left factor as it lies in registers, and they are free when dP needs them. At 7 a warpgroup has the
-product of 6 under way, and those of the other warpgroups, which may take turns to start theirs. K of a tile is read
-twice: by its rows for the scores, by its columns for dq. A bias that comes as boxes (`bias_tiles`) is read by each
-thread as 7 needs it, and its tile is free when 7 is over; another one is read from memory, score by score.
+dS is the left factor of 4 in registers, which are free when dP needs them. 7 overlaps 6 and the other warpgroups'
+products; warpgroups may take turns to start theirs. K is read twice: by its rows for the scores, by its columns for dq.
+A bias that is copied as boxes (`bias`) is read during 7; otherwise it is read from memory, score by score.
 
-A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut (`kv_tiles`). What a mask
-hides has P = 0, and 0 times a NaN in K, or in V, is a NaN: a row that is not finite is made anew (`nan_repair`). A row
-that has seen nothing has lse = -inf, and gets zeros.
+Tiles that no query sees are not loaded, and masks are evaluated only in tiles that they cut (`visible_tiles`). Masked
+elements have P = 0, and 0 times a NaN in K or V is NaN: rows that are not finite are recomputed (`nan_repair`). A row
+that sees nothing has lse = -inf, and gets zeros.
 
-Shared memory: `DqConfig.tiles`, 2 * (BLOCK_Q * (q_stages * (D + Dv) + D) + stages * BLOCK_KV * (D + Dv)) bytes, where
-dq is over Q BLOCK_Q * D less, and for the bias 2 * bias_stages * BLOCK_Q * BLOCK_KV more. Registers: BLOCK_KV / 2
-scores and as many of dP, D / 2 of acc, and about 40. float32 is three parts of bfloat16, as in forward: tiles are three
-times as wide, dS is three times as many words, and D / 2 registers more have what is added to acc.
+Shared memory: `DqConfig.tiles`, 2 * (BLOCK_Q * (q_stages * (D + Dv) + D) + stages * BLOCK_KV * (D + Dv)) bytes, BLOCK_Q
+* D less if dq overwrites Q, and 2 * bias_stages * BLOCK_Q * BLOCK_KV for the bias. Registers: BLOCK_KV / 2 scores and
+as many of dP, D / 2 of acc, and about 40. float32 is three parts of bfloat16, as in forward: tiles are three times as
+wide, dS takes three times the registers, and the sums to add take D / 2 more.
 
-dq of float32's wide heads on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 2, a walk like forward's.
-
-Each number is three of bfloat16, each product six (`tile.split_bf16x3`): of 64 queries Q and dO are 96 KiB, so that a
-block has no more. Of these one warpgroup makes P and hands it over, the other one dP, dS and dq:
+Wide heads of float32 (`build_dq_split_f32`): Q and dO of 64 queries take 96 KiB, so a block has no more. One warpgroup
+computes P and hands it over; the other computes dP, dS and dq:
 
     producer, one thread          warpgroup 0                          warpgroup 1
-    for each piece of work        for each piece of work:              for each piece of work:
+    for each work item            for each work item:                  for each work item:
     that it draws:                3  lse of two rows a thread; wait    3  delta of them; wait for Q and dO
     1  load Q and dO                 for Q and dO                      for each tile:
     2  for each tile of           for each tile:                       4  dP [64, BLOCK_KV] = dO @ V.T
        BLOCK_KV keys that some    4  scores [64, BLOCK_KV] = Q @ K.T   5  it gets P * slope; dS = P * slope *
        of the queries see, the    5  scores through the options;          (weight * dP - delta)
-       last first: load K and V      -inf where a mask is;             6  sums = dS @ K
+       last first: load K and V      -inf if masked;                   6  sums = dS @ K
                                      P = exp2(scores - lse)            7  acc [64, D] += sums
                                   6  P * slope is handed over          8  dq = acc * scale goes to memory
 
-Of three products a tile warpgroup 1 has two: while its threads do arithmetic, the scores of a tile behind are made.
-What products bring is added up by threads, as tensor cores round toward zero.
-
-A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut (`kv_tiles`). What a mask
-hides has P = 0, and 0 times a NaN in K, or in V, is a NaN: a row that is not finite is made anew (`nan_repair`). A row
-that has seen nothing has lse = -inf, and gets zeros.
+Warpgroup 1 has two of the three products of a tile. While its threads do arithmetic, the scores of the next tile are
+computed. Threads add the sums of products, as tensor cores round toward zero.
 
 Shared memory: `DqThirdsConfig.tiles`, 6 * (64 * (D + Dv) + BLOCK_KV * (stages * D + v_stages * Dv)) + 256 * BLOCK_KV
-bytes. Registers of warpgroup 1: BLOCK_KV / 2 of dP, BLOCK_KV * 3 / 4 of dS in thirds, D of acc and sums, and about 40.
+bytes. Registers of warpgroup 1: BLOCK_KV / 2 of dP, BLOCK_KV * 3 / 4 of dS in parts, D of acc and sums, and about 40.
 """
 
 from __future__ import annotations
@@ -86,8 +79,8 @@ from .visible_tiles import kv_tiles_of
 
 @builds
 def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
-    """flash_attention_dq_sm90(maps, bias_maps, counter, to, x, work). These are `Maps`, one map of the bias where it
-    comes as boxes, a counter that is 0, `QueriesTo`, `GradientInputs` and `TiledWork`.
+    """flash_attention_dq_sm90(maps, bias_maps, counter, to, x, work): `Maps`, one map of a bias as boxes or none, a
+    counter of 0, `QueriesTo`, `GradientInputs`, `TiledWork`.
 
     stored: how dq gets to memory (`output`).
     """
@@ -136,7 +129,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
         prefetch_maps(maps, 1)
         bias.prefetch(bias_maps)
         q_pipe.start()
-        i, piece = u32(0), u32(0)  # fillings of K's and V's stages, and of Q's
+        i, piece = u32(0), u32(0)  # numbers of K's and V's tiles, and of work items
         if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -209,7 +202,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         picks = visits.picks(options, where, tile)
                         stage, before = k_pipe.wait(k_bars, i), k_pipe.stage(i - 1)
                         turn.take(warpgroup)
-                        dsk.add(sums, d_scores, smem, k_tile.at(before), adds)  # acc [64, D] += dS @ K, the tile before
+                        dsk.add(sums, d_scores, smem, k_tile.at(before), adds)  # acc [64, D] += dS @ K, previous tile
                         qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
                         stage = v_pipe.wait(v_bars, i)
                         dsk.wait_but_one(sums)
@@ -230,7 +223,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         gradient.d_scores(scores, d_probs, options, where, row_delta)
                         rows.pack(d_scores, scores)
                         i = k_pipe.next(i)
-                    task, _ = get(slots.numbers, ticket.place(piece), extent)  # again: it held registers
+                    task, _ = get(slots.numbers, ticket.place(piece), extent)  # again: it would hold registers
                     if not DQ_OVER_Q:
                         q_pipe.release(q_bars, piece)
                     dsk.add(sums, d_scores, smem, k_tile.at(k_pipe.stage(i - 1)), adds)
@@ -252,7 +245,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                 piece = u32(piece + 1)
                 task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
                 if DQ_OVER_Q:
-                    q_pipe.release(q_bars, piece - 1)  # lanes have met: none reads dq any more
+                    q_pipe.release(q_bars, piece - 1)  # `take` synchronizes: no lane reads dq any more
             if not DQ_OVER_Q:
                 output.finish()
 
@@ -264,7 +257,7 @@ CONSUMERS, WARPS = 2, 4
 
 @builds
 def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
-    """flash_attention_dq_split_f32_sm90(maps, counter, to, x, work), with the arguments of `build_dq`."""
+    """flash_attention_dq_split_f32_sm90(maps, counter, to, x, work), with the records of `build_dq`."""
     D, Dv, BLOCK_KV = padded(variant.D), padded(variant.Dv), config.block_kv
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS)
     tiles, dtype, ticket = config.tiles(D, Dv), factors(variant.dtype), work_queue(2, SIZE)
@@ -304,7 +297,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
             ticket.init(slots)
         prefetch_maps(maps, 1)
         q_pipe.start()
-        i, piece = u32(0), u32(0)  # fillings of K's and V's stages, and of Q's
+        i, piece = u32(0), u32(0)  # numbers of K's and V's tiles, and of work items
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -375,11 +368,13 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
                     d_scores(d_probs, smem, box.take(p_bars, i), options, where, row_delta)
                     box.leave(p_bars, i)
                     rows.pack(packed, d_probs)
-                    dsk.add(sums, packed, base, k_tile.at(k_pipe.stage(i)), ZERO)  # there, as P was made of it
+                    dsk.add(
+                        sums, packed, base, k_tile.at(k_pipe.stage(i)), ZERO
+                    )  # K has arrived: P was computed from it
                     dsk.finish(acc, sums)  # acc [64, D] += dS @ K
                     k_pipe.release(k_bars, i)
                     i = k_pipe.next(i)
-                task, _ = get(slots.numbers, ticket.place(piece), extent)  # again: it held registers
+                task, _ = get(slots.numbers, ticket.place(piece), extent)  # again: it would hold registers
                 q_pipe.release(q_bars, piece)
                 gradient.read(row_lse, x.lse, task, ZERO)
                 hidden.repair(acc, (row_lse[0], row_lse[1]), x, task, ZERO, ZERO, work)

@@ -181,8 +181,8 @@ def thirds_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm
     for block_kv in KEYS:
         config = Sm90Config(2, block_kv, turns=narrow and not heavy, q_stages=1, thirds=True)
         if block_kv <= most and config.shared_bytes(D, Dv) <= MOST_BYTES:
-            told = ", options need registers" if heavy else ""
-            yield config, f"{config.block_q} queries by {block_kv} keys, in three parts each{told}"
+            note = ", options need registers" if heavy else ""
+            yield config, f"{config.block_q} queries by {block_kv} keys, in three parts each{note}"
             return
 
 
@@ -237,13 +237,13 @@ def gradient_configs(D: int, Dv: int, options: Sequence[str]) -> tuple[tuple[Any
     keys, queries = (32, 16 if are_many(heavy) else 32) if heavy else (64, 64)
     dq: AnyDqConfig = DqConfig(2, keys, turns=False, thirds=True)
     dkv: AnyDkvConfig = DkvConfig(2, queries, beside=not options or queries < 64, thirds=True)
-    told = ", options need registers" if heavy else ""
+    note = ", options need registers" if heavy else ""
     if max(D, Dv) > NARROW:
         keys = queries = 32 if BLOCK_MASK in options else 48
-        dq, dkv, told = DqThirdsConfig(keys), DkvThirdsConfig(queries), ""
+        dq, dkv, note = DqThirdsConfig(keys), DkvThirdsConfig(queries), ""
     return (dq, dkv), (
         f"dq: {dq.block_q} queries by {keys} keys; dk and dv: {dkv.block_kv} keys by {queries} queries; in three parts "
-        f"each{told}"
+        f"each{note}"
     )
 
 

@@ -73,9 +73,9 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
             found, maps = workspace(p, config), fused_maps(p, {**p.arrays, **results}, config)
             if dbias is not None:
                 found, maps = found | dbias_workspace(p, dbias), maps | dbias_maps(p, dbias)
-            told = f"dq, dk and dv: {reason}, dq added in float32{of_dbias}"
+            note = f"dq, dk and dv: {reason}, dq added in float32{of_dbias}"
             steps = partial(fused_steps, p, results, configs)
-            yield Choice("sm90", configs, told, steps, found, maps=maps)
+            yield Choice("sm90", configs, note, steps, found, maps=maps)
 
 
 def most_by_two_kernels(config: FusedConfig) -> int:
