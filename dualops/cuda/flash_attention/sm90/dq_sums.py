@@ -1,31 +1,25 @@
-"""Sums of what several blocks add to one place in memory, in an order that is always the same.
+"""How the fused kernel's blocks add dq in memory, in a fixed order; and rows of dq from the sums.
 
-A place has a flag: how many blocks have added. Who comes as number r waits until it is r, adds by a bulk copy, waits
-until that is written, and makes it r + 1. The first one stores, so that nothing need be cleared but the flags. Who
-reads the sum waits until all have added; that may be a grid that overlaps the one that adds.
-
-Places of shared memory that warps fill, and that one thread empties by copies to memory.
+`store_queue`: warps fill places of shared memory, and one thread empties them by copies to memory. Filling i has place
+i % places, and phase i // places of its two mbarriers.
 
     warps                                       thread
     place = box.claim(barriers, i)              place = box.take(barriers, i)
     ...                                         ...
     box.hand(barriers, i)                       box.free(barriers, i)
 
-Fillings are numbered, `i`; filling i is in place i % places, in the phase i // places of its two mbarriers.
+`ordered_sums`: each sum has a flag, which counts the blocks that have added. Block number r waits until the flag is r,
+adds by a bulk copy, waits until that is written, and makes the flag r + 1. The first block stores, so that only flags
+need clearing. Readers, which may be a grid that overlaps this one, wait until all blocks have added.
 
-What the rows of a tile of keys are, which tile of queries comes after another, or before it, how many blocks add to
-a tile's dq before one does, and where that lies among the sums of all tiles.
+`TileOrder`: the order in which blocks visit tiles of queries, so that they wait little.
 
-Rows of dq from the sums of fragments that the fused kernel leaves in memory.
+`build_dq_convert`: a block has 64 queries of a tile of one head. A thread reads the numbers that a product would have
+left in its registers. As in `dq`, rows that are not finite are recomputed (`nan_repair`), and all are scaled, rounded
+and stored. A tile that no block adds to is zero. Blocks begin while the fused kernel still runs, where it leaves room,
+in the order in which it finishes its tiles. The last block ends after the fused kernel.
 
-A block takes 64 queries of a tile of one head. A thread reads the numbers that a product would have left in its
-registers; from there dq goes the way of `dq`: rows that are not finite are repaired (`nan_repair`), all are scaled,
-rounded and stored. A tile that no block adds to is zero. Of varlen a number of a tile may be nobody's (`packed`).
-
-Blocks need not wait until the fused kernel has ended: they begin where it leaves room, in the order in which it ends
-its tiles, and wait for all that is added to theirs. The last one ends when it has ended.
-
-Shared memory: 2 * 64 * D bytes.
+Shared memory of `build_dq_convert`: 2 * 64 * D bytes.
 """
 
 from __future__ import annotations
@@ -79,27 +73,26 @@ from .output import rows_output
 
 @verb
 def draw(counter):
-    """The number of a piece of work, 0 first: who draws it later waits for those before, which have begun then."""
+    """Return the number of a work item, from 0 on. Blocks with smaller numbers have started, so waiting for them is
+    safe.
+    """
     return i32(atom_add_i64(counter, i64(0), i64(1)))
 
 
 @verb
 def all_added(flags, flag, count):
-    """Wait until `count` blocks have added; then threads of this block that come here may read the sum."""
+    """Wait until `count` blocks have added; then threads of this block that called this may read the sum."""
     wait_for_i64(flags, flag, i64(count))
 
 
 @cache
 @noun
 def ordered_sums(nbytes: int) -> Members:
-    """The verb for so many bytes at a time.
-
-    Called by one thread of a block.
-    """
+    """The verb that adds `nbytes` at a time; by one thread of a block."""
 
     @verb
     def add(sums, index, smem, at, flags, flag, rank):
-        """Add float32 numbers, from an element of smem on, to those of sums from index on."""
+        """Add float32 numbers, from index `at` of smem on, to those of sums from `index` on."""
         wait_for_i64(flags, flag, i64(rank))
         if rank == 0:
             cp_async_bulk_store(sums, index, smem, at, u32(nbytes))
@@ -115,8 +108,8 @@ def ordered_sums(nbytes: int) -> Members:
 @cache
 @noun
 def store_queue(places: int, warps: int) -> Members:
-    """The verbs of so many places, each filled by so many warps."""
-    PLACES = u32(places)  # no sign to look after in what follows
+    """The verbs of places that `warps` warps fill together."""
+    PLACES = u32(places)  # unsigned: shorter code for % and //
 
     @verb
     def barriers():
@@ -147,7 +140,7 @@ def store_queue(places: int, warps: int) -> Members:
 
     @verb
     def take(barriers, i):
-        """Wait until all warps have written theirs; then copies may read it. Return the place."""
+        """Wait until all warps have written theirs; then copies may read the place. Return the place."""
         place = i32(u32(i) % PLACES)
         mbarrier_wait_cta(barriers.full, place, u32(i) // PLACES & 1)
         return place
@@ -162,21 +155,21 @@ def store_queue(places: int, warps: int) -> Members:
 
 @verb
 def tile_before(task, h, m0, block_q, last):
-    """The same of the tile before this one: of the same head, or the next one's `last`."""
+    """Return head and first query of the tile before this one: of the same head, or tile `last` of the next head."""
     m0 = i32(m0 - block_q)
     return (i32(h), m0) if m0 >= task.first else (i32(h + 1), i32(last))
 
 
 class TileOrder(Namespace):
-    """In which order a block of keys takes the tiles of queries of each head that see some of them."""
+    """The order in which a block of keys visits the tiles of queries of each head that see some of them."""
 
     start: Callable[..., Any]  # (task) -> first query of the first one
-    next: Callable[..., Any]  # (task, h, m0, start) -> head and first query of the one after this
-    rank: Callable[..., Any]  # (task, m0, options) -> how many blocks take this one before
+    next: Callable[..., Any]  # (task, h, m0, start) -> head and first query of the next one
+    rank: Callable[..., Any]  # (task, m0, options) -> how many blocks visit this one earlier
 
 
 def from_the_last(block_kv: int, block_q: int) -> TileOrder:
-    """From the last tile on, by blocks of ascending keys: each follows the one before it a tile apart."""
+    """From the last tile on, for blocks of ascending keys: each is one tile behind the previous block."""
 
     @verb
     def start(task):
@@ -194,8 +187,8 @@ def from_the_last(block_kv: int, block_q: int) -> TileOrder:
 
 
 def from_the_first(block_kv: int, block_q: int, chain: OptionChain) -> TileOrder:
-    """From the first tile on, by blocks of descending keys. Where a mask hides what comes later, a block's first tile
-    is seen from no later keys, or from one block's: so nobody waits before its first ones.
+    """From the first tile on, for blocks of descending keys. With a causal mask, the first tile of a block is seen from
+    no later keys, or from one block's: so no block waits before its first tiles.
     """
 
     @verb
@@ -215,9 +208,9 @@ def from_the_first(block_kv: int, block_q: int, chain: OptionChain) -> TileOrder
 
 
 def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
-    """The verb (task, H, h, tile, q_tiles) -> which of the tiles' sums is that of this tile of head h's queries.
+    """Return the verb (task, H, h, tile, q_tiles) -> which sum belongs to this tile of head h's queries.
 
-    q_tiles: a head's, of a batch or, of varlen, of all sequences (`packed_count`).
+    q_tiles: of a head, in a batch or, for varlen, in all sequences (`packed_count`).
     """
     tiles = packed_tiles(block_q)
 
@@ -237,7 +230,7 @@ THREADS = 128
 
 @builds
 def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kernel:
-    """flash_attention_dq_finish(sums, to, x, work). These are `Sums`, `QueriesTo`, `GradientInputs` and `TiledWork`.
+    """flash_attention_dq_finish(sums, to, x, work): `Sums`, `QueriesTo`, `GradientInputs`, `TiledWork`.
 
     stored: how dq gets to memory (`output`).
     """

@@ -1,23 +1,12 @@
-"""The pass before attention of float32 on Hopper: its numbers as three parts of bfloat16 (`tile.split_bf16x3`).
+"""Attention of float32 on Hopper, forward and gradient: which problems the rung takes, its Configs, launches and maps.
 
-    8 neighbours of a row, a thread, split; their upper parts to the copy, then the middle ones, then the lower ones
-
-A row of the copy has all upper parts, in whole boxes, behind them the middle and the lower ones: so it is loaded and
-multiplied as any row of 16 bits, and V is read along its other axis, which of tf32 tensor cores don't do.
-
-Attention of float32 on Hopper: which problems the rung takes, its Configs, launches and tensor maps.
-
-Each number is three of bfloat16 (`tile.split_bf16x3`), and each product six: the error is float32's own, the speed a
-sixth of 16 bits' and not simt's. The kernel is that of 16 bits (`forward`), whose tiles of Q, K and V are three times
-as wide; a pass before it makes copies of these (`to_bf16x3`), for which the plan has memory, one and a half times their
-own.
-
-The gradient of attention of float32 on Hopper: which problems the rung takes, its Configs and launches.
-
-Each number is three of bfloat16, each product six, as in forward (`float32`). The kernels of heads to 64 columns are
-those of 16 bits (`dq`, `dkv`). Wider ones have their own (`dq_split_f32`, `dkv_split_f32`), where two warpgroups share
-the work for a tile, as the results, and what is added to them, take the registers of both. The copies that a pass makes
-of q, k, v and do are the plan's, one and a half times their own memory.
+Each number is three of bfloat16 (`tile.split_bf16x3`), and each product six. The error is float32's own, and the speed
+a sixth of that of 16 bits. A launch (`build_thirds`) writes the parts of q, k, v and do side by side, in memory of the
+plan, one and a half times their own: a row has all upper parts, in whole boxes, then the middle and the lower ones. So
+it is loaded and multiplied like any row of 16 bits, three times as wide, and V is read along its other axis, which tf32
+tensor cores can't do. The kernels are those of 16 bits (`forward`, `dq`, `dkv`). The gradient of heads wider than 64
+has its own (`build_dq_split_f32`, `build_dkv_split_f32`): two warpgroups share the work for a tile, as results and the
+sums to add take the registers of both.
 """
 
 from __future__ import annotations
@@ -66,19 +55,20 @@ NAMES = {name: f"{name} in thirds" for name in ("q", "k", "v", "do")}
 
 
 def rows_of(width: int) -> int:
-    """Of a block."""
+    """Return how many rows a block has."""
     return THREADS * EACH * NEAR // padded(width)
 
 
 @builds
 def build_thirds(width: int, aligned: bool) -> Kernel:
-    """flash_attention_thirds(parts, x, H, S): x [B, H, S, width] to parts [B, H, S, PARTS * padded(width)].
+    """flash_attention_thirds(parts, x, H, S): x [B, H, S, width] to parts [B, H, S, PARTS * padded(width)]. A thread
+    splits 8 neighbours of a row.
 
-    aligned: rows of x are multiples of 16 bytes, and begin at such.
+    aligned: rows of x start and end at multiples of 16 bytes.
     """
     source, PITCH, ZERO, ROWS = access("float32", aligned, once=True), padded(width), f32(0), rows_of(width)
     EIGHTS, VECTOR = PITCH // NEAR, source.vector
-    LINES = THREADS // EIGHTS  # rows from a thread's to its next
+    LINES = THREADS // EIGHTS  # from a thread's row to its next
 
     @kernel(strided("bfloat16", 3), strided("float32", 3), *[i32] * 2, threads=THREADS)
     def flash_attention_thirds(parts, x, H, S):
@@ -109,7 +99,7 @@ def build_thirds(width: int, aligned: bool) -> Kernel:
 
 
 def thirds_of(problem: Problem, names: Iterable[str]) -> dict[str, ArrayMeta]:
-    """The copies of these arrays, by names of their own."""
+    """Return the copies of these arrays, by names of their own."""
     found = {}
     for name in names:
         meta = problem.arrays[name]
@@ -119,7 +109,7 @@ def thirds_of(problem: Problem, names: Iterable[str]) -> dict[str, ArrayMeta]:
 
 
 def thirds_maps(problem: Problem, lines: Mapping[str, int], prefix: str = "") -> dict[str, Mapped]:
-    """Tensor maps of the copies of these arrays, whose boxes have so many lines."""
+    """Return the tensor maps of the copies, whose boxes have these lines."""
     copies = thirds_of(problem, lines)
     found = {name: boxed(copies, NAMES[name], is_varlen(problem)) for name in lines}
     return {
@@ -130,7 +120,7 @@ def thirds_maps(problem: Problem, lines: Mapping[str, int], prefix: str = "") ->
 
 
 def thirds_steps(problem: Problem, names: Iterable[str]) -> list[Step]:
-    """The launches that make them."""
+    """Return the launches that write the copies."""
     p, varlen, copies = problem, is_varlen(problem), thirds_of(problem, names)
     steps = []
     for name in names:
@@ -144,13 +134,13 @@ def thirds_steps(problem: Problem, names: Iterable[str]) -> list[Step]:
 
 
 SPLIT = ("q", "k", "v")
-LEAST_QUERIES = 65  # which copies of K and V are worth their while for; of varlen any, as others may be longer
+LEAST_QUERIES = 65  # for which copies of K and V pay; varlen has no limit, as some sequences may be longer
 MOST_WIDTH = 128  # of a head
 KEYS = (64, 32, 16)  # of a tile
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for attention, best first."""
+    """Yield tiles for attention, best first."""
     p = problem
     if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not has_usual_scale(p):
         return
@@ -167,8 +157,8 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def thirds_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Config, str]]:
-    """Tiles for heads of these widths, in whole boxes: as many keys as there is room for, and registers; none beside
-    many options where heads are wider than 64.
+    """Yield tiles for heads of these widths, in whole boxes: as many keys as shared memory and registers have room for;
+    none with many options and heads wider than 64.
 
     ms on an H200, graphs in turns, full and causal: S=4096 D=64, four batches of 16 heads, 2.33 and 1.33; not in turns
     2.46 and 1.40, 96 keys 2.59 and 1.54, 32 keys 3.17 and 1.86. S=2048 D=128, two of them, 0.71 and 0.43; in turns 0.74
@@ -204,7 +194,7 @@ NARROW = 64  # of a head
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for its gradient, best first."""
+    """Yield tiles for the gradient, best first."""
     p = problem
     if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not has_usual_scale(p):
         return
@@ -225,12 +215,13 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 def gradient_configs(D: int, Dv: int, options: Sequence[str]) -> tuple[tuple[AnyDqConfig, AnyDkvConfig], str]:
-    """Tiles for dq and for dk and dv of heads of these widths, in whole boxes: of 64 columns as many keys, and queries,
-    as registers are left for; of more as there is room for, or as divide a block mask's tiles where there is one.
+    """Return tiles for dq and for dk and dv of heads of these widths, in whole boxes, and a description: of 64 columns
+    as many keys, and queries, as there are registers for; of more, as fit in shared memory, or as divide a block mask's
+    tiles.
 
     ms on an H200, graphs in turns, S=4096, four batches of 16 heads, full and causal: in turns and with 48 queries 9.12
     and 4.87, not in turns 9.04 and 4.83; in turns and with 64 queries 8.80 and 4.65, of which `beside` is 0.25 and
-    nothing, and costs registers that ranges of keys need; 32 queries 9.88 and 5.13. D=128, on an H100, 19.2 and 9.4; a
+    nothing, and takes registers that ranges of keys need; 32 queries 9.88 and 5.13. D=128, on an H100, 19.2 and 9.4; a
     draft with 64 queries, Q in one stage, took 1.03 of the time of one with these tiles.
     """
     heavy = [name for name in options if name not in (*LIGHT_OPTIONS, BLOCK_MASK)]

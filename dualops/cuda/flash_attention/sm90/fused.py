@@ -1,41 +1,39 @@
 """dq, dk and dv of attention on Hopper's tensor cores in one kernel. Dao 2023 (arXiv:2307.08691), Alg. 2, in order.
 
-A block takes 128 keys of one key head, 64 for each of two warpgroups that multiply, and all that looks at them, one
-tile of BLOCK_Q queries after another (`key_rows.TileOrder`). Rows are keys, columns queries, as in `dkv`, which makes
-the same products but the last: dq is a sum over the keys of many blocks.
+A block has 128 keys of one key head, 64 for each of two consumer warpgroups, and visits all queries that see them, one
+tile of BLOCK_Q queries after another (`dq_sums.TileOrder`). Rows are keys, columns queries, as in `dkv`, which has the
+same products but the last: dq is a sum over the keys of many blocks.
 
-    producers                                  consumers
-    1  one thread loads K and V                3  wait for K and V
-    2  for each query head of the group, for   for each tile, 64 queries at a time:
-       each tile of queries that see some of   4  S.T [64, 64] = K @ Q.T, dP.T [64, 64] = V @ dO.T; beside the second
-       the keys: it loads Q and dO, and a         P.T = exp2(S.T - lse)
-       warp brings lse and delta               5  dv [64, Dv] += P.T @ dO; beside it dS.T = P.T * (dP.T - delta), which
-                                                  goes, rounded, to shared memory; dk [64, D] += dS.T @ Q
-                                               6  both warpgroups meet; dq [64, 64] = dS @ K, of all 128 keys, each its
-                                                  columns or its queries; beside the last dk it goes to shared memory
-    8  a thread adds dq to its sum in memory   7  dk *= scale; dk is copied out of K's place, dv out of V's
+    producers                                  consumers 1  one thread loads K and V                3  wait for K and V
+    2  for each query head of the group, for   for each tile, 64 queries at a time: each tile of queries that see some
+    of   4  S.T [64, 64] = K @ Q.T, dP.T [64, 64] = V @ dO.T; overlapped with the the keys: it loads Q and dO, and a
+    second: P.T = exp2(S.T - lse) warp loads lse and delta                5  dv [64, Dv] += P.T @ dO, overlapped: dS.T =
+    P.T * (dP.T - delta), which goes, rounded, to shared memory; dk [64, D] += dS.T @ Q
+                                               6  both warpgroups meet; dq [64, 64] = dS @ K, for all 128 keys, each its
+                                                  columns or its queries; during the last dk it goes to shared memory
+    8  a thread adds dq to its sum in memory   7  dk *= scale; dk leaves through K's place, dv through V's
 
-A tile is 64 queries, or 128 of heads of 64: either way it has a dq of 64 x 64 for each warpgroup. Of heads of 64,
-registers have room for a warpgroup's K, and where no option but a mask or sinks needs any, for its V, which are left
-factors of all tiles (`flash_attention.register_a`). At 4, S.T goes through the options, is -inf where a mask is, and
-what is left of it then is P.T * slope; which probabilities dropout keeps are bits, asked for while the products run. A
-bias comes as boxes with dO (`bias_dkv`), and dq has one place less.
+A tile is 64 queries, or 128 for heads of 64; in both, each warpgroup has 64 x 64 of dq. For heads of 64, registers have
+room for a warpgroup's K, and without options other than masks and sinks for its V; these are left factors of all tiles
+(`products.register_a`). At 4, S.T goes through the options, is -inf if masked, and becomes P.T * slope in place;
+dropout's mask is bits, computed while products run. A bias is copied as boxes with dO (`bias`); then dq has one place
+less.
 
-The sum of a tile's dq has one order, whatever blocks run when: who comes as number r waits for r others
-(`flash_attention.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, and walk from the
-last tile on, so that who is waited for began before who waits; they follow one another a tile apart. Or, under a causal
-mask, a head's last keys come first, and blocks walk from the first tile that sees theirs: so none waits where it
-begins, and the longest walks come last (`FusedConfig.ascends`). With `by_steps`, P.T of 16 queries is multiplied as
-soon as it is there, beside the exponentials of the next ones (`probs_product`). Fragments of dq lie in memory as
-registers have them; `dq_convert` makes rows of them.
+The sum of a tile's dq has one order, whichever blocks run when: number r waits for r others (`dq_sums.ordered_sums`).
+Blocks draw their work, a head's first keys before the next ones, and visit tiles from the last one on. So each waits
+only for blocks that started earlier, and follows the previous one at a tile's distance. Or, under a causal mask, a
+head's last keys come first, and blocks visit tiles from the first one that sees their keys: then no block waits at its
+start, and the longest blocks come last (`FusedConfig.ascends`). With `by_steps`, P.T of 16 queries is multiplied as
+soon as it is there, overlapped with the next exponentials (`products.probs_by_steps`). dq lies in memory in the layout
+of registers; `dq_sums.build_dq_convert` turns it into rows.
 
-Of sequences that lie one after another, rows behind the last key are the next one's keys: they have dS = 0, or dq would
-have a share of them. Tiles are numbered by where their tokens lie (`packed`), dq's sums as well. So blocks and sums are
-as many as there are tokens, and a sequence has the bits that it has alone.
+Varlen: rows behind the last key are the next sequence's keys. They get dS = 0, since dq sums over them. Tiles are
+packed (`tile_scheduler`), and so are dq's sums. So there are as many blocks and sums as tokens need, and a sequence has
+the bits that it has alone.
 
-Shared memory: `FusedConfig.tiles`, 2 * 128 * (D + Dv) + stages * 2 * BLOCK_Q * (D + Dv) + 512 * BLOCK_Q +
-dq_places * 32768 bytes, and stages * 256 * BLOCK_Q of a bias. Registers: 64 of S.T and dP.T (whose place dq takes),
-half of that for P.T and dS.T packed, D / 2 + Dv / 2 of dk and dv, D / 4 of a held K, Dv / 4 of a held V, and about 16.
+Shared memory: `FusedConfig.tiles`, 2 * 128 * (D + Dv) + stages * 2 * BLOCK_Q * (D + Dv) + 512 * BLOCK_Q + dq_places *
+32768 bytes, and stages * 256 * BLOCK_Q for a bias. Registers: 64 of S.T and dP.T (dq takes their place), half of that
+for P.T and dS.T packed, D / 2 + Dv / 2 of dk and dv, D / 4 of a held K, Dv / 4 of a held V, and about 16.
 """
 
 from __future__ import annotations
@@ -73,8 +71,8 @@ from .products import Factor, Registers, probs_at_once, probs_by_steps, register
 
 @builds
 def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored: str) -> Kernel:
-    """flash_attention_fused_sm90(maps, bias_maps, sums, to, x, work). These are `Maps`, one map of the bias where it
-    comes as boxes, `Sums`, `KeysTo`, `GradientInputs` and `TiledWork`. Of varlen, `section` counts queries.
+    """flash_attention_fused_sm90(maps, bias_maps, sums, to, x, work): `Maps`, one map of a bias as boxes or none,
+    `Sums`, `KeysTo`, `GradientInputs`, `TiledWork`. For varlen, `section` counts queries.
 
     dk_stored, dv_stored: how dk and dv get to memory (`output`).
     """
@@ -106,21 +104,27 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
         warpgroup_barrier(CONSUMERS),
     )
     PARTS, LAST = config.parts, config.parts - 1
-    Q_BYTES, DO_BYTES, STATISTICS = tiles.part_q.nbytes, tiles.part_do.nbytes, 2 * ROWS // 8  # from a part to the next
+    Q_BYTES, DO_BYTES, STATISTICS = (
+        tiles.part_q.nbytes,
+        tiles.part_do.nbytes,
+        2 * ROWS // 8,
+    )  # from one part to the next
     DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
     box, ordered = store_queue(config.dq_places, warps), ordered_sums(CONSUMERS * FRAGMENT_BYTES)
     place_of = place_of_sum(BLOCK_Q, VARLEN)
     DQ_AT, PLACE, SIZE = tiles.dq_at // 4, CONSUMERS * FRAGMENT, dsk.size
-    # of the product that makes dq a warpgroup has other queries, or other columns
+    # for dq, the warpgroups have different queries, or different columns
     MY_QUERIES, MY_COLUMNS = (DS_BYTES, 0) if config.parts > 1 else (0, tiles.k_columns.nbytes)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, CONSUMERS)
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, CONSUMERS)
     to_type, x_type = keys_to_type(variant, dk_stored, dv_stored), gradient_inputs_type(variant)
-    last = dv_output if dv_stored == "boxes" else dk_output  # the copies of both are one group
+    last = dv_output if dv_stored == "boxes" else dk_output  # copies of both form one group
 
     @verb
     def put_part(floats, bars, i, values):
-        """My part of dq as it lies in registers, four numbers of a thread beside those of its neighbour."""
+        """Put my part of dq in a place, in the layout of registers: four numbers of a thread next to those of its
+        neighbour.
+        """
         tid = u32(cuda.threadIdx.x)
         mine = i32(tid // u32(128) * u32(FRAGMENT) + u32(4) * (tid % u32(128)))
         place = i32(box.claim(bars, i) * PLACE + mine)
@@ -249,7 +253,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     dk_acc[e] = num.zero
                 for e in range(pdo.size):
                     dv_acc[e] = num.zero
-            task = task_of(opaque_i32(drawn[0]), work)  # again: no register kept it
+            task = task_of(opaque_i32(drawn[0]), work)  # recomputed: no register kept it
             hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale

@@ -1,20 +1,18 @@
-"""Products of a warpgroup whose left factor stays the same: read from shared memory each time, or held in registers.
+"""Products of a warpgroup whose left factor stays the same, or becomes probabilities while the product runs.
 
-    product = left_factor("bfloat16", a, b, held=True)     acc [64, b's lines] = A @ B.T
+`register_a` reads the left factor from shared memory each time, or holds it in registers:
+
+    product = register_a("bfloat16", a, b, held=True)      acc [64, b's lines] = A @ B.T
     words = product.words()
     product.take(words, smem, a_at, part)                  once, when A has arrived: my 64 rows, from 64 * `part` on
-    product.start(acc, words, smem, a_at, b_at, part)      for each B; it runs beside the threads
+    product.start(acc, words, smem, a_at, b_at, part)      for each B, asynchronously
     product.wait_but_one(acc)
 
-A product of 64 x 64 reads as many bytes of A as of B, and takes no longer than these take on their way: where A has few
-columns, to hold it halves what products read.
+A product of 64 x 64 reads as many bytes of A as of B, and takes no longer than these reads. So if A has few columns,
+holding it halves what products read.
 
-dv [64, Dv] += P.T @ dO, of scores that become P.T, in the registers of a warpgroup.
-
-product = probs_at_once(gradient, pdo)              all of P.T is multiplied when it is there
-product = probs_by_steps(gradient, dtype, do)       those of 16 queries, beside the exponentials of the next ones
-packed = product.left()
-product.add((dv_acc, packed, scores), (smem, do_at, adds), given, kept, (slots, lse_at))
+`probs_at_once`, `probs_by_steps`: dv [64, Dv] += P.T @ dO, where scores become P.T in registers. All of P.T is
+multiplied when it is there, or 16 queries at a time, overlapped with the exponentials of the next ones.
 """
 
 from __future__ import annotations
@@ -36,10 +34,9 @@ from ..score_gradients import GradientOfKeys
 def register_a(
     dtype: str, a: Operand, b: Operand, *, held: bool, parts: bool = False, from_base: bool = False
 ) -> Members:
-    """The verbs of "bfloat16" or "float16"; a and b as "k" has them. held: a thread has 2 registers for each 8 columns
-    of A.
-
-    parts, where it is not held, and from_base: as `warpgroup_mma` has them; from_base, `start` takes the base for smem.
+    """The verbs of "bfloat16" or "float16"; a and b in the layout "k". held: a thread has 2 registers for each 8
+    columns of A. parts (unless held), from_base: as in `warpgroup_mma`; with from_base, `start` takes the base instead
+    of smem.
     """
     shared, own = warpgroup_mma(dtype, a, b, parts, from_base=from_base), words_of_rows(a)
     registers = register_mma(dtype, b, from_base=from_base)
@@ -76,13 +73,13 @@ def register_a(
         take=_take if held else _take_nothing,  # (words, smem, a_at, part)
         start=_start_held if held else _start_shared,  # (acc, words, smem, a_at, b_at, part): acc = A @ B.T
         wait_but_one=shared.wait_but_one,  # (acc)
-        wait_but=shared.wait_but,  # (acc, count): all but so many, a constant, that were started since
+        wait_but=shared.wait_but,  # (acc, count): all but the last `count` products, a constant
         wait=shared.wait,  # (acc)
     )
 
 
 class Registers(NamedTuple):
-    """What a thread has of dv, of packed P.T and of scores, which become P * slope."""
+    """What a thread has of dv, of packed P.T, and of scores, which become P * slope."""
 
     acc: Any
     packed: Any
@@ -98,12 +95,11 @@ class Factor(NamedTuple):
 
 
 class ProbsProduct(Namespace):
-    """The verbs; `kept` and what is in `given` are as `gradient_of_keys` has them."""
+    """The verbs."""
 
     groups: int  # of products that `add` starts
-    left: Callable[..., Any]  # () -> what P.T is packed in, which products have until they are waited for
-    # (registers, factor, given, kept, place): registers dv_acc, packed and scores, which become P * slope; factor smem,
-    # where dO begins, and 0 to have dv without what it was; place the shared array of lse and where mine begins
+    left: Callable[..., Any]  # () -> what P.T is packed in; products read it until they are waited for
+    # (registers, factor, given, kept, place). registers: `Registers`. factor: `Factor`. The rest: of `gradient_of_keys`
     add: Callable[..., None]
 
 
@@ -117,7 +113,7 @@ def probs_at_once(gradient: GradientOfKeys, product: RegisterMma) -> ProbsProduc
 
 
 def probs_by_steps(gradient: GradientOfKeys, dtype: str, do: Operand) -> ProbsProduct:
-    """Where no option weighs a probability."""
+    """For calls without dropout."""
     steps = [register_mma(dtype, do, some=(step,)) for step in range(do.steps)]
     left_a, left_b, left_c, left_d = (step.left for step in steps)
 

@@ -1,26 +1,22 @@
-"""Work of which blocks draw one piece after the other: a thread draws, and hands on to the others what it is.
+"""What a block of attention's sm90 rung computes next, and when its warpgroups start products.
+
+`work_queue`: one thread draws work items and passes them to the others.
 
     producer                                    consumers
     ... slots.numbers[tickets.place(n) ...]     at = tickets.take(slots, n)
     tickets.hand(slots, n)                      ... slots.numbers[at ...]
 
-A block begins with the piece of its own number; those behind it are drawn from a counter in global memory that was 0,
-so that who is done sooner does more. Pieces that are all alike are `shared` instead: a block has as many as another,
-nothing is drawn, and no launch has to clear a counter (attention of 512 and 2048 keys is 2 to 4 % faster so). Pieces
-are counted by `n`, for producer and consumers alike; of each there are `size` numbers. There are `places` for pieces on
-their way, and none is asked whether it was read: before piece n is handed on, the producer has waited for all consumers
-to be through with something of piece n - places, as by filling one of places - 1 stages for n - 1.
+A block begins with the item of its own number, and draws later ones from a counter in global memory that was 0, so that
+faster blocks do more. If all items cost the same, the schedule is static: each block has its share, and no launch
+clears a counter (attention of 512 and 2048 keys is 2 to 4 % faster so). Producer and consumers count items by `n`; each
+has `size` numbers, in one of `places`. No barrier says that a place was read: before it passes item n on, the producer
+has waited until all consumers released something of item n - places, as when it fills one of places - 1 stages for n -
+1.
 
-Warpgroups that take turns: while one starts its products, the others do arithmetic.
+`turns`: while one warpgroup starts its products, the others do arithmetic.
 
-Pieces of work that are all alike, and those that are not: of these a block draws the next one when it is done.
-
-Slices of V's columns, where a warpgroup's registers don't hold a result of all: pieces of work for the same queries.
-
-Each slice makes the scores anew. Those of the same queries follow one another, and find Q and K in L2.
-
-What a block of attention's sm90 rung has next: queries of a head (`..tile_scheduler`), or a part of few queries'
-keys; and how it is handed on.
+`slices_of`: if registers can't hold a result of all of V's columns, slices of them are items of their own, with the
+same queries. Each computes the scores again. They follow one another, and find Q and K in L2.
 """
 
 from __future__ import annotations
@@ -46,7 +42,7 @@ from .visible_tiles import KvTiles
 
 
 class Slots(NamedTuple):
-    """Numbers on their way, in shared memory, and the mbarriers that tell that they are there."""
+    """Numbers in flight, in shared memory, and the mbarriers that report their arrival."""
 
     numbers: Any  # [places * size]
     full: Any
@@ -55,8 +51,8 @@ class Slots(NamedTuple):
 @cache
 @noun
 def work_queue(places: int, size: int, shared: bool = False, word: int = 0) -> Members:
-    """The verbs for so many places of so many numbers; where pieces are shared out, the counter is not looked at. word:
-    which of the counter's is this kernel's own.
+    """The verbs. shared: the schedule is static, and the counter unused. word: which of the counter's words is this
+    kernel's.
     """
     COUNT, NUMBERS, WORD = u32(places), places * size, i64(word)
 
@@ -67,7 +63,7 @@ def work_queue(places: int, size: int, shared: bool = False, word: int = 0) -> M
 
     @verb
     def init(slots):
-        """Initialize the barriers; by one thread, before all meet."""
+        """Initialize the barriers; by one thread, before all threads synchronize."""
         for place in range(places):
             mbarrier_init(slots.full, place, 1)
 
@@ -97,24 +93,24 @@ def work_queue(places: int, size: int, shared: bool = False, word: int = 0) -> M
 
     return members(
         locals(),
-        draw=_share if shared else _draw,  # (counter, number) -> the number of the piece after this one of the block
+        draw=_share if shared else _draw,  # (counter, number) -> the number of the block's next item
     )
 
 
-FIRST_BARRIER = 4  # of the named ones; those before are `epilogue`'s
+FIRST_BARRIER = 4  # of the named barriers; the first ones are `epilogue`'s
 
 
 class Turns(Namespace):
-    """The verbs, by all threads of a warpgroup, each as often as the other warpgroups call it."""
+    """The verbs, by all threads of a warpgroup. Each warpgroup must call them equally often."""
 
     begin: Callable[..., None]  # (warpgroup): once, before the first turn
-    take: Callable[..., None]  # (warpgroup): wait for it
-    give: Callable[..., None]  # (warpgroup): it is the next one's
+    take: Callable[..., None]  # (warpgroup): wait for its turn
+    give: Callable[..., None]  # (warpgroup): begin the next one's turn
 
 
 @cache
 def turns(count: int) -> Turns:
-    """For so many warpgroups, number 0 first; of one there are no turns."""
+    """For `count` warpgroups, number 0 first; for one, they do nothing."""
 
     @verb
     def nothing(warpgroup):
@@ -139,37 +135,39 @@ def turns(count: int) -> Turns:
 
 
 def is_static(config: Sm90Config, variant: Variant) -> bool:
-    """Whether each has all keys of a sequence, and all sequences as many."""
+    """Return whether all items cost the same: each has all keys of a sequence, and all sequences have the same
+    length.
+    """
     limits = {"band", BLOCK_MASK} & {option.name for option, _ in variant.having.variants}
     return not (config.split or variant.varlen or limits)
 
 
 def counter_of(problem: Problem, alike: bool) -> dict[str, ArrayMeta]:
-    """The array that counts how many pieces were drawn; in varlen by each of two launches."""
+    """Return the array that counts drawn items, unless the schedule is static; varlen has two launches."""
     count = 1 + is_varlen(problem)
     return {} if alike else {"counter": ArrayMeta((count,), "int64", (1,), problem.arrays["q"].device, 0)}
 
 
 def word_of(config: Sm90Config, variant: Variant) -> int:
-    """Which of the counter's words a launch has: 1 where it splits keys of varlen, beside another launch's 0."""
+    """Return which of the counter's words a launch has: 1 if it splits keys of varlen, as another launch has word 0."""
     return int(config.split and variant.varlen)
 
 
 def cleared(count: int) -> Step:
-    """The launch that clears so many of the counter's words."""
+    """Return the launch that clears `count` of the counter's words."""
     return Step(build_writer(count), (1,), ("counter", 0, (0,) * count))
 
 
 def after_counter(step: Step, alike: bool) -> list[Step]:
-    """A launch whose blocks draw from the counter, after that which clears it."""
+    """Return a launch whose blocks draw from the counter, after the launch that clears it."""
     return [step] if alike else [cleared(1), step]
 
 
 class Slices(Namespace):
     """The verbs."""
 
-    total: Callable[..., Any]  # (pieces) -> how many there are, where the walk has so many
-    walk: Callable[..., Any]  # (number) -> the number of the walk's piece
+    total: Callable[..., Any]  # (pieces) -> items, from those of the schedule without slices
+    walk: Callable[..., Any]  # (number) -> the number in the schedule without slices
     column: Callable[..., Any]  # (number) -> the first column of its slice
 
 
@@ -185,7 +183,7 @@ def _none_before(number):
 
 @cache
 def slices_of(count: int, width: int) -> Slices:
-    """The verbs of so many slices of so many columns."""
+    """For `count` slices of `width` columns."""
     COUNT = u32(count)
 
     if count == 1:
@@ -206,13 +204,13 @@ def slices_of(count: int, width: int) -> Slices:
     return Slices.from_locals(locals())
 
 
-SIZE = len(Task._fields) + 1  # numbers of what is handed on
+SIZE = len(Task._fields) + 1  # numbers of an item
 M0 = Task._fields.index("m0")
 
 
 @verb
 def put(numbers, at, task, column):
-    """A task, and the first of V's columns."""
+    """Write a task, and the first of V's columns."""
     numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3] = task.b, task.h, task.h_kv, task.m0
     numbers[at + 4], numbers[at + 5], numbers[at + 6] = task.Sq, task.Sk, task.offset
     numbers[at + 7], numbers[at + 8], numbers[at + 9] = task.q_first, task.k_first, task.first
@@ -221,7 +219,7 @@ def put(numbers, at, task, column):
 
 @verb
 def put_end(numbers, at):
-    """There is none."""
+    """Write that no item follows."""
     numbers[at + M0] = i32(-1)
 
 
@@ -231,9 +229,9 @@ def get_one(numbers, at):
 
 
 def get_of(*, varlen: bool = True, split: bool = True, sliced: bool = True) -> Callable[..., Any]:
-    """The verb (numbers, at, extent) -> task and column, known to the assembler as the same for all lanes; m0 is below
-    0 where there is none. What all pieces of a kernel have alike need not be read, and takes no register then: lengths,
-    unless it is of varlen, parts of keys, unless these are split, columns, unless V's are sliced.
+    """Return the verb (numbers, at, extent) -> task and column, the same for all lanes; m0 is negative after the last
+    item. Fields that are the same for all items of a kernel are not read, and take no register: lengths without varlen,
+    the split without splits, the column without slices.
     """
     VARLEN, SPLIT, SLICED = varlen, split, sliced
 
@@ -257,19 +255,19 @@ def get_of(*, varlen: bool = True, split: bool = True, sliced: bool = True) -> C
 
 
 def walk_of(config: Sm90Config, variant: Variant, chain: OptionChain, visits: KvTiles) -> Walk:
-    """The verbs of a kernel."""
+    """The schedule of forward's kernel."""
     if config.split:
         return _by_splits(config, variant, chain)
     return walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
 
 
 def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk:
-    """Pieces are numbered so that neighbours have the same keys, as heads of a group have, then keys that follow.
+    """The schedule of split keys. Neighbouring items have the same keys, as heads of a group do, then keys that follow.
 
-    A sequence has as many splits as its own keys make: those beyond begin behind its last query.
+    A sequence has as many splits as its own keys need. Splits beyond that begin behind its last query.
     """
     QUERIES, HEADS, BLOCK_KV = config.queries, u32(config.heads), config.block_kv
-    SERIAL = config.serial  # a piece has all splits, which follow the first
+    SERIAL = config.serial  # an item has all splits
     span, split, tiles_of = spans(variant.varlen), splits_of(BLOCK_KV), _tiles_of_split(config, chain)
 
     @verb
@@ -303,8 +301,8 @@ def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk
 
 
 def following_of(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:
-    """The verb (task, options) -> what a block has next of the same queries: of a serial Config the next split of the
-    keys. m0 is Sq where there is nothing.
+    """Return the verb (task, options) -> what a block has next for the same queries: in a serial Config the next split.
+    m0 is Sq if there is nothing.
     """
     if not config.serial:
         return _nothing_more
@@ -329,7 +327,9 @@ def _nothing_more(task, options):
 
 
 def _tiles_of_split(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:
-    """The verb (options, m0, Sq, Sk, offset, part) -> first, count: tiles of the part that some queries see."""
+    """Return the verb (options, m0, Sq, Sk, offset, part) -> first and count of the tiles of this split that some
+    queries see.
+    """
     QUERIES, BLOCK_KV, split = config.queries, config.block_kv, splits_of(config.block_kv)
 
     @verb

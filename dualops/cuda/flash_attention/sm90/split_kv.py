@@ -1,28 +1,24 @@
-"""How keys are split where queries are few: by their number alone, so that no row knows of its batch.
+"""Split keys, for few queries: how keys are split, and how the results of splits are merged.
 
-A split has LEAST_TILES tiles of keys, or as many as make no more than MOST_SPLITS of all of them. Splits are counted
-from key 0 on, masked or not. Somewhat more keys than MOST_SPLITS splits of LEAST_TILES have make fewer splits: the
-longest sequence of a call need not have the most of them. What a split finds of a row, o and lse, is float32 and added
-up in their order (`split_kv_sums`).
+The split depends on the number of keys alone, so that no row depends on its batch. A split has LEAST_TILES tiles of
+keys, or as many as needed for at most MOST_SPLITS splits. Splits are counted from key 0 on, masked or not. Slightly
+more keys than MOST_SPLITS splits of LEAST_TILES need fewer splits: so the longest sequence of a call need not have the
+most splits.
 
-How o and lse of a row, found by splits of its keys, become one, split after split. Milakov & Gimelshein 2018
-(arXiv:1805.02867), Alg. 3, of whole splits.
+Results of a split, o and lse of a row, are float32. They are merged in order. Milakov & Gimelshein 2018
+(arXiv:1805.02867), Alg. 3, for whole splits:
 
-most' = max(most, lse_s)
-share = exp(most - most'),  weight = exp(lse_s - most' + rest_s)        rest_s: what rounding took from lse_s
-total' = total * share + weight,  acc' = acc * share + weight * o_s
+    most' = max(most, lse_s)
+    share = exp(most - most'),  weight = exp(lse_s - most' + rest_s)        rest_s: what rounding took from lse_s
+    total' = total * share + weight,  acc' = acc * share + weight * o_s
 
-At last o = acc / total and lse = most + ln(total). A sink is what there is before the first. A block that has all parts
-of a row, `split_kv_serial`, and one that gets them from others, `split_kv_merge`, round alike: they have the same bits.
+Then o = acc / total and lse = most + ln(total). A sink comes before the first split.
 
-What splits of the keys have found becomes attention: o and lse of each, in their order (`split_kv_sums`). A warp has
-a row, a lane of it columns, and of every 32nd split the shares.
-
-Splits of the keys that a block has one after the other: what they make together, kept beside the block meanwhile.
-
-Where some sequences of varlen have few queries and others many, nobody knows beforehand how many have parts, and memory
-for all that could is much. A block keeps what its own rows have so far, [size, 128], each thread its own numbers: most
-and total of two rows (`split_kv_sums`), and its part of acc.
+`build_merge` merges the results of several blocks: a warp has a row, a lane columns and every 32nd split's shares. With
+`serial_of`, a block has all splits of its rows in turn, and merges them with the same roundings, so with the same bits.
+It serves varlen calls with short and long sequences: how many are short is unknown, and memory for all that may be
+would be large. A block keeps the state of its own rows in memory, [size, 128], each thread its own numbers: most and
+total of two rows, and its part of acc.
 """
 
 from __future__ import annotations
@@ -61,14 +57,14 @@ from .visible_tiles import Queries
 
 LEAST_TILES = 4
 MOST_SPLITS = 64  # two for each lane that merges
-PARTS_TYPE = strided("float32", 4)  # what splits find: along split, batch, head and token
+PARTS_TYPE = strided("float32", 4)  # results of splits, along split, batch, head and token
 
 
-Splits = Noun  # what `splits_of` makes
+Splits = Noun  # of `splits_of`
 
 
 def most_splits(keys: Any, block_kv: int) -> Any:
-    """How many splits so many keys make at most, or fewer, which may make more of them."""
+    """Return the most splits of up to this many keys. Fewer keys may have more splits."""
     each = LEAST_TILES * block_kv
     return min((keys + (each - 1)) // each, MOST_SPLITS)
 
@@ -92,7 +88,7 @@ def splits_of(block_kv: int) -> Members:
 
     @verb
     def most(keys):
-        """Return the greatest number of splits of as many keys or fewer."""
+        """Return the most splits of up to this many keys."""
         return min(i32((keys + (LEAST - 1)) // LEAST), i32(MOST_SPLITS))
 
     return locals()
@@ -100,7 +96,7 @@ def splits_of(block_kv: int) -> Members:
 
 @verb
 def part_start(x, split, b, h, token):
-    """Where what a split finds of a row begins."""
+    """Return where a split's result of a row begins."""
     return i64(split) * x.strides[0] + i64(b) * x.strides[1] + i64(h) * x.strides[2] + i64(token) * x.strides[3]
 
 
@@ -110,26 +106,26 @@ ZERO, ONE = NUM.zero, NUM.one
 
 @verb
 def total_of(sink):
-    """Before the first split, where most is the sink, -inf if there is none."""
+    """Return total before the first split, where most is the sink, -inf if there is none."""
     return NUM.exp(sink - NUM.base(sink))
 
 
 @verb
 def shares_of(before, most, lse, rest):
-    """share and weight; most: the maximum with this split, before: without it."""
+    """Return share and weight. most: the maximum with this split. before: without it."""
     base = NUM.base(most)
     return NUM.exp(before - base), NUM.exp(lse - base + rest)
 
 
 @verb
 def join(acc, share, weight, o):
-    """What acc becomes; and total, of whose splits o is 1."""
+    """Return the new acc; or the new total, for which o is 1."""
     return fma_rn(weight, o, acc * share)
 
 
 @verb
 def inverse_of(total):
-    """What acc is multiplied by at last; nothing of a row that sees no key."""
+    """Return the final factor of acc; 0 if the row sees no key."""
     return ONE / total if total != ZERO else ZERO
 
 
@@ -140,12 +136,14 @@ def lse_of(most, total):
 
 THREADS = 256
 WARPS = THREADS // 32
-AT_ONCE = 8  # splits of which loads are on their way
+AT_ONCE = 8  # splits whose loads are in flight
 
 
 @builds
 def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
-    """flash_attention_merge(o, lse, o_parts, lse_parts, rows, work). work: `Work`. rows: of all heads and batches."""
+    """flash_attention_merge(o, lse, o_parts, lse_parts, rows, work). work: `TiledWork`. rows: of all heads and
+    batches.
+    """
     mem, num = storage(variant.dtype), numbers(f32)
     split, span, chain = splits_of(block_kv), spans(variant.varlen), chain_of(variant.having, variant.dtype)
     COLUMNS, OF_LANE = -(-variant.Dv // 32), MOST_SPLITS // 32
@@ -170,7 +168,7 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
             return
         token, count = i64(q_first + i), split.count(Sk)
         at, step = part_start(lse_parts, 0, b, h, token), lse_parts.strides[0]
-        shares = cuda.local.array(OF_LANE, f32)  # of splits lane, lane + 32, ...
+        shares = cuda.local.array(OF_LANE, f32)  # for splits lane, lane + 32, ...
         weights = cuda.local.array(OF_LANE, f32)
         most = chain.sink(options, i64(h))
         total = total_of(most)
@@ -194,7 +192,7 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
         for first in range(0, count, AT_ONCE):
             for n in range(AT_ONCE):
                 for c in range(COLUMNS):
-                    values[n * COLUMNS + c] = num.minus_zero  # of none, whose share is 0, and the others' 1
+                    values[n * COLUMNS + c] = num.minus_zero  # of no split: weight 0 for it, share 1 for the others
                     if (first + n < count) & (32 * c + lane < variant.Dv):
                         values[n * COLUMNS + c] = o_parts.data[at + (first + n) * step + 32 * c + lane]
             for n in range(AT_ONCE):
@@ -216,8 +214,8 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
     return flash_attention_merge
 
 
-EACH = 128  # threads that have the rows of a block
-MOST_BLOCKS = 256  # that keep something: each takes one piece of work after another
+EACH = 128  # threads with rows of a block
+MOST_BLOCKS = 256  # that keep something; each takes one work item after another
 
 
 class Serial(Namespace):
@@ -235,12 +233,12 @@ class SplitLse(NamedTuple):
 
 
 def kept_shape(config: Sm90Config, Dv: int) -> tuple[int, int, int]:
-    """What is kept: of blocks, numbers of a thread, threads."""
+    """Return the shape of what is kept: blocks, numbers of a thread, threads."""
     return MOST_BLOCKS, 4 + ROWS * config.columns(Dv) // EACH, EACH
 
 
 def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries: Queries, with_lse: bool) -> Serial:
-    """For a kernel."""
+    """For forward's kernel."""
     if not config.serial:
         return Serial(kept_type=types.Tuple([]), add=_nothing)
     (_, SIZE, _), QUADS, WIDTH = kept_shape(config, variant.Dv), config.columns(variant.Dv) // 8, variant.Dv
@@ -248,7 +246,7 @@ def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries:
 
     @verb
     def before(kept, at, task, row, options):
-        """most and total."""
+        """Return most and total so far."""
         if task.split == 0:
             sink = chain.sink(options, i64(queries.head(task, row)))
             return sink, total_of(sink)

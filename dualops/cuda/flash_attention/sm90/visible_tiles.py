@@ -1,19 +1,16 @@
-"""What the rows of a tile of queries are, and how they come to shared memory.
+"""What the rows of a tile of queries are, and which tiles a work item visits.
 
-Of one head, row r is query m0 + r. Of all heads of a group, which have the same keys, row r is query m0 + r // HEADS of
-head h + r % HEADS: a box has HEADS lines for each query, and what rows are left hold anything.
+Queries: row r of a tile is query m0 + r of a head. Or, if a tile has all heads of a group, which share their keys, row
+r is query m0 + r // HEADS of head h + r % HEADS; a box has HEADS lines for each query, and unused rows are undefined.
 
-Which tiles of keys a piece of work visits, from the last to the first: all of a range, or those that a block mask
-lists (`spec/attention/blocks.py`), of TILE keys each, as one or more tiles of BLOCK_KV.
+Tiles of keys are visited from the last to the first: all of a range, or those that a block mask lists
+(`spec/attention/blocks.py`). Each of these has TILE keys, one or more tiles of BLOCK_KV. A tile of a range is its
+number, one of a list its place in the list; `task.first` and `task.count` say which are the item's.
 
-A tile of a range is its number, one of a list its place in the list: `task.first` and `task.count` say which are the
-piece's own. Producer and consumers read the list for themselves; entries come long before the consumers ask.
+Tiles of queries are visited from the first to the last, one head of the group after the other: all of a range, or those
+of a transposed block mask (`..block_masks`), as one or more tiles of BLOCK_Q.
 
-Which tiles of queries a block of keys visits, from the first to the last, one head of the group after the other: all
-of a range, or those that a block mask lists by tiles of keys (`..block_mask_transpose`), of TILE queries each, as one
-or more tiles of BLOCK_Q.
-
-Who loads and who multiplies read the list for themselves: a block's tile number i is a part of entry i // PARTS.
+Producer and consumers each read the list. They read an entry long before it is used.
 """
 
 from __future__ import annotations
@@ -34,8 +31,8 @@ from .config import BLOCK_MASK, BOX, Sm90Config
 class Queries(Rows):
     """The verbs."""
 
-    nbytes: int  # that are loaded
-    at: Callable[..., Any]  # (stage) -> byte of shared memory where they begin
+    nbytes: int  # of a load
+    at: Callable[..., Any]  # (stage) -> byte of shared memory where the tile begins
     load: Callable[..., None]  # (smem, stage, q_map, task, b, full): by one thread
 
 
@@ -80,7 +77,7 @@ def _of_a_group(config: Sm90Config, tile: Operand) -> Queries:
 
 
 def box_of_group(config: Sm90Config) -> tuple[int, ...]:
-    """The box of q as [B, groups, S, HEADS, D]."""
+    """Return the box of q as [B, groups, S, HEADS, D]."""
     return (1, 1, config.queries, config.heads, BOX)
 
 
@@ -88,7 +85,7 @@ class Visit(NamedTuple):
     """A tile of keys."""
 
     n0: Any  # its first key
-    seen: Any  # 1 where the list says that mask_mod lets all pairs of the tile through
+    seen: Any  # 1 if the list says that mask_mod shows all pairs of the tile
     place: Any  # in the list
 
 
@@ -96,17 +93,17 @@ class KvTiles(Namespace):
     """The verbs."""
 
     between: Callable[..., Any]  # (b, h, m0, n_first, n_end, options) -> first and count: tiles with some of these keys
-    last: Callable[..., Visit]  # (task, options): where there is none, a Visit that nobody may use
-    before: Callable[..., Visit]  # (visit, task, options): before the first, the same
-    picks: Callable[..., Any]  # (options, where, visit) -> what `finish` must know before there are scores
+    last: Callable[..., Visit]  # (task, options): if there is none, a Visit that must not be used
+    before: Callable[..., Visit]  # (visit, task, options): before the first, a Visit that must not be used
+    picks: Callable[..., Any]  # (options, where, visit) -> an argument of `finish`, computed before there are scores
     finish: Callable[..., None]  # (scores, held, options, scale, where, picks, seen): of the score tile
-    keys: Callable[..., Any]  # (task) -> first and end of keys, those of all tiles among them
+    keys: Callable[..., Any]  # (task) -> first and end of the keys of all tiles
 
 
 def kv_tiles_of(
     block_q: int, block_kv: int, variant: Variant, score: FragmentScores, *, split: bool = False
 ) -> KvTiles:
-    """The verbs of a kernel. Where keys are split, block masks are not looked at."""
+    """The verbs of a kernel. If keys are split, block masks are not read."""
     names = [option.name for option, _ in variant.having.variants]
     listed = BLOCK_MASK in names and not split
     return _kv_of_list(block_q, block_kv, score, names) if listed else _kv_of_range(block_kv, score)
@@ -137,13 +134,14 @@ def _kv_of_range(block_kv: int, score: FragmentScores) -> KvTiles:
 def _kv_of_list(block_q: int, block_kv: int, score: FragmentScores, names: list[str]) -> KvTiles:
     BLOCK_KV, PARTS, INDEX = block_kv, TILE // block_kv, names.index(BLOCK_MASK)
     if TILE % block_kv or TILE % block_q:
-        told = f"{block_q} queries by {block_kv} keys"
-        raise ValueError(f"tiles of {told} do not divide a block mask's, {TILE} queries by {TILE} keys")
+        raise ValueError(
+            f"tiles of {block_q} queries by {block_kv} keys do not divide a block mask's, {TILE} queries by {TILE} keys"
+        )
     has_ranges, tells_all = "band" in names, "key_padding_mask" not in names
 
     @verb
     def row(b, h, m0, options):
-        """Where the list of a tile of queries begins: with its length."""
+        """Return where the list of a tile of queries begins, with its length."""
         steps = options[INDEX].lists.strides
         return i64(b) * steps[0] + i64(h) * steps[1] + i64(m0 // TILE) * steps[2]
 
@@ -158,7 +156,7 @@ def _kv_of_list(block_q: int, block_kv: int, score: FragmentScores, names: list[
 
     @verb
     def at(place, task, options):
-        """The number before the list, its length, is there to be read too."""
+        """Return the tile at a place of the list. Place -1, the list's length, can be read, too."""
         start = row(task.b, task.h, task.m0, options)
         entry = i32(options[INDEX].lists.data[start + 1 + (place // PARTS)])
         n0 = i32(entry // 2 * TILE + place % PARTS * BLOCK_KV)
@@ -199,11 +197,11 @@ class QTiles(Namespace):
     """The verbs. work: `TiledWork`."""
 
     count: Callable[..., Any]  # (task, work) -> tiles of all heads
-    first: Callable[..., QTile]  # (task, work); where there is no tile, one that nobody may use
+    first: Callable[..., QTile]  # (task, work); if there is no tile, one that must not be used
     after: Callable[..., QTile]  # (tile, i, end, task, work) -> the tile after that one, number i of `end`
-    picks: Callable[..., Any]  # (options, where, tile) -> what `finish` must know before there are scores
+    picks: Callable[..., Any]  # (options, where, tile) -> an argument of `finish`, computed before there are scores
     finish: Callable[..., None]  # (scores, options, scale, where, picks)
-    finish_held: Callable[..., None]  # (scores, held, options, scale, where, seen, picks): of what `score.sees` said
+    finish_held: Callable[..., None]  # (scores, held, options, scale, where, seen, picks). seen: of `score.sees`
 
 
 def q_tiles_of(block_q: int, variant: Variant, score: FragmentScores) -> QTiles:
@@ -251,7 +249,7 @@ def _q_of_list(block_q: int, score: FragmentScores, names: list[str]) -> QTiles:
 
     @verb
     def row(task, options):
-        """Where the list of the tile of keys begins: with its length."""
+        """Return where the list of the tile of keys begins, with its length."""
         steps = options[INDEX].lists.strides
         return i64(task.b) * steps[0] + i64(task.h_kv) * steps[1] + i64(task.n0 // TILE) * steps[2]
 
