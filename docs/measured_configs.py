@@ -66,7 +66,7 @@ FORWARD = [  # sm90/config.py, 2026-11-22
 ]
 
 WIDE_DQ = {"dq_over_q": True, "zeroed": True}
-DQ = [  # the page, section 13, and dq_config.py; TFLOP/s of three products
+DQ = [  # the page, section 13, and sm90/config.py; TFLOP/s of three products
     Measured(D128, DqConfig(2, 128), 702, fitted=True),
     Measured(D128 + CAUSAL, DqConfig(2, 128), 716),
     Measured(D128, DqConfig(2, 128, turns=False), 643, fitted=True),

@@ -216,7 +216,7 @@ def _read(options: Sequence[str]) -> bool:
 
 
 def are_many(options: Sequence[str]) -> bool:
-    """Return whether options need so many registers that few are left."""
+    """Return whether options leave few registers."""
     return len(options) >= MANY and _read(options)
 
 

@@ -81,11 +81,11 @@ class DbiasTiles(NamedTuple):
 class DbiasConfig:
     """A block has a tile of 64 rows of the bias for each of `consumers` warpgroups, and block_kv columns.
 
-    stages: of Q and dO, in turn, and as many of K and V, at least 2. beside: computing dP overlaps the exponentials,
+    stages: of Q and dO, in turn, and as many of K and V, at least 2. `beside`: computing dP overlaps the exponentials,
     and warpgroups take turns to start both products.
 
     For a bias [4, 1, S, S], B = 4, H = 16, S = 4096, D = 128, including delta (H200, 2026-11-26, before the test
-    whether all scores of a warp count): 1.28 ms beside and in turns, 1.30 beside without turns, 1.29 with neither; 1.34
+    whether all scores of a warp count): 1.28 ms with both, 1.30 without turns, 1.29 with neither; 1.34
     when Q and K had two stages, and dO and V one. Clusters that share K and V did not pay: 1.29 with two blocks, 1.39
     with four. Loads alone take 0.79, and all else without them 1.17.
     """

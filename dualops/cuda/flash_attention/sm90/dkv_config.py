@@ -83,7 +83,7 @@ class _Keys:
 class DkvConfig(_Keys):
     """A block has 64 keys for each of `consumers` warpgroups, and block_q queries at a time in each of its stages.
 
-    beside: the computation of dS.T overlaps the product for dv, which takes registers. thirds: as in `Sm90Config`.
+    `beside`: the computation of dS.T overlaps the product for dv, which takes registers. thirds: as in `Sm90Config`.
     bias_in_boxes: each stage has the bias's tile.
     """
 
@@ -115,9 +115,9 @@ class DkvApartConfig(_Keys):
     """A block has 64 keys, and block_q queries at a time in each of its stages. One warpgroup has dv, the other dk. P
     passes from one to the other in `places`.
 
-    beside: the computations of P and dS overlap the products for dv and dk of the previous tile, which takes registers.
-    exact: P is passed as float32, otherwise as float16 (`tile.warpgroup_exchange`); P * slope may be too large for
-    that.
+    `beside`: the computations of P and dS overlap the products for dv and dk of the previous tile, which takes
+    registers. exact: P is passed as float32, otherwise as float16 (`tile.warpgroup_exchange`); P * slope may be too
+    large for that.
     """
 
     block_q: int
@@ -165,8 +165,8 @@ BESIDE_APART = ("alibi", "key_padding_mask", "dropout")  # options that leave en
 def dkv_configs(
     D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False
 ) -> Iterator[tuple[AnyDkvConfig, str]]:
-    """Yield tiles for heads of these widths, in whole boxes, best first; none for wide heads with so many options that
-    registers run out. bias_in_boxes: the bias can be copied as boxes.
+    """Yield tiles for heads of these widths, in whole boxes, best first; none for wide heads with more options than
+    there are registers for. bias_in_boxes: the bias can be copied as boxes.
 
     TFLOP/s of the four products on an H200, 2026-11-25, P passed as bfloat16: D = Dv = 256, S = 4096 697, 64 queries in
     two stages 534, 32 in four 637; D = 192, Dv = 128, S = 8192 671, 64 queries 649, 32 in a `DkvConfig` 586.
@@ -228,7 +228,7 @@ ONE_SERVED = ("alibi", "key_padding_mask", "softcap", "score_mod", "mask_mod", "
 
 
 class FusedTiles(NamedTuple):
-    """What lies in shared memory. K, Q and dO are read along either axis."""
+    """What lies in shared memory. K, Q and dO are read in two ways: by rows and by columns."""
 
     k: Operand  # [BLOCK_KV, D]; dk overwrites it in the end
     v: Operand  # [BLOCK_KV, Dv]; dv overwrites it in the end

@@ -106,12 +106,12 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     visits = kv_tiles_of(config.block_q, BLOCK_KV, variant, score)
     walk, get = walk_by_queries(config.block_q, visits.between, variant.varlen, chain), get_of()
     hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
-    beside = config.consumers if DQ_OVER_Q else 0
+    over_q = config.consumers if DQ_OVER_Q else 0
     to_type, x_type = queries_to_type(variant, stored), gradient_inputs_type(variant)
     if thirds:
         output = rows_from_registers(variant.D, D)
     else:
-        output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, beside)
+        output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, over_q)
 
     @kernel(MAPS_TYPE, bias.maps_type, pointer(i64), to_type, x_type, tiled_work_type(variant), threads=role.threads)
     def flash_attention_dq_sm90(maps, bias_maps, counter, to, x, work):

@@ -3,7 +3,7 @@
 Each number is three of bfloat16 (`tile.split_bf16x3`), and each product six. The error is float32's own, and the speed
 a sixth of that of 16 bits. A launch (`build_thirds`) writes the parts of q, k, v and do side by side, in memory of the
 plan, one and a half times their own: a row has all upper parts, in whole boxes, then the middle and the lower ones. So
-it is loaded and multiplied like any row of 16 bits, three times as wide, and V is read along its other axis, which tf32
+it is loaded and multiplied like any row of 16 bits, three times as wide, and V is read by columns, which tf32
 tensor cores can't do. The kernels are those of 16 bits (`forward`, `dq`, `dkv`). The gradient of heads wider than 64
 has its own (`build_dq_split_f32`, `build_dkv_split_f32`): two warpgroups share the work for a tile, as results and the
 sums to add take the registers of both.

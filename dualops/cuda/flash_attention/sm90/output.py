@@ -51,19 +51,19 @@ def output_of(config: Sm90Config, variant: Variant, queries: Queries, stored: st
     return rows_output(stored, variant.dtype, variant.Dv, Dv, at, config.consumers if config.o_over_q else 0)
 
 
-def rows_output(stored: str, dtype: str, width: int, columns: int, at: int, beside: int) -> Output:
+def rows_output(stored: str, dtype: str, width: int, columns: int, at: int, over_q: int) -> Output:
     """The verbs for results with rows of this width; acc has `columns`, whole boxes. Their place in shared memory
     begins at byte `at`.
 
-    beside: if it is Q's, each warpgroup over its own rows, the number of warpgroups; otherwise 0.
+    over_q: if it is Q's, each warpgroup over its own rows, the number of warpgroups; otherwise 0.
     """
     if stored == "boxes":
-        return _boxes(dtype, columns, at, beside)
-    return _rows(dtype, width, columns, at, beside, stored == "vectors")
+        return _boxes(dtype, columns, at, over_q)
+    return _rows(dtype, width, columns, at, over_q, stored == "vectors")
 
 
-def _boxes(dtype: str, columns: int, at: int, beside: int) -> Output:
-    boxes = box_output(dtype, columns, at, columns // BOX, 2, beside)
+def _boxes(dtype: str, columns: int, at: int, over_q: int) -> Output:
+    boxes = box_output(dtype, columns, at, columns // BOX, 2, over_q)
 
     @verb
     def store(smem, o_map, o, acc, task, row, column):
@@ -82,7 +82,7 @@ def _nothing():
     pass
 
 
-def _rows(dtype: str, width: int, columns: int, at: int, beside: int, vectors: bool) -> Output:
+def _rows(dtype: str, width: int, columns: int, at: int, over_q: int, vectors: bool) -> Output:
     @verb
     def finish(words, head, m, n):
         n = n + head.column
@@ -94,7 +94,7 @@ def _rows(dtype: str, width: int, columns: int, at: int, beside: int, vectors: b
                 if n + c < width:
                     head.o.data[place + c] = u16(words[c // 2] >> u32(16 * (c % 2)))
 
-    lines = line_output(dtype, columns, at, finish, beside)
+    lines = line_output(dtype, columns, at, finish, over_q)
 
     @verb
     def store(smem, o_map, o, acc, task, row, column):
