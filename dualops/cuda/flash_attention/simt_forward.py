@@ -85,14 +85,9 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
     score = score_tile(chain, variant.dtype, qk, tile.probs)
     BLOCK_Q, BLOCK_KV = config.block_q, config.block_kv
 
-    @kernel(
-        array_type(variant),
-        statistic_type(variant),
-        inputs_type(variant),
-        size_types(variant),
-        threads=THREADS,
-        min_blocks=config.min_blocks,
-    )
+    array, statistic, inputs, sizes = (of(variant) for of in (array_type, statistic_type, inputs_type, size_types))
+
+    @kernel(array, statistic, inputs, sizes, threads=THREADS, min_blocks=config.min_blocks)
     def flash_attention_simt(o, lse, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x

@@ -98,13 +98,9 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
     d_score_tile = score_tile(chain, variant.dtype, kq, tile.d_scores, gradient=True, transposed=True)
     BLOCK_KV, BLOCK_Q = config.rows, config.columns
 
-    @kernel(
-        *[array_type(variant)] * 2,
-        gradient_inputs_type(variant),
-        size_types(variant),
-        threads=THREADS,
-        min_blocks=config.min_blocks,
-    )
+    array, inputs, sizes = array_type(variant), gradient_inputs_type(variant), size_types(variant)
+
+    @kernel(array, array, inputs, sizes, threads=THREADS, min_blocks=config.min_blocks)
     def flash_attention_dkv(dk, dv, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
@@ -218,13 +214,9 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
     score = score_tile(chain, variant.dtype, qk, tile.d_scores, gradient=True)
     BLOCK_Q, BLOCK_KV = config.rows, config.columns
 
-    @kernel(
-        array_type(variant),
-        gradient_inputs_type(variant),
-        size_types(variant),
-        threads=THREADS,
-        min_blocks=config.min_blocks,
-    )
+    array, inputs, sizes = array_type(variant), gradient_inputs_type(variant), size_types(variant)
+
+    @kernel(array, inputs, sizes, threads=THREADS, min_blocks=config.min_blocks)
     def flash_attention_dq(dq, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         line = cuda.threadIdx.x // LANES

@@ -101,15 +101,10 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
     score = score_tile(chain, variant.dtype, qk, tile.d_scores, gradient=True)
     BLOCK_Q, BLOCK_KV = config.rows, config.columns
 
-    @kernel(
-        strided(variant.dtype, 4),
-        types.NamedUniTuple(i32, 4, BiasSizes),
-        i32,
-        gradient_inputs_type(variant),
-        size_types(variant),
-        threads=THREADS,
-        min_blocks=config.min_blocks,
-    )
+    dbias_type, bias_type = strided(variant.dtype, 4), types.NamedUniTuple(i32, 4, BiasSizes)
+    inputs, sizes = gradient_inputs_type(variant), size_types(variant)
+
+    @kernel(dbias_type, bias_type, i32, inputs, sizes, threads=THREADS, min_blocks=config.min_blocks)
     def flash_attention_dbias(dbias, bias, B, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x

@@ -73,13 +73,9 @@ def build_dkv(
     dk_output = output_of(dtype, variant.D, tile.k_boxes, dk_aligned, widest)
     dv_output = output_of(dtype, variant.Dv, tile.v_boxes, dv_aligned, widest)
 
-    @kernel(
-        *[array_type(variant)] * 2,
-        gradient_inputs_type(variant),
-        tiled_work_type(variant),
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
+    array, inputs, work_type = array_type(variant), gradient_inputs_type(variant), tiled_work_type(variant)
+
+    @kernel(array, array, inputs, work_type, threads=config.threads, min_blocks=config.min_blocks)
     def flash_attention_dkv_sm80(dk, dv, x, work):
         smem, slots = cuda.shared.array(0, mem.element, alignment=128), columns.slots()
         task = task_of(cuda.blockIdx.x, work)

@@ -69,13 +69,9 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
     hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys.keys, dsk.size, passes=False, gradient=True)
     output = output_of(dtype, variant.D, tile.q_boxes, aligned)
 
-    @kernel(
-        array_type(variant),
-        gradient_inputs_type(variant),
-        tiled_work_type(variant),
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
+    array, inputs, work_type = array_type(variant), gradient_inputs_type(variant), tiled_work_type(variant)
+
+    @kernel(array, inputs, work_type, threads=config.threads, min_blocks=config.min_blocks)
     def flash_attention_dq_sm80(dq, x, work):
         smem = cuda.shared.array(0, mem.element, alignment=128)
         task = walk.task(i32(cuda.blockIdx.x), work)

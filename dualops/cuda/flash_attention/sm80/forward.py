@@ -176,15 +176,9 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
     KEPT, kept = STRIPS > 1, rows_kept(config.rows_at(tile))
     end_all = one_after_another([end_of(strip) for strip in range(STRIPS)])
 
-    @kernel(
-        *[i32] * 2,
-        array_type(variant),
-        statistic_type(variant),
-        inputs_type(variant),
-        size_types(variant),
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
+    array, statistic, inputs, work = (of(variant) for of in (array_type, statistic_type, inputs_type, size_types))
+
+    @kernel(i32, i32, array, statistic, inputs, work, threads=config.threads, min_blocks=config.min_blocks)
     def flash_attention_sm80(heads, section, o, lse, x, sizes):
         work = tiled(heads, section, sizes)
         smem = cuda.shared.array(0, mem.element, alignment=128)

@@ -28,9 +28,9 @@ from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ..arguments import Inputs, Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
 from ..options import having
 from ..tile_scheduler import section_of, tiled_work
-from .arguments import ForwardMaps, OutputTo
+from .arguments import ForwardMaps, OutputTo, boxed_maps
 from .bias import bias_map, bias_operand, boxed_bias
-from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
+from .config import SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
 from .schedule import after_counter, cleared, counter_of, is_static
 from .split_kv import LEAST_TILES, MOST_BLOCKS, WARPS, build_merge, kept_shape, most_splits
@@ -110,16 +110,11 @@ def by_length(
 def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config) -> dict[str, Mapped]:
     """Return the tensor maps of the launch. Those of a Config that splits keys have their own names."""
     p, varlen = problem, is_varlen(problem)
-    lines = {"q": config.block_q, "k": config.block_kv, "v": config.block_kv, "o": ROWS}
-    names = ("q", "k", "v", "o") if how_stored(metas, "o", varlen) == "boxes" and not config.split else ("q", "k", "v")
-    found = [boxed(metas, name, varlen) for name in names]
+    lines = {"q": config.block_q, "k": config.block_kv, "v": config.block_kv}
+    if how_stored(metas, "o", varlen) == "boxes" and not config.split:
+        lines["o"] = ROWS
     prefix = "split_" if config.split else ""
-    maps = {
-        f"{prefix}{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
-        for each in found
-        if each
-    }
-    q = found[0]
+    maps, q = boxed_maps(p, metas, lines, prefix), boxed(metas, "q", varlen)
     if q and config.heads > 1:
         (B, H, S, D), (batch, head, token, element) = q.shape, q.strides
         shape, strides = (B, H // config.heads, S, config.heads, D), (batch, head * config.heads, token, head, element)
@@ -135,7 +130,7 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
 
 def forward_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Step:
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
-    stored, heads = how_stored(metas, "o", varlen), p.B * p.H
+    stored, heads = "" if config.thirds else how_stored(metas, "o", varlen), p.B * p.H
     found = variant(p)
     build, alike = build_forward(config, found, p.return_lse, stored), is_static(config, found)
     o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *Inputs._fields))

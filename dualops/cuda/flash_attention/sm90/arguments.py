@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
 from ...compiler.backend import f32, i32, i64, pointer, tensor_map, types
-from ...launch.views import by_token
+from ...launch.maps import Mapped
+from ...launch.views import boxed, by_token, how_stored
+from ...tile.warpgroup import ROWS
 from ..arguments import Variant, array_type, is_varlen
+from .bias import bias_map
+from .config import BOX
 
 
 class Maps(NamedTuple):
@@ -69,6 +73,31 @@ SUMS_TYPE = types.NamedTuple((pointer(f32), pointer(i64), i32), Sums)
 def maps_of(kernel: str) -> Maps:
     """Return the names of the maps of this kernel's launch."""
     return Maps(*(f"{kernel}_{name}_map" for name in Maps._fields))
+
+
+def boxed_maps(
+    problem: Problem, metas: Mapping[str, ArrayMeta], lines: Mapping[str, int], prefix: str = ""
+) -> dict[str, Mapped]:
+    """Return the tensor maps of arrays that are copied as boxes. lines: of a box of each array."""
+    found = [each for name in lines if (each := boxed(metas, name, is_varlen(problem)))]
+    return {
+        f"{prefix}{each.name}_map": Mapped(
+            each.name, problem.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX)
+        )
+        for each in found
+    }
+
+
+def gradient_maps(
+    problem: Problem, metas: Mapping[str, ArrayMeta], config: Any, kernel: str, results: Sequence[str]
+) -> dict[str, Mapped]:
+    """Return the tensor maps of a gradient's launch, by names of its own. metas: of the problem's arrays and
+    results.
+    """
+    lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
+    lines |= {name: ROWS for name in results if how_stored(metas, name, is_varlen(problem)) == "boxes"}
+    maps = boxed_maps(problem, metas, lines, f"{kernel}_")
+    return maps | {f"{kernel}_bias_map": bias_map(problem, config.bias)} if config.bias else maps
 
 
 def map_type(stored: str) -> Any:

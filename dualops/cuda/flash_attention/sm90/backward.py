@@ -17,19 +17,18 @@ from typing import Any, NamedTuple
 from ....spec import ArrayMeta, Problem
 from ...launch.arrays import cdiv
 from ...launch.device import Device
-from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
 from ...launch.views import boxed, how_stored
-from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
+from ...tile.warpgroup import INSTRUCTION_TYPES
 from .. import simt
 from ..arguments import Served, fewest_queries, gradient_inputs_of, has_usual_scale, is_varlen, serving, sizes, variant
 from ..block_masks import sizes_by_keys, steps_by_keys, workspace_by_keys
 from ..options import having
 from ..tile_scheduler import packed_count, section_of, section_of_queries, tiled_work
-from .arguments import keys_to, maps_of, queries_to
-from .bias import bias_map, bias_operand, boxed_bias
-from .config import BOX, SLACK, AnyDqConfig, DqConfig, DqThirdsConfig, dq_configs, padded
+from .arguments import gradient_maps, keys_to, maps_of, queries_to
+from .bias import boxed_bias
+from .config import SLACK, AnyDqConfig, DqThirdsConfig, dq_configs, padded
 from .dbias import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dkv import build_dkv
@@ -59,21 +58,6 @@ def dkv_choices(
     for config, reason in dkv_configs(D, Dv, options, boxed_bias(p) is not None):
         if config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block:
             yield config, reason
-
-
-def dkv_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvConfig) -> dict[str, Mapped]:
-    """Return the tensor maps of the launch, by names of its own. metas: of the problem's arrays and the results."""
-    p, varlen = problem, is_varlen(problem)
-    lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
-    lines |= {name: ROWS for name in RESULTS if how_stored(metas, name, varlen) == "boxes"}
-    found = [each for name in lines if (each := boxed(metas, name, varlen))]
-    maps = {
-        f"dkv_{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
-        for each in found
-    }
-    if isinstance(config, DkvConfig) and config.bias:
-        maps["dkv_bias_map"] = bias_map(p, config.bias)
-    return maps
 
 
 def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvConfig) -> Step:
@@ -151,7 +135,7 @@ def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Devi
             dbias, of_dbias = dbias_choice(p, results, device)
             configs = BackwardConfigs(config, dkv_config, others, dbias)
             found, metas = workspace(p), {**p.arrays, **results}
-            maps = {**dq_maps(p, metas, config), **dkv_maps(p, metas, dkv_config)}
+            maps = gradient_maps(p, metas, config, "dq", ("dq",)) | gradient_maps(p, metas, dkv_config, "dkv", RESULTS)
             if dbias is not None:
                 found, maps = found | dbias_workspace(p, dbias), maps | dbias_maps(p, dbias)
             steps = partial(backward_steps, p, results, configs)
@@ -188,22 +172,6 @@ def by_length(problem: Problem, results: Mapping[str, ArrayMeta], fused: Choice,
 
     why = f"{fused.reason}; of sequences to {most} queries {two.reason}"
     return Choice("sm90", configs, why, steps, {**fused.workspace, **two.workspace}, maps={**fused.maps, **two.maps})
-
-
-def dq_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) -> dict[str, Mapped]:
-    """Return the tensor maps of the launch, by names of its own. metas: of the problem's arrays and the results."""
-    p, varlen = problem, is_varlen(problem)
-    lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
-    if how_stored(metas, "dq", varlen) == "boxes":
-        lines["dq"] = ROWS
-    found = [each for name in lines if (each := boxed(metas, name, varlen))]
-    maps = {
-        f"dq_{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
-        for each in found
-    }
-    if config.bias_stages:
-        maps["dq_bias_map"] = bias_map(p, bias_operand(ROWS, config.block_kv))
-    return maps
 
 
 def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDqConfig) -> Sequence[Step]:

@@ -250,12 +250,13 @@ class DqTiles(NamedTuple):
     k: Operand  # [BLOCK_KV, D], a stage, as the scores' right factor
     k_right: Operand  # K as the right factor of dS
     v: Operand  # [BLOCK_KV, Dv], a stage
-    bias: Operand  # [64, BLOCK_KV], a stage of each warpgroup
+    bias: Operand | None  # [64, BLOCK_KV], a stage of each warpgroup
     do_at: int
     k_at: int
     v_at: int
     bias_at: int
     dq_at: int  # [BLOCK_Q, D]; 0 if it overwrites Q, or goes to memory from registers
+    p_at: int  # P, from one warpgroup to the other
     nbytes: int
 
 
@@ -282,6 +283,11 @@ class DqConfig:
     def block_q(self) -> int:
         return ROWS * self.consumers
 
+    @property
+    def bias(self) -> Operand | None:
+        """The bias's tile of a warpgroup, if it is copied as boxes."""
+        return bias_operand(ROWS, self.block_kv) if self.bias_stages else None
+
     def tiles(self, D: int, Dv: int) -> DqTiles:
         """Return the tiles for heads of these widths, in whole boxes. Raises ValueError if dq has no place over Q."""
         if self.dq_over_q and self.q_stages > 1:
@@ -296,25 +302,10 @@ class DqConfig:
         end = bias_at + self.bias_stages * self.consumers * bias.nbytes
         dq_at, nbytes = (0, end) if self.dq_over_q or self.thirds else (end, end + q.nbytes)
         k_right = Operand(self.block_kv, D, 2, 128, "mn")
-        return DqTiles(q, do, k, k_right, v, bias, do_at, k_at, v_at, bias_at, dq_at, nbytes)
+        return DqTiles(q, do, k, k_right, v, bias, do_at, k_at, v_at, bias_at, dq_at, 0, nbytes)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D, Dv).nbytes
-
-
-class DqThirdsTiles(NamedTuple):
-    """What lies in shared memory, as in `DqTiles`."""
-
-    q: Operand
-    do: Operand
-    k: Operand
-    k_right: Operand
-    v: Operand
-    do_at: int
-    k_at: int
-    v_at: int
-    p_at: int  # P, from one warpgroup to the other
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -331,7 +322,7 @@ class DqThirdsConfig:
     def block_q(self) -> int:
         return ROWS
 
-    def tiles(self, D: int, Dv: int) -> DqThirdsTiles:
+    def tiles(self, D: int, Dv: int) -> DqTiles:
         """Return the tiles for heads of these widths, in whole boxes."""
         D, Dv = (parts_width(width, thirds=True) for width in (D, Dv))
         q, do = Operand(ROWS, D, 2, 128, "k"), Operand(ROWS, Dv, 2, 128, "k")
@@ -341,7 +332,7 @@ class DqThirdsConfig:
         p_at = v_at + self.v_stages * v.nbytes
         nbytes = p_at + exchange_bytes(self.block_kv // 2, 1, exact=True)
         k_right = Operand(self.block_kv, D, 2, 128, "mn")
-        return DqThirdsTiles(q, do, k, k_right, v, q.nbytes, k_at, v_at, p_at, nbytes)
+        return DqTiles(q, do, k, k_right, v, None, q.nbytes, k_at, v_at, 0, 0, p_at, nbytes)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D, Dv).nbytes

@@ -12,12 +12,12 @@ from ...launch.arrays import cdiv
 from ...launch.device import Device
 from ...launch.maps import Mapped
 from ...launch.step import Step
-from ...launch.views import boxed, by_token
+from ...launch.views import by_token
 from ..arguments import sizes, variant
 from ..options import having
-from .arguments import maps_of
+from .arguments import boxed_maps, maps_of
 from .bias_tile_scheduler import BiasExtent, Broadcast, pieces_of, visits_of_tile
-from .config import BOX, SLACK, padded
+from .config import SLACK, padded
 from .dbias import DbiasConfig, build_dbias, dbias_configs
 from .dbias_sums import THREADS, build_dbias_sum
 
@@ -91,13 +91,7 @@ def dbias_workspace(problem: Problem, config: DbiasConfig) -> dict[str, ArrayMet
 
 def dbias_maps(problem: Problem, config: DbiasConfig) -> dict[str, Mapped]:
     """Return the tensor maps of the launch, by names of its own."""
-    p = problem
-    lines = config.box_lines
-    found = [each for name in lines if (each := boxed(p.arrays, name, False))]
-    return {
-        f"dbias_{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
-        for each in found
-    }
+    return boxed_maps(problem, problem.arrays, config.box_lines, "dbias_")
 
 
 def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: DbiasConfig) -> Sequence[Step]:

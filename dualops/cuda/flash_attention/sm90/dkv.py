@@ -92,17 +92,10 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     else:
         dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
         dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, config.consumers)
-    to_type = keys_to_type(variant, dk_stored, dv_stored)
+    to_type, x_type = keys_to_type(variant, dk_stored, dv_stored), gradient_inputs_type(variant)
     last = dv_output if dv_stored == "boxes" else dk_output  # copies of both form one group
 
-    @kernel(
-        MAPS_TYPE,
-        bias.maps_type,
-        to_type,
-        gradient_inputs_type(variant),
-        tiled_work_type(variant),
-        threads=role.threads,
-    )
+    @kernel(MAPS_TYPE, bias.maps_type, to_type, x_type, tiled_work_type(variant), threads=role.threads)
     def flash_attention_dkv_sm90(maps, bias_maps, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         kv_full, q_bars, do_full = kv_once.barrier(), q_pipe.barriers(), do_part.barriers()

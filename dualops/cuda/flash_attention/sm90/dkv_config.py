@@ -72,6 +72,11 @@ class _Keys:
         """Bytes in addition to the tiles: lse and delta, mbarriers, alignment."""
         return -(-(self.stages * 2 * 4 * lane_columns(self.block_q) * 4 + BARRIERS) // WHOLE) * WHOLE
 
+    @property
+    def bias(self) -> Operand | None:
+        """The bias's tile, if it is copied as boxes."""
+        return None
+
     def tiles(self, D: int, Dv: int) -> Any:
         raise NotImplementedError
 
@@ -327,11 +332,7 @@ def fused_configs(
         # heads, the longest blocks come last, and keep a few multiprocessors busy for long
         causal = "band" in options
         config = FusedConfig(
-            2 * ROWS,
-            k_held=True,
-            v_held=not others,
-            most=bool(others) or not causal,
-            ascends=causal and group == 1,
+            2 * ROWS, k_held=True, v_held=not others, most=bool(others) or not causal, ascends=causal and group == 1
         )
         note = ", K and V in registers" if config.v_held else ", K in registers"
     elif with_bias:

@@ -249,13 +249,9 @@ def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kern
 
     hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, all_keys, SIZE, passes=variant.varlen, gradient=True)
 
-    @kernel(
-        SUMS_TYPE,
-        queries_to_type(variant, stored),
-        gradient_inputs_type(variant),
-        tiled_work_type(variant),
-        threads=THREADS,
-    )
+    to_type, x_type = queries_to_type(variant, stored), gradient_inputs_type(variant)
+
+    @kernel(SUMS_TYPE, to_type, x_type, tiled_work_type(variant), threads=THREADS)
     def flash_attention_dq_finish(sums, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         task, part = walk.task(cuda.blockIdx.x // PARTS, work), i32(cuda.blockIdx.x % PARTS)

@@ -27,11 +27,9 @@ from ...tile.epilogue import st_global_kept_v4_b32
 from ...tile.split_bf16x3 import PARTS, packed_parts, parts_of
 from ...tile.storage import access
 from .. import simt
-from ..arguments import Inputs, has_usual_scale, is_varlen, sizes, variant
+from ..arguments import has_usual_scale, is_varlen, variant
 from ..options import having
-from ..tile_scheduler import section_of, tiled_work
-from . import backward
-from .arguments import ForwardMaps, OutputTo
+from . import backward, forward_steps as kernel_steps
 from .config import (
     BLOCK_MASK,
     BOX,
@@ -46,8 +44,7 @@ from .config import (
     padded,
 )
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig
-from .forward import build_forward
-from .schedule import after_counter, counter_of, is_static
+from .schedule import counter_of, is_static
 
 THREADS, EACH = 256, 4
 NEAR = 8  # neighbours of a row that a thread takes, 16 bytes of each part
@@ -177,18 +174,10 @@ def thirds_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm
 
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
-    p, metas, varlen, heads = problem, {**problem.arrays, **results}, is_varlen(problem), problem.B * problem.H
-    found = variant(p)
-    build, alike = build_forward(config, found, p.return_lse, ""), is_static(config, found)
-    o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *SPLIT))
-    maps, to = ForwardMaps("q_map", "k_map", "v_map"), OutputTo(0, o, lse, ())
-    args = (maps, (), "counter", to, Inputs(*arrays), tiled_work(p, section_of(p, alike), sizes(p)))
-    shared_bytes = config.shared_bytes(padded(p.D), padded(p.Dv))
-    step = Step(build, (heads * cdiv(p.Sq, config.block_q),), args, shared_bytes, resident=True)
-    return [*thirds_steps(p, SPLIT), *after_counter(step, alike)]
+    return [*thirds_steps(problem, SPLIT), *kernel_steps(problem, results, config)]
 
 
-GRADIENT_SPLIT = ("q", "k", "v", "do")
+GRADIENT_SPLIT = (*SPLIT, "do")
 LEAST_KEYS = 65
 NARROW = 64  # of a head
 

@@ -11,7 +11,6 @@ from ....spec.meta import itemsize
 from ...launch.arrays import cdiv
 from ...launch.device import Device
 from ...launch.device_words import CLEARED, build_clear
-from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
 from ...launch.views import boxed, how_stored
@@ -20,9 +19,9 @@ from .. import simt
 from ..arguments import gradient_inputs_of, has_usual_scale, is_varlen, sizes, variant
 from ..options import having
 from ..tile_scheduler import LEAST_HEADS, MOST_HEADS, packed_count, tiled_work
-from .arguments import Sums, keys_to, maps_of, queries_to
-from .bias import bias_map, boxed_bias
-from .config import BOX, padded
+from .arguments import Sums, gradient_maps, keys_to, maps_of, queries_to
+from .bias import boxed_bias
+from .config import padded
 from .dbias import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dkv_config import FusedConfig, fused_configs
@@ -70,7 +69,7 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
             others, _ = next(simt.backward_configs(p))
             dbias, of_dbias = dbias_choice(p, results, device)
             configs = FusedConfigs(config, others, dbias)
-            found, maps = workspace(p, config), fused_maps(p, {**p.arrays, **results}, config)
+            found, maps = workspace(p, config), gradient_maps(p, {**p.arrays, **results}, config, "fused", RESULTS)
             if dbias is not None:
                 found, maps = found | dbias_workspace(p, dbias), maps | dbias_maps(p, dbias)
             note = f"dq, dk and dv: {reason}, dq added in float32{of_dbias}"
@@ -123,21 +122,6 @@ def workspace(problem: Problem, config: FusedConfig) -> dict[str, ArrayMeta]:
     size = tiles * (config.block_q * padded(p.D))
     sums = ArrayMeta((size,), "float32", (1,), place, 0)
     return {**simt.backward_workspace(p), "sums": sums, "flags": ArrayMeta((1 + tiles,), "int64", (1,), place, 0)}
-
-
-def fused_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: FusedConfig) -> dict[str, Mapped]:
-    """Return the tensor maps of the launches, by names of their own. metas: of the problem's arrays and the results."""
-    varlen = is_varlen(problem)
-    lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
-    lines |= {name: ROWS for name in RESULTS if how_stored(metas, name, varlen) == "boxes"}
-    found = [each for name in lines if (each := boxed(metas, name, varlen))]
-    maps = {
-        f"fused_{each.name}_map": Mapped(
-            each.name, problem.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX)
-        )
-        for each in found
-    }
-    return maps | {"fused_bias_map": bias_map(problem, config.bias)} if config.bias else maps
 
 
 def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: FusedConfigs) -> Sequence[Step]:

@@ -149,12 +149,7 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
     COLUMNS, OF_LANE = -(-variant.Dv // 32), MOST_SPLITS // 32
 
     @kernel(
-        array_type(variant),
-        statistic_type(variant),
-        *[PARTS_TYPE] * 2,
-        i32,
-        tiled_work_type(variant),
-        threads=THREADS,
+        array_type(variant), statistic_type(variant), *[PARTS_TYPE] * 2, i32, tiled_work_type(variant), threads=THREADS
     )
     def flash_attention_merge(o, lse, o_parts, lse_parts, rows, work):
         extent, options = work.extent, work.options
