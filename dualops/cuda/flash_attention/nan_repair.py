@@ -65,16 +65,15 @@ def _pairs(chain: OptionChain, variant: Variant) -> Members:
         return scaled, score, slack
 
     @verb
-    def gradient(x, task, at, prob, scaled, options):
+    def gradient(x, q_token, v_row, at, prob, scaled, options):
         """Return weight * prob and dS."""
-        q_token, weighted = task.q_first + at.i, prob
-        v_row = start(x.v, task.b, task.h_kv, task.k_first + at.j)
-        d_prob, _ = _product(x.do, start(x.do, task.b, at.h, q_token), x.v, v_row, Dv)
+        weighted = prob
+        d_prob, _ = _product(x.do, start(x.do, at.b, at.h, q_token), x.v, v_row, Dv)
         if chain.weighs:
             weight = chain.weight(options, at)
             d_prob *= weight
             weighted *= weight
-        d_score = prob * (d_prob - x.delta.data[start(x.delta, task.b, at.h, q_token)])
+        d_score = prob * (d_prob - x.delta.data[start(x.delta, at.b, at.h, q_token)])
         if chain.bends:
             d_score *= chain.slope(scaled, options, at)
         return weighted, d_score
@@ -187,7 +186,8 @@ def nan_repair(
 
     @verb
     def _gradient_share(x, task, at, prob, scaled, options):
-        _, d_score = pair.gradient(x, task, at, prob, scaled, options)
+        v_row = start(x.v, task.b, task.h_kv, task.k_first + at.j)
+        _, d_score = pair.gradient(x, task.q_first + at.i, v_row, at, prob, scaled, options)
         return d_score
 
     share_of = _gradient_share if gradient else _share
@@ -252,28 +252,27 @@ def nan_repair_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size:
     K_SLOTS, V_SLOTS = of_k.slots, of_v.slots
 
     @verb
-    def _add_query(own_k, own_v, x, task, at, work):
-        q_token = task.q_first + at.i
+    def _add_query(own_k, own_v, x, q_token, at, rows, work):
         q_row, do_row = start(x.q, at.b, at.h, q_token), start(x.do, at.b, at.h, q_token)
-        k_row = start(x.k, at.b, task.h_kv, task.k_first + at.j)
-        scaled, score, slack = pair.score(x, q_row, k_row, at, work)
+        scaled, score, slack = pair.score(x, q_row, rows[0], at, work)
         row_lse = x.lse.data[start(x.lse, at.b, at.h, q_token)]
         if (score != num.minus_inf or row_lse != row_lse) and chain.pick(work.options, at):
             prob = exponential(score, row_lse, slack)
-            weighted, d_score = pair.gradient(x, task, at, prob, scaled, work.options)
+            weighted, d_score = pair.gradient(x, q_token, rows[1], at, prob, scaled, work.options)
             of_k.add(own_k, d_score, x.q.data, (q_row, 0))
             of_v.add(own_v, weighted, x.do.data, (do_row, 0))
 
     @verb
     def _recompute(own_k, own_v, x, task, j, work):
         first, end = chain.queries(work.options, j, i32(j - task.offset), task.Sq)
+        rows = start(x.k, task.b, task.h_kv, task.k_first + j), start(x.v, task.b, task.h_kv, task.k_first + j)
         of_k.clear(own_k)
         of_v.clear(own_v)
         h, group = i32(task.h_kv * work.extent.group), work.extent.group
         while h < i32((task.h_kv + 1) * group):
             i = i32(first)
             while i < end:
-                _add_query(own_k, own_v, x, task, pair_at(task.b, h, i, j, task.offset), work)
+                _add_query(own_k, own_v, x, task.q_first + i, pair_at(task.b, h, i, j, task.offset), rows, work)
                 i = opaque_i32(i + 1)
             h = opaque_i32(h + 1)
 

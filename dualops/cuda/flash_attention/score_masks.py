@@ -137,10 +137,10 @@ def dropout_mask(
         """Exchange bits: a call is for two keys and one query, and the lane of the neighbouring key evaluated the
         neighbouring query.
         """
-        beside = u32(shfl_idx_i32(i32(mine), i32(u32(cuda.threadIdx.x) % u32(32) ^ u32(LANES)), FULL_WARP))
+        neighbour = u32(shfl_idx_i32(i32(mine), i32(u32(cuda.threadIdx.x) % u32(32) ^ u32(LANES)), FULL_WARP))
         if odd:
-            return u32((beside >> u32(HALF)) | (mine & u32(0xFFFF0000)))
-        return u32((mine & u32(0xFFFF)) | (beside << u32(HALF)))
+            return u32((neighbour >> u32(HALF)) | (mine & u32(0xFFFF0000)))
+        return u32((mine & u32(0xFFFF)) | (neighbour << u32(HALF)))
 
     @verb
     def keeps(options, where, seed):

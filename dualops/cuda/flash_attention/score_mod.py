@@ -234,9 +234,10 @@ def pair_slopes(
     def pair(products, held, options, scale, bases, where):
         row, first = i32(my_row() + 8 * h), places.first(where)
         distance, bits = places.ahead(where, row, first), word_of(held, 2 * j + h)
-        at, beside = (places.at(where, row, first, 8 * j, distance), places.at(where, row, first, 8 * j + 1, distance))
+        at = places.at(where, row, first, 8 * j, distance)
+        neighbour = places.at(where, row, first, 8 * j + 1, distance)
         one = prob_of(products[0], options, scale, bases[0], at, bits, 0)
-        other = prob_of(products[1], options, scale, bases[1], beside, bits, 1)
+        other = prob_of(products[1], options, scale, bases[1], neighbour, bits, 1)
         return (one[0], other[0]), (one[1], other[1])
 
     return pair
