@@ -29,7 +29,7 @@ from ..arguments import Inputs, Served, fewest_queries, has_usual_scale, is_varl
 from ..options import having
 from ..tile_scheduler import section_of, tiled_work
 from .arguments import ForwardMaps, OutputTo, boxed_maps
-from .bias import bias_map, bias_operand, boxed_bias
+from .bias import bias_map, boxed_bias
 from .config import SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
 from .schedule import after_counter, cleared, counter_of, is_static
@@ -119,8 +119,8 @@ def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90C
         (B, H, S, D), (batch, head, token, element) = q.shape, q.strides
         shape, strides = (B, H // config.heads, S, config.heads, D), (batch, head * config.heads, token, head, element)
         maps[f"{prefix}q_map"] = Mapped("q", p.dtype, shape, strides, box_of_group(config))
-    if config.bias_stages:
-        maps["bias_map"] = bias_map(p, bias_operand(ROWS, config.block_kv))
+    if config.bias:
+        maps["bias_map"] = bias_map(p, config.bias)
     return maps
 
 

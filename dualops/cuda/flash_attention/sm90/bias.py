@@ -216,9 +216,9 @@ class BiasStages(Namespace):
     release: Callable[..., None]  # (barriers, i, warpgroup): my tile, once scores have changed
 
 
-def bias_stages(variant: Variant, operand: Operand, at: int, stages: int, consumers: int) -> BiasStages:
-    """The verbs of a kernel whose first stage begins at byte `at`. stages: 0 without a bias in boxes."""
-    return _stages(variant, operand, at, stages, consumers) if stages else _no_stages()
+def bias_stages(variant: Variant, operand: Operand | None, at: int, stages: int, consumers: int) -> BiasStages:
+    """The verbs of a kernel whose first stage begins at byte `at`. operand: a tile; None without a bias in boxes."""
+    return _stages(variant, operand, at, stages, consumers) if operand else _no_stages()
 
 
 def _no_stages() -> BiasStages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...tile.split_bf16x3 import PARTS
 from ...tile.swizzle import Operand
@@ -43,16 +43,42 @@ class Tiles(NamedTuple):
     q: Operand  # [BLOCK_Q, D], a stage
     k: Operand  # [BLOCK_KV, D], a stage
     v: Operand  # [BLOCK_KV, Dv], a stage
-    bias: Operand  # [64, BLOCK_KV], a stage of each warpgroup
     k_at: int
     v_at: int
-    bias_at: int
+    bias_at: int  # [64, BLOCK_KV], a stage of each warpgroup
     o_at: int  # [BLOCK_Q, Dv]; 0 if it overwrites Q, or goes to memory from registers
     nbytes: int
 
 
+class _Queries:
+    """What the Configs share."""
+
+    consumers: int
+    block_kv: int
+    bias_stages: int
+
+    @property
+    def block_q(self) -> int:
+        return ROWS * self.consumers
+
+    @property
+    def bias(self) -> Operand | None:
+        """The bias's tile of a warpgroup, if it is copied as boxes."""
+        return bias_operand(ROWS, self.block_kv) if self.bias_stages else None
+
+    @property
+    def bias_bytes(self) -> int:
+        return self.bias_stages * self.consumers * self.bias.nbytes if self.bias else 0
+
+    def tiles(self, D: int, Dv: int) -> Any:
+        raise NotImplementedError
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
 @dataclass(frozen=True)
-class Sm90Config:
+class Sm90Config(_Queries):
     """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
 
     turns: warpgroups take turns to start products, so that one's exponentials overlap the others' products. q_stages:
@@ -81,10 +107,6 @@ class Sm90Config:
     bias_stages: int = 0
 
     @property
-    def block_q(self) -> int:
-        return ROWS * self.consumers
-
-    @property
     def queries(self) -> int:
         """Queries of each head of a tile."""
         return self.block_q // self.heads
@@ -105,14 +127,11 @@ class Sm90Config:
         k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "mn")
         k_at = self.q_stages * q.nbytes
         v_at = k_at + self.stages * k.nbytes
-        bias, bias_at = bias_operand(ROWS, self.block_kv), v_at + self.stages * v.nbytes
-        end = bias_at + self.bias_stages * self.consumers * bias.nbytes
+        bias_at = v_at + self.stages * v.nbytes
+        end = bias_at + self.bias_bytes
         if self.o_over_q or self.split or self.thirds:
-            return Tiles(q, k, v, bias, k_at, v_at, bias_at, 0, end)
-        return Tiles(q, k, v, bias, k_at, v_at, bias_at, end, end + 2 * self.block_q * Dv)
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
+            return Tiles(q, k, v, k_at, v_at, bias_at, 0, end)
+        return Tiles(q, k, v, k_at, v_at, bias_at, end, end + 2 * self.block_q * Dv)
 
 
 MOST_BYTES = 227 * 1024 - SLACK  # of Hopper's shared memory
@@ -250,18 +269,17 @@ class DqTiles(NamedTuple):
     k: Operand  # [BLOCK_KV, D], a stage, as the scores' right factor
     k_right: Operand  # K as the right factor of dS
     v: Operand  # [BLOCK_KV, Dv], a stage
-    bias: Operand | None  # [64, BLOCK_KV], a stage of each warpgroup
     do_at: int
     k_at: int
     v_at: int
-    bias_at: int
+    bias_at: int  # [64, BLOCK_KV], a stage of each warpgroup
     dq_at: int  # [BLOCK_Q, D]; 0 if it overwrites Q, or goes to memory from registers
     p_at: int  # P, from one warpgroup to the other
     nbytes: int
 
 
 @dataclass(frozen=True)
-class DqConfig:
+class DqConfig(_Queries):
     """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
 
     turns, bias_stages, thirds: as in `Sm90Config`. q_stages: of Q and dO; with two, the loads of the next work item
@@ -279,15 +297,6 @@ class DqConfig:
     thirds: bool = False
     bias_stages: int = 0
 
-    @property
-    def block_q(self) -> int:
-        return ROWS * self.consumers
-
-    @property
-    def bias(self) -> Operand | None:
-        """The bias's tile of a warpgroup, if it is copied as boxes."""
-        return bias_operand(ROWS, self.block_kv) if self.bias_stages else None
-
     def tiles(self, D: int, Dv: int) -> DqTiles:
         """Return the tiles for heads of these widths, in whole boxes. Raises ValueError if dq has no place over Q."""
         if self.dq_over_q and self.q_stages > 1:
@@ -298,14 +307,11 @@ class DqConfig:
         do_at = self.q_stages * q.nbytes
         k_at = do_at + self.q_stages * do.nbytes
         v_at = k_at + self.stages * k.nbytes
-        bias, bias_at = bias_operand(ROWS, self.block_kv), v_at + self.stages * v.nbytes
-        end = bias_at + self.bias_stages * self.consumers * bias.nbytes
+        bias_at = v_at + self.stages * v.nbytes
+        end = bias_at + self.bias_bytes
         dq_at, nbytes = (0, end) if self.dq_over_q or self.thirds else (end, end + q.nbytes)
         k_right = Operand(self.block_kv, D, 2, 128, "mn")
-        return DqTiles(q, do, k, k_right, v, bias, do_at, k_at, v_at, bias_at, dq_at, 0, nbytes)
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
+        return DqTiles(q, do, k, k_right, v, do_at, k_at, v_at, bias_at, dq_at, 0, nbytes)
 
 
 @dataclass(frozen=True)
@@ -322,6 +328,9 @@ class DqThirdsConfig:
     def block_q(self) -> int:
         return ROWS
 
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
     def tiles(self, D: int, Dv: int) -> DqTiles:
         """Return the tiles for heads of these widths, in whole boxes."""
         D, Dv = (parts_width(width, thirds=True) for width in (D, Dv))
@@ -332,10 +341,7 @@ class DqThirdsConfig:
         p_at = v_at + self.v_stages * v.nbytes
         nbytes = p_at + exchange_bytes(self.block_kv // 2, 1, exact=True)
         k_right = Operand(self.block_kv, D, 2, 128, "mn")
-        return DqTiles(q, do, k, k_right, v, None, q.nbytes, k_at, v_at, 0, 0, p_at, nbytes)
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
+        return DqTiles(q, do, k, k_right, v, q.nbytes, k_at, v_at, 0, 0, p_at, nbytes)
 
 
 AnyDqConfig = DqConfig | DqThirdsConfig

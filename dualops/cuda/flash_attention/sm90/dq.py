@@ -99,7 +99,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     qk, dov = warpgroup_mma(dtype, tiles.q, tiles.k, thirds), warpgroup_mma(dtype, tiles.do, tiles.v, thirds)
     dsk = register_mma(dtype, tiles.k_right, thirds)
     rows = softmax_rows(variant.dtype, qk.size, dsk.size)
-    bias = bias_stages(variant, tiles.bias, tiles.bias_at, config.bias_stages, config.consumers)
+    bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
     score = fragment_scores(tile_chain, ROWS, BLOCK_KV, bent=chain.scores, word=bias.word, others=variant.varlen)
     gradient = gradient_of_queries(tile_chain, score, rows, qk.size, dsk.size)
     turn = turns(config.consumers if config.turns else 1)

@@ -114,7 +114,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     pv = register_mma(factors(variant.dtype), tiles.v, config.thirds, from_base=True)
     has_sinks = chain.sinks and not config.split
     rows = softmax_rows(variant.dtype, qk.size, pv.size, threes=True, sinks=has_sinks, rest=config.split)
-    bias = bias_stages(variant, tiles.bias, tiles.bias_at, config.bias_stages, config.consumers)
+    bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
     score = fragment_scores(
         tile_chain,
         ROWS,
