@@ -153,10 +153,8 @@ def fragment_scores(
         return pick
 
     pairs = [(j, h) for j in range(quads) for h in range(2)]
-    pick, hide = (
-        one_after_another([picked(*pair) for pair in pairs]),
-        one_after_another([hidden(h, masked) for h in range(2)]),
-    )
+    pick = one_after_another([picked(*pair) for pair in pairs])
+    hide = one_after_another([hidden(h, masked) for h in range(2)])
     hide_probs = one_after_another([hidden(h, _zero) for h in range(2)])
 
     @verb

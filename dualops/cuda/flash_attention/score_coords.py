@@ -44,9 +44,8 @@ class Places(Namespace):
     # (where, row, first, e, distance, down=0) -> At of column `first + e`. distance: what `ahead` returned for `first`
     # and the row `down` rows before, if rows are `steady`: then equal distances are computed once
     at_inside: Callable[..., At]  # for tiles that are `inside`
-    at: Callable[
-        ..., At
-    ]  # for all tiles; pairs beyond the end get the last query or key, so that options can read arrays
+    # for all tiles; pairs beyond the end get the last query or key, so that options can read arrays
+    at: Callable[..., At]
     seen: Callable[..., Any]  # (options, where, row) -> first and end of the columns that ranges show to a row
     there: Callable[..., Any]  # (where, row) -> whether a row exists; one beyond the end may be another sequence's
     passes: Callable[..., Any]  # (where) -> whether the tile has rows beyond the end

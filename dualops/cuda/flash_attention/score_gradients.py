@@ -35,9 +35,7 @@ class RowsOfQueries(Namespace):
     """The verbs of a tile's rows of dq."""
 
     pair: Callable[..., Any]  # () -> an array of two numbers
-    read: Callable[
-        ..., None
-    ]  # (found, x, task, row): reads x for my rows; 0 beyond the last. row: the warpgroup's first
+    read: Callable[..., None]  # (found, x, task, row): reads x for my rows, 0 beyond the end. row: the first
     scale: Callable[..., None]  # (acc, scale, lse): turns dS @ K into dq; 0 if a row sees nothing
 
 
@@ -45,9 +43,8 @@ class GradientOfQueries(RowsOfQueries):
     """The verbs of tiles of which a thread has rows r and r + 8. base, delta and lse: arrays of two numbers."""
 
     bases: Callable[..., None]  # (base, lse): fills base (`saved_lse`)
-    probs: Callable[
-        ..., None
-    ]  # (scores, held, options, scale, where, base): turns finished scores into P. held: of `bend`
+    # (scores, held, options, scale, where, base): turns finished scores into P. held: of `bend`
+    probs: Callable[..., None]
     d_scores: Callable[..., None]  # (scores, d_probs, options, where, delta): turns P into dS
 
 

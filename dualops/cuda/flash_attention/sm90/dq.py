@@ -368,9 +368,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
                     d_scores(d_probs, smem, box.take(p_bars, i), options, where, row_delta)
                     box.leave(p_bars, i)
                     rows.pack(packed, d_probs)
-                    dsk.add(
-                        sums, packed, base, k_tile.at(k_pipe.stage(i)), ZERO
-                    )  # K has arrived: P was computed from it
+                    dsk.add(sums, packed, base, k_tile.at(k_pipe.stage(i)), ZERO)  # K has arrived, as P has
                     dsk.finish(acc, sums)  # acc [64, D] += dS @ K
                     k_pipe.release(k_bars, i)
                     i = k_pipe.next(i)

@@ -196,10 +196,8 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     others, _ = next(simt.backward_configs(p))
     configs = backward.BackwardConfigs(dq, dkv, others)
     maps = {**_maps(p, "dq", dq.block_q, dq.block_kv), **_maps(p, "dkv", dkv.block_q, dkv.block_kv)}
-    workspace, steps = (
-        {**thirds_of(p, GRADIENT_SPLIT), **backward.workspace(p)},
-        partial(backward_steps, p, results, configs),
-    )
+    workspace = {**thirds_of(p, GRADIENT_SPLIT), **backward.workspace(p)}
+    steps = partial(backward_steps, p, results, configs)
     yield Choice("sm90", configs, reason, steps, workspace, maps=maps)
 
 

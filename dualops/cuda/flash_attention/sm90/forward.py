@@ -102,11 +102,9 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     warps, tiles = 4 * config.consumers, config.tiles(D, variant.Dv)
     alike = is_static(config, variant)
     ticket = work_queue(config.q_stages + 1, SIZE, alike, word_of(config, variant))
-    queries, k_tile, v_tile = (
-        queries_of(config, tiles.q),
-        box_tile(tiles.k, tiles.k_at, 2),
-        box_tile(tiles.v, tiles.v_at, 2),
-    )
+    queries = queries_of(config, tiles.q)
+    k_tile = box_tile(tiles.k, tiles.k_at, 2)
+    v_tile = box_tile(tiles.v, tiles.v_at, 2)
     q_pipe = pipeline(config.q_stages, queries.nbytes, warps)
     k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
     qk = register_a(factors(variant.dtype), tiles.q, tiles.k, held=config.held, parts=config.thirds, from_base=True)
@@ -128,10 +126,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     FETCHES, words_of_options = (False, bias.words) if config.bias_stages else (score.fetches, score.held)
     probability = fragment_probabilities(chain, rows, score)
     scale_acc = rows.scale_changed if alike or tiles.v.width > WIDE else rows.scale
-    turn, visits = (
-        turns(config.consumers if config.turns else 1),
-        kv_tiles_of(config.block_q, BLOCK_KV, variant, score, split=config.split),
-    )
+    turn = turns(config.consumers if config.turns else 1)
+    visits = kv_tiles_of(config.block_q, BLOCK_KV, variant, score, split=config.split)
     walk, following = walk_of(config, variant, chain, visits), following_of(config, chain)
     get = get_of(varlen=variant.varlen, split=config.split, sliced=config.slices > 1)
     hidden = nan_repair(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)

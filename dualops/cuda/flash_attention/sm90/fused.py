@@ -99,16 +99,12 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
     task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, VARLEN, chain, last_first=config.ascends, packed=VARLEN)
     order = from_the_first(BLOCK_KV, BLOCK_Q, chain) if config.ascends else from_the_last(BLOCK_KV, BLOCK_Q)
-    put_scores, both = (
-        put_matrices(variant.dtype, ROWS, anew=chain.scores or chain.weighs),
-        warpgroup_barrier(CONSUMERS),
-    )
+    put_scores = put_matrices(variant.dtype, ROWS, anew=chain.scores or chain.weighs)
+    both = warpgroup_barrier(CONSUMERS)
     PARTS, LAST = config.parts, config.parts - 1
-    Q_BYTES, DO_BYTES, STATISTICS = (
-        tiles.part_q.nbytes,
-        tiles.part_do.nbytes,
-        2 * ROWS // 8,
-    )  # from one part to the next
+    Q_BYTES = tiles.part_q.nbytes  # from one part to the next
+    DO_BYTES = tiles.part_do.nbytes
+    STATISTICS = 2 * ROWS // 8
     DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
     box, ordered = store_queue(config.dq_places, warps), ordered_sums(CONSUMERS * FRAGMENT_BYTES)
     place_of = place_of_sum(BLOCK_Q, VARLEN)
@@ -204,10 +200,8 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                 kq.take(k_words, smem, k_at, warpgroup)
                 vdo.take(v_words, smem, v_at, warpgroup)
                 while i != end:
-                    stage, ds_at = (
-                        q_pipe.wait(q_bars, i),
-                        i32(DS_AT + i32(u32(i) % u32(DS_PLACES)) * (LAST + 1) * DS_BYTES),
-                    )
+                    stage = q_pipe.wait(q_bars, i)
+                    ds_at = i32(DS_AT + i32(u32(i) % u32(DS_PLACES)) * (LAST + 1) * DS_BYTES)
                     q_at, do_at = q_tile.at(stage), do_tile.at(stage)
                     for part in range(PARTS):
                         where = where_of(task, h, i32(m0 + ROWS * part), n)

@@ -134,11 +134,9 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
     stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
     count = 1 + tiles.queries
     clear = Step(build_clear(), (cdiv(count, CLEARED),), ("flags", count))
-    sums, x, section = (
-        Sums("sums", "flags", tiles.of_head),
-        gradient_inputs_of(metas, is_varlen(p)),
-        section_of(p, config),
-    )
+    sums = Sums("sums", "flags", tiles.of_head)
+    x = gradient_inputs_of(metas, is_varlen(p))
+    section = section_of(p, config)
     bias_maps = ("fused_bias_map",) if config.bias else ()
     to = keys_to(p, metas, stored, "fused")
     args = (maps_of("fused"), bias_maps, sums, to, x, tiled_work(p, section, sizes(p)))
