@@ -7,7 +7,6 @@ two of every eight, and finds them next to each other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from ..compiler.backend import Members, Noun, cuda, f32, i32, noun, u32, verb
 from ..launch.views import start
@@ -26,16 +25,6 @@ def lane_columns(block_q: int) -> int:
     return block_q // 4 + PAD
 
 
-class QueryTiles(Protocol):
-    """A Config with tiles of queries."""
-
-    @property
-    def block_q(self) -> int: ...
-
-    @property
-    def stages(self) -> int: ...
-
-
 Columns = Noun  # what `lse_delta_of` makes
 
 
@@ -46,14 +35,14 @@ def my_lane():
 
 
 @noun
-def lse_delta_of(config: QueryTiles, chain: OptionChain) -> Members:
-    """The verbs of tiles of the Config's queries. lse is stored as the base of exponents (`saved_lse`), 0 for a query
+def lse_delta_of(block_q: int, stages: int, chain: OptionChain) -> Members:
+    """The verbs of tiles of `block_q` queries. lse is stored as the base of exponents (`saved_lse`), 0 for a query
     that sees nothing.
     """
     num, to_base = numbers(f32), base_of(chain)
-    BLOCK_Q, LANE = config.block_q, lane_columns(config.block_q)
+    BLOCK_Q, LANE = block_q, lane_columns(block_q)
     STAGE, DELTA, PER_LANE = 2 * LANES * LANE, LANES * LANE, -(-BLOCK_Q // 32)
-    SIZE, OWN = config.stages * STAGE, 2 * PER_LANE
+    SIZE, OWN = stages * STAGE, 2 * PER_LANE
 
     @verb
     def slots():

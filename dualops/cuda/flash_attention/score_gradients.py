@@ -16,9 +16,8 @@ factor of dv, and hands P.T * slope to the other (`tile.warpgroup_exchange`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from ..compiler.backend import Members, Namespace, Noun, cuda, f32, i32, members, noun, verb
+from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, verb
 from ..launch.views import start
 from ..tile.a_fragment import WORDS
 from ..tile.numbers import numbers
@@ -31,33 +30,19 @@ from .options import OptionChain
 from .saved_lse import base_of
 
 
-class RowsOfQueries(Namespace):
-    """The verbs of a tile's rows of dq."""
-
-    pair: Callable[..., Any]  # () -> an array of two numbers
-    read: Callable[..., None]  # (found, x, task, row): reads x for my rows, 0 beyond the end. row: the first
-    scale: Callable[..., None]  # (acc, scale, lse): turns dS @ K into dq; 0 if a row sees nothing
-
-
-class GradientOfQueries(RowsOfQueries):
-    """The verbs of tiles of which a thread has rows r and r + 8. base, delta and lse: arrays of two numbers."""
-
-    bases: Callable[..., None]  # (base, lse): fills base (`saved_lse`)
-    # (scores, held, options, scale, where, base): turns finished scores into P. held: of `bend`
-    probs: Callable[..., None]
-    d_scores: Callable[..., None]  # (scores, d_probs, options, where, delta): turns P into dS
-
-
-def rows_of_queries(acc_size: int) -> RowsOfQueries:
-    """For `acc_size` numbers of dq of a thread."""
+@noun
+def rows_of_queries(acc_size: int) -> Members:
+    """The verbs of a tile's rows of dq, for `acc_size` numbers of a thread, in rows r and r + 8."""
     num, quads = numbers(f32), acc_size // 4
 
     @verb
     def pair():
+        """Return an array of two numbers."""
         return cuda.local.array(ROWS, f32)
 
     @verb
     def read(found, x, task, row):
+        """Read x for my rows, 0 beyond the end. row: the warpgroup's first."""
         for h in range(ROWS):
             found[h] = num.zero
             i = task.m0 + row + my_row() + 8 * h
@@ -78,24 +63,30 @@ def rows_of_queries(acc_size: int) -> RowsOfQueries:
 
     @verb
     def scale(acc, factor, lse):
+        """Turn dS @ K into dq; 0 if a row sees nothing."""
         scale_both(acc, factor, lse, 0)
 
-    return RowsOfQueries.from_locals(locals())
+    return locals()
 
 
+@noun
 def gradient_of_queries(
     chain: OptionChain, score: FragmentScores, rows: SoftmaxRows, scores_size: int, acc_size: int
-) -> GradientOfQueries:
-    """For these numbers of scores and dq of a thread. If options have slopes, `finish` must leave products."""
+) -> Members:
+    """The verbs of tiles with these numbers of scores and dq of a thread, in rows r and r + 8. base, delta and lse:
+    arrays of two numbers. If options have slopes, `finish` must leave products.
+    """
     quads, own, to_base = scores_size // 4, rows_of_queries(acc_size), base_of(chain)
 
     @verb
     def bases(base, lse):
+        """Fill base (`saved_lse`)."""
         for h in range(ROWS):
             base[h] = to_base(lse[h])
 
     @verb
     def probs(scores, held, options, scale, where, base):
+        """Turn finished scores into P. held: of `bend`."""
         if chain.scores:
             score.bend(scores, held, options, (scale, base[0], base[1]), where)
         else:
@@ -118,10 +109,11 @@ def gradient_of_queries(
 
     @verb
     def d_scores(scores, d_probs, options, where, delta):
+        """Turn P into dS."""
         score.weigh(d_probs, options, where)
         both_rows(scores, d_probs, delta, 0)
 
-    return GradientOfQueries.from_locals(locals(), pair=own.pair, read=own.read, scale=own.scale)
+    return members(locals(), pair=own.pair, read=own.read, scale=own.scale)
 
 
 def d_scores_apart(score: FragmentScores, box: Handover, size: int) -> Callable[..., None]:

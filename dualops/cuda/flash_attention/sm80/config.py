@@ -42,8 +42,18 @@ class Tiles(NamedTuple):
     nbytes: int
 
 
+class _Groups:
+    """A block has `groups` of four warps."""
+
+    groups: int
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.groups
+
+
 @dataclass(frozen=True)
-class Sm80Config:
+class Sm80Config(_Groups):
     """A block has 64 queries for each of `groups` of four warps, and block_kv keys at a time in each of two stages.
 
     strips: strips of 16 queries of a warp, 64 apart. The warp reads K and V once for all of them.
@@ -57,10 +67,6 @@ class Sm80Config:
     @property
     def block_q(self) -> int:
         return ROWS * self.groups * self.strips
-
-    @property
-    def threads(self) -> int:
-        return 128 * self.groups
 
     def tiles(self, D: int, Dv: int, itemsize: int) -> Tiles:
         """Return the tiles for heads of these widths."""
@@ -147,7 +153,7 @@ class Sm80DqTiles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sm80DqConfig:
+class Sm80DqConfig(_Groups):
     """A block has 64 queries for each of `groups` of four warps, and block_kv keys at a time in each of two stages.
 
     held: a thread keeps its shares of Q and dO in registers.
@@ -161,10 +167,6 @@ class Sm80DqConfig:
     @property
     def block_q(self) -> int:
         return ROWS * self.groups
-
-    @property
-    def threads(self) -> int:
-        return 128 * self.groups
 
     def tiles(self, D: int, Dv: int) -> Sm80DqTiles:
         """Return the tiles for heads of these widths."""
@@ -219,7 +221,7 @@ class Sm80DkvTiles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sm80DkvConfig:
+class Sm80DkvConfig(_Groups):
     """A block has 64 keys for each of `groups` of four warps, and block_q queries at a time in each of its stages.
 
     k_held, v_held: a thread keeps its share of K, or V, in registers.
@@ -235,10 +237,6 @@ class Sm80DkvConfig:
     @property
     def block_kv(self) -> int:
         return ROWS * self.groups
-
-    @property
-    def threads(self) -> int:
-        return 128 * self.groups
 
     @property
     def statistics_bytes(self) -> int:

@@ -66,7 +66,7 @@ def build_dkv(
     vdo = strip_abt(dtype, tile.v, tile.do, tile.v_boxes, held=config.v_held)
     pdo, dsq = strip_ab(dtype, tile.do_steps, tile.v_boxes), strip_ab(dtype, tile.q_steps, tile.k_boxes)
     score = fragment_scores(chain, ROWS, BLOCK_Q, apart=False, bent=chain.bends, transposed=True)
-    columns = lse_delta_of(config, chain)
+    columns = lse_delta_of(config.block_q, config.stages, chain)
     gradient = gradient_of_keys(chain, score, dtype, BLOCK_Q)
     hidden = nan_repair_keys(chain, variant, dsq.size, pdo.size)
     widest = max(variant.D, variant.Dv)

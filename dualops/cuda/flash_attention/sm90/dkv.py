@@ -80,7 +80,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     score = fragment_scores(
         tile_chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, word=bias.word, others=variant.varlen
     )
-    columns = lse_delta_of(config, chain)
+    columns = lse_delta_of(config.block_q, config.stages, chain)
     hidden = nan_repair_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, BLOCK_Q)
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)

@@ -92,7 +92,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
     VARLEN = variant.varlen
     score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word, others=VARLEN)
-    columns = lse_delta_of(config, chain)
+    columns = lse_delta_of(config.block_q, config.stages, chain)
     hidden = nan_repair_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, ROWS)
     stepwise = probs_by_steps(gradient, variant.dtype, tiles.do_steps)
