@@ -19,7 +19,7 @@ from .score_mod import PairBends, PairProbabilities, fragment_score_mod, pair_pr
 GROUP = 2  # quads whose loop the compiler unrolls: an option may take many instructions for one
 
 
-FragmentScores = Noun  # what `fragment_scores` makes
+FragmentScores = Noun  # of `fragment_scores`
 
 
 @verb

@@ -25,7 +25,7 @@ def lane_columns(block_q: int) -> int:
     return block_q // 4 + PAD
 
 
-Columns = Noun  # what `lse_delta_of` makes
+Columns = Noun  # of `lse_delta_of`
 
 
 @verb

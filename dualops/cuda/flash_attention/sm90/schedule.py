@@ -77,17 +77,17 @@ def work_queue(places: int, size: int, shared: bool = False, word: int = 0) -> M
 
     @verb
     def place(n):
-        """Return where the numbers of a piece begin."""
+        """Return where the numbers of an item begin."""
         return i32(u32(n) % COUNT * size)
 
     @verb
     def hand(slots, n):
-        """Signal that the numbers of a piece are written; by one thread."""
+        """Signal that the numbers of an item are written; by one thread."""
         mbarrier_arrive(slots.full, i32(u32(n) % COUNT))
 
     @verb
     def take(slots, n):
-        """Wait until the numbers of a piece are written. Return where they begin."""
+        """Wait until the numbers of an item are written. Return where they begin."""
         mbarrier_wait_cta(slots.full, i32(u32(n) % COUNT), u32(n) // COUNT & 1)
         return place(n)
 
