@@ -15,31 +15,28 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from dualops.cuda import norm
-from dualops.cuda.flash_attention import nan_repair, nan_repair_keys, sm80 as attention_sm80, sm90 as attention_sm90
+from dualops.cuda.flash_attention import (
+    nan_repair,
+    sm80 as attention_sm80,
+    sm90 as attention_sm90,
+)
 from dualops.cuda.flash_attention.sm80 import (
     backward as attention_sm80_backward,
 )
-from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config
-from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig
-from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig
+from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config, Sm80DkvConfig, Sm80DqConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
     bias_tile_scheduler as attention_bias_walk,
     dbias_launch as attention_dbias_launch,
-    dkv_launch as attention_dkv_launch,
     dkv_split as attention_dkv_split,
-    dkv_split_f32 as attention_dkv_split_f32,
     dq as attention_dq,
-    dq_split_f32 as attention_dq_split_f32,
     float32 as attention_float32,
-    float32_backward as attention_float32_backward,
     fused as attention_fused,
     fused_launch as attention_fused_launch,
 )
-from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
-from dualops.cuda.flash_attention.sm90.dbias_config import DbiasConfig
+from dualops.cuda.flash_attention.sm90.config import DqConfig, DqThirdsConfig, Sm90Config as AttentionSm90Config
+from dualops.cuda.flash_attention.sm90.dbias import DbiasConfig
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, DkvThirdsConfig
-from dualops.cuda.flash_attention.sm90.dq_config import DqConfig, DqThirdsConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
@@ -94,7 +91,7 @@ def _anew(*_: Any) -> NoReturn:
 # what rows that are not finite are made anew of is not found: that would heal what a step left out has made NaN
 NO_ELEMENT_ANEW: Change = (retention_hidden, {"start": _anew})
 TWO_KERNELS: Change = (attention_sm90_backward, {"fused_choices": lambda *_: iter(())})
-NONE_ANEW: tuple[Change, ...] = ((nan_repair, {"start": _anew}), (nan_repair_keys, {"start": _anew}))
+NONE_ANEW: tuple[Change, ...] = ((nan_repair, {"start": _anew}),)
 
 
 @dataclass(frozen=True)
@@ -302,7 +299,7 @@ def _attention_gradient() -> Iterator[Problem]:
         ("dkv_split", "boxes", "flash_attention", DKV_THREE, {"causal": True}, DkvApartConfig(16, 2)),
         ("dkv_split", *seen_less, DkvApartConfig(16, 2, beside=False, exact=True)),
     ):
-        chosen = (attention_dkv_launch, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
+        chosen = (attention_sm90_backward, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dkv_split, {"roles": _roles_of_any_registers}))
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=configs)
@@ -340,18 +337,16 @@ def _attention_in_thirds() -> Iterator[Problem]:
     yield Problem("flash_attention_sm90", "flash_attention", False, "sm90", case, configs=changes)
     narrow = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, beside=False, thirds=True)
     wide = DqThirdsConfig(16), DkvThirdsConfig(16)
-    plain = [
-        (module, {"roles": _roles_of_any_registers}) for module in (attention_dq_split_f32, attention_dkv_split_f32)
-    ]
+    plain = [(module, {"roles": _roles_of_any_registers}) for module in (attention_dq, attention_dkv_split)]
     for kernel, operator, pair, shapes, params in (
         ("dq", "flash_attention", narrow, {**DKV_FEWER, "q": FEWER["q"]}, {}),
         ("dkv", "flash_attention", narrow, DKV_FEWER, {}),
         ("dq_split_f32", "flash_attention_varlen", wide, TOKENS, MASKED),
         ("dkv_split_f32", "flash_attention", wide, {**DKV_FEWER, "q": (1, 1, 60, 64)}, {}),
     ):
-        few = {"LEAST_QUERIES": 1, "LEAST_KEYS": 1, "thirds_configs": lambda *_, pair=pair: (pair, "alone")}
+        few = {"LEAST_QUERIES": 1, "LEAST_KEYS": 1, "gradient_configs": lambda *_, pair=pair: (pair, "alone")}
         case = Case("thirds", "float32", shapes, {"return_lse": True, **params})
-        changes = ((attention_float32_backward, few), *NONE_ANEW, *plain)
+        changes = ((attention_float32, few), *NONE_ANEW, *plain)
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=changes)
 
 

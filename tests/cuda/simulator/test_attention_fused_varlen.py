@@ -14,8 +14,7 @@ from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention import sm90
 from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
-from dualops.cuda.flash_attention.tile_scheduler import Extent
-from dualops.cuda.flash_attention.varlen_tiles import packed_count, packed_pieces
+from dualops.cuda.flash_attention.tile_scheduler import Extent, packed_count, packed_pieces
 from dualops.spec import OPERATORS, Case
 from dualops.spec.lengths import random_ends
 from dualops.spec.meta import Strided

@@ -1,9 +1,9 @@
-"""Attention by mma.sync: which problems the rung serves, its Configs and its launches.
+"""Attention by mma.sync: which problems the rung serves, and its launches.
 
-forward.py   the kernel;  output.py: how results get to memory
-config.py    tiles
-reading.py   how rows are copied
-backward.py  the gradient: launches, and where its kernels are
+forward.py, dq.py, dkv.py   the kernels
+config.py                   their tiles
+rows.py                     how rows are copied and stored
+backward.py                 the launches of the gradient
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ..options import having
 from ..tile_scheduler import section_of
 from .config import ROWS, Sm80Config, configs
 from .forward import build_forward
-from .reading import vectors_of
+from .rows import vectors_of
 
 WIDEST = 256
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for attention in 16 bits, best first."""
+    """Yield tiles for attention in 16 bits, best first."""
     if problem.dtype in MMA_TYPES:
         yield from _choices(problem, results, device)
 
 
 def float32_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for float32, which come after simt, as that is as fast: 12.7 ms against 13.2 (s4096d64, H200)."""
+    """Yield tiles for float32. They come after simt, which is as fast: 12.7 ms against 13.2 (s4096d64, H200)."""
     if problem.dtype == "float32":
         yield from _choices(problem, results, device)
 
