@@ -55,6 +55,7 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes = numbers(mem.number), norm_axes(variant)
     w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.row_threads, config.rows)
+    STEP = config.row_threads * vec.vector  # columns between a thread's accesses
 
     @kernel(*forward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def norm_rows(to, inputs, rows, eps, offset):
@@ -62,26 +63,26 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
         tid = cuda.threadIdx.x
         column = tid % config.row_threads * vec.vector
         row = i64(cuda.blockIdx.x) * config.rows + tid // config.row_threads
-        own = row < rows.M
+        own, left = row < rows.M, i32(rows.N - column)  # columns from my first one on
         frag = cuda.local.array(config.vectors * vec.vector, mem.number)  # my part of x[row]
         other = cuda.local.array(config.vectors * vec.vector, mem.number)
         w_frag = cuda.local.array(vec.vector, mem.number)
         b_frag = cuda.local.array(vec.vector, mem.number)
         place = axes.place()
         axes.locate(place, row, rows.sizes)
-        x_row, residual_row = axes.start(place, inputs.x), axes.start(place, inputs.residual)
+        n = i64(column)
+        x_row, residual_row = axes.start(place, inputs.x) + n, axes.start(place, inputs.residual) + n
+        y_row, summed_row = axes.start(place, to.y) + n, axes.start(place, to.summed) + n
         for j in range(config.vectors):
-            at = column + j * config.row_threads * vec.vector
-            vec.load(frag, j * vec.vector, inputs.x.data, x_row + at, own & (at < rows.N), num.zero)
+            keep = own & (left > j * STEP)
+            vec.load(frag, j * vec.vector, inputs.x.data, x_row + j * STEP, keep, num.zero)
             if variant.added:
-                vec.load(other, j * vec.vector, inputs.residual.data, residual_row + at, own & (at < rows.N), num.zero)
+                vec.load(other, j * vec.vector, inputs.residual.data, residual_row + j * STEP, keep, num.zero)
         if variant.added:
-            summed_row = axes.start(place, to.summed)
             for i in range(len(frag)):
                 frag[i] = mem.rounded(frag[i] + other[i])
             for j in range(config.vectors):
-                at = column + j * config.row_threads * vec.vector
-                vec.store(to.summed.data, summed_row + at, own & (at < rows.N), frag, j * vec.vector)
+                vec.store(to.summed.data, summed_row + j * STEP, own & (left > j * STEP), frag, j * vec.vector)
 
         row_mean = num.zero
         if variant.centred:
@@ -90,7 +91,7 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
                 total += frag[i]
             row_mean = group.sum(total, i32(0), parts) / mem.number(rows.N)
             for j in range(config.vectors):
-                inside = column + j * config.row_threads * vec.vector < rows.N
+                inside = left > j * STEP
                 for i in range(j * vec.vector, (j + 1) * vec.vector):
                     frag[i] = frag[i] - row_mean if inside else num.zero
         squares = num.zero
@@ -99,11 +100,10 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
         squares = group.sum(squares, i32(1), parts)
         row_rstd = num.rsqrt(squares / mem.number(rows.N) + eps)
 
-        y_row = axes.start(place, to.y)
         for j in range(config.vectors):
-            at = column + j * config.row_threads * vec.vector
-            w_and_b.load_w(w_frag, 0, inputs.w, i64(at), at < rows.N)
-            w_and_b.load_b(b_frag, 0, inputs.b, i64(at), at < rows.N)
+            inside = left > j * STEP
+            w_and_b.load_w(w_frag, 0, inputs.w, i64(column) + j * STEP, inside)
+            w_and_b.load_b(b_frag, 0, inputs.b, i64(column) + j * STEP, inside)
             for c in range(vec.vector):
                 i = j * vec.vector + c
                 frag[i] *= row_rstd
@@ -111,7 +111,7 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
                     frag[i] *= w_frag[c] + offset
                 if variant.b is not None:
                     frag[i] += b_frag[c]
-            vec.store(to.y.data, y_row + at, own & (at < rows.N), frag, j * vec.vector)
+            vec.store(to.y.data, y_row + j * STEP, own & inside, frag, j * vec.vector)
         if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
             if own & (column == 0):
                 axes.write_statistics(place, to, row_mean, row_rstd)

@@ -125,6 +125,7 @@ def row_sums(number: Any, row_threads: int, rows: int) -> Members:
     WARPS = max(row_threads // 32, 1)
     lanes, warps = lane_reductions(number, min(row_threads, 32)), lane_reductions(number, WARPS)
     ALL = rows * WARPS
+    LANES, ROW_WARPS, THREADS = u32(32), u32(WARPS), u32(row_threads)
 
     @verb
     def smem():
@@ -136,12 +137,11 @@ def row_sums(number: Any, row_threads: int, rows: int) -> Members:
         """Return the sum to every thread of the row. half: 0, 1, 0, 1, ..."""
         x = lanes.sum(x)
         if WARPS > 1:
-            tid = cuda.threadIdx.x
-            warp = tid // 32
-            if tid % 32 == 0:
-                parts[half * ALL + warp] = x
+            tid = u32(cuda.threadIdx.x)  # no sign to look after
+            if tid % LANES == 0:
+                parts[half * ALL + i32(tid // LANES)] = x
             cuda.syncthreads()
-            x = warps.sum(parts[half * ALL + warp // WARPS * WARPS + tid % WARPS])
+            x = warps.sum(parts[half * ALL + i32(tid // THREADS * ROW_WARPS + tid % ROW_WARPS)])
         return x
 
     return locals()

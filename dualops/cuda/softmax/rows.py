@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
 from ...spec import ArrayMeta, Problem
-from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer, u32
 from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
@@ -64,6 +64,8 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
     mem, vec = storage(dtype), access(dtype, config.aligned)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, min(config.row_threads, 32))
     parts = lane_reductions(mem.number, config.row_warps)
+    STEP = config.row_threads * vec.vector  # columns between a thread's accesses
+    LANES, ROW_WARPS, ROW_THREADS = u32(32), u32(config.row_warps), u32(config.row_threads)
 
     @kernel(
         pointer(mem.element),
@@ -77,14 +79,13 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
     )
     def softmax_rows(y, x, M, N, y_stride, x_stride):
         tid = cuda.threadIdx.x
-        lane = tid % 32
-        row_in_block = tid // config.row_threads
-        row = i64(cuda.blockIdx.x) * config.rows + row_in_block
+        row = i64(cuda.blockIdx.x) * config.rows + tid // config.row_threads
         column = tid % config.row_threads * vec.vector
+        own, left = row < M, i32(N - column)  # columns from my first one on
+        x_row, y_row = row * x_stride + column, row * y_stride + column
         frag = cuda.local.array(config.vectors * vec.vector, mem.number)  # my part of x[row], then e
         for j in range(config.vectors):
-            at = column + j * config.row_threads * vec.vector
-            vec.load(frag, j * vec.vector, x, row * x_stride + at, (row < M) & (at < N), num.minus_inf)
+            vec.load(frag, j * vec.vector, x, x_row + j * STEP, own & (left > j * STEP), num.minus_inf)
 
         warp_max = num.minus_inf
         for i in range(len(frag)):
@@ -102,11 +103,12 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
         else:
             part_max = cuda.shared.array(config.warps, mem.number)
             part_sum = cuda.shared.array(config.warps, mem.number)
-            if lane == 0:
-                part_max[tid // 32] = warp_max
-                part_sum[tid // 32] = warp_sum
+            thread = u32(tid)  # no sign to look after
+            if thread % LANES == 0:
+                part_max[i32(thread // LANES)] = warp_max
+                part_sum[i32(thread // LANES)] = warp_sum
             cuda.syncthreads()
-            part = row_in_block * config.row_warps + lane % config.row_warps
+            part = i32(thread // ROW_THREADS * ROW_WARPS + thread % ROW_WARPS)
             row_base = num.base(parts.max(part_max[part]))
             row_sum = parts.sum(part_sum[part] * num.exp(part_max[part] - row_base))
             rescale = num.exp(warp_max - row_base) / row_sum
@@ -114,8 +116,7 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
         for i in range(len(frag)):
             frag[i] *= rescale
         for j in range(config.vectors):
-            at = column + j * config.row_threads * vec.vector
-            vec.store(y, row * y_stride + at, (row < M) & (at < N), frag, j * vec.vector)
+            vec.store(y, y_row + j * STEP, own & (left > j * STEP), frag, j * vec.vector)
 
     return softmax_rows
 
@@ -126,6 +127,8 @@ def build_backward(config: RowsConfig, dtype: str) -> Kernel:
     mem, vec = storage(dtype), access(dtype, config.aligned)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, min(config.row_threads, 32))
     parts = lane_reductions(mem.number, config.row_warps)
+    STEP = config.row_threads * vec.vector  # columns between a thread's accesses
+    LANES, ROW_WARPS, ROW_THREADS = u32(32), u32(config.row_warps), u32(config.row_threads)
 
     @kernel(
         pointer(mem.element),
@@ -141,16 +144,16 @@ def build_backward(config: RowsConfig, dtype: str) -> Kernel:
     )
     def softmax_rows_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride):
         tid = cuda.threadIdx.x
-        lane = tid % 32
-        row_in_block = tid // config.row_threads
-        row = i64(cuda.blockIdx.x) * config.rows + row_in_block
+        row = i64(cuda.blockIdx.x) * config.rows + tid // config.row_threads
         column = tid % config.row_threads * vec.vector
+        own, left = row < M, i32(N - column)
+        dx_row, y_row, dy_row = row * dx_stride + column, row * y_stride + column, row * dy_stride + column
         y_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
         dy_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
         for j in range(config.vectors):
-            at = column + j * config.row_threads * vec.vector
-            vec.load(y_frag, j * vec.vector, y, row * y_stride + at, (row < M) & (at < N), num.zero)
-            vec.load(dy_frag, j * vec.vector, dy, row * dy_stride + at, (row < M) & (at < N), num.zero)
+            keep = own & (left > j * STEP)
+            vec.load(y_frag, j * vec.vector, y, y_row + j * STEP, keep, num.zero)
+            vec.load(dy_frag, j * vec.vector, dy, dy_row + j * STEP, keep, num.zero)
 
         # dx = y * (dy - dot)  with  dot = sum(y * dy)
         dot = num.zero
@@ -159,16 +162,16 @@ def build_backward(config: RowsConfig, dtype: str) -> Kernel:
         dot = lanes.sum(dot)
         if config.row_warps > 1:
             part_dot = cuda.shared.array(config.warps, mem.number)
-            if lane == 0:
-                part_dot[tid // 32] = dot
+            thread = u32(tid)
+            if thread % LANES == 0:
+                part_dot[i32(thread // LANES)] = dot
             cuda.syncthreads()
-            dot = parts.sum(part_dot[row_in_block * config.row_warps + lane % config.row_warps])
+            dot = parts.sum(part_dot[i32(thread // ROW_THREADS * ROW_WARPS + thread % ROW_WARPS)])
 
         for i in range(len(y_frag)):
             y_frag[i] *= dy_frag[i] - dot
         for j in range(config.vectors):
-            at = column + j * config.row_threads * vec.vector
-            vec.store(dx, row * dx_stride + at, (row < M) & (at < N), y_frag, j * vec.vector)
+            vec.store(dx, dx_row + j * STEP, own & (left > j * STEP), y_frag, j * vec.vector)
 
     return softmax_rows_backward
 
