@@ -30,9 +30,9 @@ from docs.measured_configs import DKV, DQ, FORWARD, MATMUL, RETENTION, SOFTMAX, 
 from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.flash_attention.sm80.config import Sm80Config
 from dualops.cuda.norm.rows import RowsConfig as NormRowsConfig
-from dualops.cuda.norm.staging import ClusterRowsConfig as NormClusterRowsConfig, RingConfig
+from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config
-from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
+from dualops.cuda.rows.cluster import ClusterRowsConfig
 from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.tile.storage import storage
 from dualops.estimate import Architecture, architecture, block_rows, cluster_rows, rankings, row_gradients
@@ -149,7 +149,7 @@ def _clusters(path: Path) -> Iterator[Pair]:
         if operator == "softmax":
             config = ClusterRowsConfig(threads, vectors, cluster, blocks)
         else:
-            config = NormClusterRowsConfig(threads, vectors, cluster, blocks, one["rows"])
+            config = ClusterRowsConfig(threads, vectors, cluster, blocks, one["rows"])
         share = _moved(text, backward) / one["seconds"] / recorded["roof_bytes_per_second"]
         p = absent_problem(*problem_of(text), backward=backward)
         seconds = cluster_rows.rows_estimate(config, p, backward, gpu).seconds

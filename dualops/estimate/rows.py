@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..cuda.norm.rows import RowsConfig as NormRowsConfig
-from ..cuda.norm.staging import ClusterRowsConfig as NormClusterRowsConfig, RingConfig
-from ..cuda.softmax.cluster_rows import ClusterRowsConfig
+from ..cuda.norm.staging import RingConfig
+from ..cuda.rows.cluster import ClusterRowsConfig
 from ..cuda.softmax.rows import RowsConfig
 from ..spec import Problem
 from . import block_rows, cluster_rows, row_gradients
 from .architectures import Architecture
 from .candidates import Candidate
 
-CLUSTERS, BLOCKS = (ClusterRowsConfig, NormClusterRowsConfig), (RowsConfig, NormRowsConfig)
+BLOCKS = (RowsConfig, NormRowsConfig)
 
 
 def refuse_unknown(p: Problem, backward: bool, taken: Any) -> None:
     """Raises NotImplementedError for what the models do not know. taken: the Config of a call."""
-    op, known = p.spec.name, (*CLUSTERS, *BLOCKS, *([RingConfig] if backward else []))
+    op, known = p.spec.name, (ClusterRowsConfig, *BLOCKS, *([RingConfig] if backward else []))
     if taken is None:
         raise NotImplementedError(f"{op}: no estimates of an empty problem")
     if p.dtype == "float64":
@@ -32,7 +32,7 @@ def refuse_unknown(p: Problem, backward: bool, taken: Any) -> None:
 
 def candidates(p: Problem, backward: bool, gpu: Architecture, own: Any) -> Iterator[Candidate]:
     """Of those kernels that are like the operator's own."""
-    if isinstance(own, CLUSTERS):
+    if isinstance(own, ClusterRowsConfig):
         return cluster_rows.candidates(p, backward, gpu, own)
     if backward and p.spec.name != "softmax":
         return row_gradients.candidates(p, gpu, own)

@@ -19,8 +19,9 @@ from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.launch.device import ARCHITECTURES as COMPILED, every, known
 from dualops.cuda.launch.operation import OPERATIONS
 from dualops.cuda.norm.rows import RowsConfig
-from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
+from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.retention.sm90.config import Sm90Config
+from dualops.cuda.rows.cluster import ClusterRowsConfig
 from dualops.cuda.softmax import rows as softmax_rows
 from dualops.estimate import (
     ARCHITECTURES,

@@ -48,7 +48,6 @@ from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import (
-    ClusterRowsConfig as NormClusterRows,
     RingConfig as NormRing,
 )
 from dualops.cuda.norm.sums import SumsConfig
@@ -63,13 +62,13 @@ from dualops.cuda.retention.sm90 import (
     nan_repair as retention_hidden,
     wide as retention_wide,
 )
+from dualops.cuda.rows.cluster import ClusterRowsConfig
 from dualops.cuda.softmax import (
-    cluster_rows as softmax_cluster_rows,
     long_rows as softmax_long_rows,
     ring as softmax_ring,
     rows as softmax_rows,
+    rungs as softmax_rungs,
 )
-from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
@@ -135,7 +134,7 @@ def _softmax_rings() -> Iterator[Problem]:
         chosen = replace(config, cluster=cluster)
         columns = chosen.kept("float64") + longer * cluster * chosen.chunk("float64")
         case = Case(f"cluster of {cluster}{longer * ', longer'}", "float64", {"x": (7, columns)})
-        no_cluster = (softmax_cluster_rows, {"cluster_config": lambda *_: None})
+        no_cluster = (softmax_rungs, {"cluster_config": lambda *_: None})
         instead = (softmax_ring, {"_ring_configs": lambda *_, chosen=chosen: iter([chosen])})
         kernel = "softmax_ring_backward" if backward else "softmax_ring_stages"
         yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, no_cluster, instead))
@@ -145,7 +144,7 @@ def _softmax_clusters() -> Iterator[Problem]:
     """Rows of four vectors a thread for each of two blocks."""
     config = ClusterRowsConfig(64, 4, cluster=2)
     case = Case("cluster of 2", "float32", {"x": (3, 2 * config.columns("float32"))})
-    instead = (softmax_cluster_rows, {"cluster_config": lambda *_: config})
+    instead = (softmax_rungs, {"cluster_config": lambda *_: config})
     for backward in DIRECTIONS:
         kernel = f"softmax_cluster_rows{'_backward' if backward else ''}"
         yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, instead))
@@ -202,7 +201,7 @@ def _norm_rings() -> Iterator[Problem]:
 
 def _norm_clusters() -> Iterator[Problem]:
     """Five rows of two vectors a thread for a cluster of two blocks, of each norm, alone and with a residual."""
-    config = NormClusterRows(64, 2, cluster=2)
+    config = ClusterRowsConfig(64, 2, cluster=2, rows=2)
     columns = config.cluster * config.columns("float32") - 8  # so that w does not fill its place
     instead = {"cluster_config": lambda *_: config, "clusters_of": lambda *_: 1}
     for operator, residual in product(("rms_norm", "layer_norm"), (False, True)):

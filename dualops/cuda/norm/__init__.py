@@ -1,7 +1,7 @@
 """What rms_norm and layer_norm share on the GPU: their kernels, and which of them serves which problem.
 
 rows.py       rows kept in registers: a few lanes, warps or a block a row; gradients of rows to 1 KiB
-cluster_rows.py  long rows forward, kept in the registers of a cluster of blocks, on sm_90, with weights of x's
+../rows/cluster.py  long rows forward, kept in the registers of a cluster of blocks, on sm_90, with weights of x's
               dtype: rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
 ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
 ring_prefetch.py  long ones of these forward; the next row's sums are under way while a row is written: with weights
@@ -22,19 +22,21 @@ from typing import Any
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype
 from ..compiler.backend import Kernel
-from ..launch.arrays import align_up, cdiv
+from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
 from ..launch.step import Argument, Step
-from ..tile.storage import storage
-from . import cluster_rows, long_rows, naive, ring, ring_backward, ring_prefetch, rows
+from ..rows import cluster
+from ..rows.cluster import ClusterRowsConfig, share_of
+from . import long_rows, naive, ring, ring_backward, ring_prefetch, rows
 from .arguments import Call
 from .configs import cluster_config, ring_config, rows_config, sums_config
 from .gradient_configs import comes_first
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig
+from .operator import Norm
 from .rows import RowsConfig
-from .staging import ClusterRowsConfig, RingConfig
+from .staging import RingConfig
 from .sums import LANES, build_sums
 
 BLOCKS = 4  # of norm_long_rows_backward on an SM
@@ -103,14 +105,7 @@ def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 def cluster_steps(config: ClusterRowsConfig, call: Call, device: Device) -> list[Step]:
     """The launch of such rows."""
-    blocks = config.cluster * clusters_of(call.M, config.rows, config, device)
-    return _ring_step(cluster_rows.build_forward, config, call, blocks, call.args, resident=False)
-
-
-def clusters_of(M: int, rows: int, config: ClusterRowsConfig, device: Device) -> int:
-    """Return how many clusters M rows need: each has `rows`, but every cluster that can run has one."""
-    at_once = max(device.sms * config.min_blocks // config.cluster, 1)
-    return max(cdiv(M, rows), min(M, at_once))
+    return cluster.steps_of(config, Norm(call.variant), call.args, device)
 
 
 def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -200,24 +195,14 @@ def _step(
 
 def _ring_step(
     build: Callable[..., Kernel],
-    config: RingConfig | ClusterRowsConfig,
+    config: RingConfig,
     call: Call,
     blocks: int,
     args: tuple[Argument, ...],
-    resident: bool = True,
 ) -> list[Step]:
-    vector, each = storage(call.dtype).vector, cdiv(call.N, config.cluster)
-    lines, vectors = (min(align_up(each, step), config.columns(call.dtype)) for step in (8 * vector, vector))
-    share = lines if lines * (config.cluster - 1) < call.N else vectors  # every block has columns
-    return [
-        Step(
-            build(config, call.variant),
-            (blocks,),
-            (*args, share),
-            config.layout(call.variant).nbytes,
-            resident=resident,
-        )
-    ]
+    share = share_of(call.N, config.cluster, config.columns(call.dtype), call.dtype)
+    kernel, nbytes = build(config, call.variant), config.layout(call.variant).nbytes
+    return [Step(kernel, (blocks,), (*args, share), nbytes, resident=True)]
 
 
 def _long_rows_steps(config: LongRowsConfig, call: Call, blocks: int, slots: int) -> list[Step]:

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from ...spec.meta import compute_dtype, itemsize
 from ..launch.device import Device
+from ..rows.cluster import ClusterRowsConfig
 from ..tile.storage import storage
 from . import gradient_configs
 from .rows import RowsConfig
-from .staging import ClusterRowsConfig, RingConfig
+from .staging import RingConfig
 from .sums import SumsConfig
 from .variant import Variant
 
@@ -150,7 +151,7 @@ def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfi
         if cluster * vectors * step >= N:
             resident = next(blocks[most] for most in blocks if vectors <= most)
             more = variant.dtype == "float64" or variant.rank > 2  # registers
-            return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, resident - more)
+            return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, resident - more, rows=2)
     return None
 
 

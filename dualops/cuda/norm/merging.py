@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, cuda, i32, noun, u32, verb
+from ..compiler.backend import Members, cuda, i32, noun, verb
+from ..rows.operator import Keeping
 from ..tile.numbers import numbers
 from ..tile.ring import cluster_ctarank
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
-from .staging import ClusterRowsConfig, RingConfig
+from .staging import RingConfig
 from .variant import Variant
 
 
@@ -30,7 +31,7 @@ def merged_means(config: RingConfig, variant: Variant) -> Members:
     """
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     lanes, WARPS, PARTS = lane_reductions(mem.number, 32), config.row_warps, config.row_warps * config.cluster
-    LANE_PARTS, columns_of = -(-PARTS // 32), _columns_of_warps(config, variant)
+    LANE_PARTS, columns_of = -(-PARTS // 32), _columns_of_warps(config.row_threads, variant)
 
     @verb
     def columns(N, share):
@@ -66,15 +67,14 @@ class ListedColumns(NamedTuple):
 
 
 @noun
-def listed_means(config: ClusterRowsConfig, variant: Variant) -> Members:
+def listed_means(keeping: Keeping, variant: Variant) -> Members:
     """The verbs of `merged_means` where registers have no room for what they need to know of each warp.
 
     The verbs, for warps that sent the sum of squares about their mean, and that of their columns.
     """
     number, num = storage(variant.dtype).number, numbers(storage(variant.dtype).number)
-    lanes, WARPS, PARTS = lane_reductions(number, 32), config.row_warps, config.row_warps * config.cluster
-    LISTED, columns_of = PARTS if variant.centred else 1, _columns_of_warps(config, variant)
-    LANE_PARTS = -(-PARTS // 32)
+    group, WARPS, PARTS = keeping.group, keeping.row_threads // 32, keeping.group.PARTS
+    LISTED, columns_of = PARTS if variant.centred else 1, _columns_of_warps(keeping.row_threads, variant)
 
     @verb
     def smem():
@@ -85,7 +85,7 @@ def listed_means(config: ClusterRowsConfig, variant: Variant) -> Members:
     def fill(listed, N, share):
         """Fill the list; by all threads, before `start_cluster`."""
         if variant.centred:
-            for part in range(cuda.threadIdx.x, PARTS, config.threads):
+            for part in range(cuda.threadIdx.x, PARTS, keeping.row_threads):
                 listed.columns[part] = columns_of(part, N, share)
                 listed.inverse[part] = num.one / max(listed.columns[part], num.one)
 
@@ -97,28 +97,25 @@ def listed_means(config: ClusterRowsConfig, variant: Variant) -> Members:
     @verb
     def merge(sent, found, listed, inverse_N):
         """Return the row's mean, and the sum of squares about it."""
-        lane, first = u32(cuda.threadIdx.x) % u32(32), u32(found)  # no sign to look after
         squares, total, between = num.zero, num.zero, num.zero
-        for k in range(LANE_PARTS):
-            part = u32(k * 32 + lane)
-            if part < PARTS:
-                squares += sent.pairs[u32(first + 2 * part)]
-                total += sent.pairs[u32(first + 2 * part + 1)]
-        squares, row_mean = lanes.sum(squares), lanes.sum(total) * inverse_N
-        for k in range(LANE_PARTS):
-            part = u32(k * 32 + lane)
-            if part < PARTS:
-                apart = sent.pairs[u32(first + 2 * part + 1)] * listed.inverse[part] - row_mean
-                between += listed.columns[part] * apart * apart
-        return row_mean, squares + lanes.sum(between)
+        for k in range(group.LANE_PARTS):
+            if group.given(k):
+                squares += group.a(sent, found, k)
+                total += group.b(sent, found, k)
+        squares, row_mean = group.lanes.sum(squares), group.lanes.sum(total) * inverse_N
+        for k in range(group.LANE_PARTS):
+            if group.given(k):
+                apart = group.b(sent, found, k) * listed.inverse[group.part(k)] - row_mean
+                between += listed.columns[group.part(k)] * apart * apart
+        return row_mean, squares + group.lanes.sum(between)
 
     return locals()
 
 
-def _columns_of_warps(config: RingConfig | ClusterRowsConfig, variant: Variant) -> Callable[[Any, Any, Any], Any]:
+def _columns_of_warps(row_threads: int, variant: Variant) -> Callable[[Any, Any, Any], Any]:
     """The verb (part, N, share): how many columns a warp of the cluster has of a row."""
-    mem, WARPS = storage(variant.dtype), config.row_warps
-    WARP_COLUMNS = min(config.row_threads, 32) * mem.vector
+    mem, WARPS = storage(variant.dtype), max(row_threads // 32, 1)
+    WARP_COLUMNS = min(row_threads, 32) * mem.vector
 
     @verb
     def columns_of(part, N, share):

@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
+from ..rows.exchange import in_block
+from ..rows.operator import Columns
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types, forward_types
-from .verbs import Columns, meet_block, norm_axes, row_sums, weights
+from .verbs import meet_block, norm_axes, weights
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,14 @@ class RowsConfig:
 
 @builds
 def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
-    """norm_rows(to, inputs, rows, eps, offset): M rows of N columns."""
+    """norm_rows(arrays, params, rows): M rows of N columns."""
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes = numbers(mem.number), norm_axes(variant)
-    w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.row_threads, config.rows)
+    w_and_b, group = weights(variant, config.aligned), in_block(mem.number, config.row_threads, config.rows)
     STEP = config.row_threads * vec.vector  # columns between a thread's accesses
 
     @kernel(*forward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
-    def norm_rows(to, inputs, rows, eps, offset):
+    def norm_rows(arrays, params, rows):
         parts = group.smem()
         tid = cuda.threadIdx.x
         column = tid % config.row_threads * vec.vector
@@ -71,25 +73,25 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
         place = axes.place()
         axes.locate(place, row, rows.sizes)
         n = i64(column)
-        x_row, residual_row = axes.start(place, inputs.x) + n, axes.start(place, inputs.residual) + n
-        y_row, summed_row = axes.start(place, to.y) + n, axes.start(place, to.summed) + n
+        x_row, residual_row = axes.start(place, arrays.x) + n, axes.start(place, arrays.other) + n
+        y_row, summed_row = axes.start(place, arrays.y) + n, axes.start(place, arrays.summed) + n
         for j in range(config.vectors):
             keep = own & (left > j * STEP)
-            vec.load(frag, j * vec.vector, inputs.x.data, x_row + j * STEP, keep, num.zero)
+            vec.load(frag, j * vec.vector, arrays.x.data, x_row + j * STEP, keep, num.zero)
             if variant.added:
-                vec.load(other, j * vec.vector, inputs.residual.data, residual_row + j * STEP, keep, num.zero)
+                vec.load(other, j * vec.vector, arrays.other.data, residual_row + j * STEP, keep, num.zero)
         if variant.added:
             for i in range(len(frag)):
                 frag[i] = mem.rounded(frag[i] + other[i])
             for j in range(config.vectors):
-                vec.store(to.summed.data, summed_row + j * STEP, own & (left > j * STEP), frag, j * vec.vector)
+                vec.store(arrays.summed.data, summed_row + j * STEP, own & (left > j * STEP), frag, j * vec.vector)
 
         row_mean = num.zero
         if variant.centred:
             total = num.zero
             for i in range(len(frag)):
                 total += frag[i]
-            row_mean = group.sum(total, i32(0), parts) / mem.number(rows.N)
+            row_mean = group.sum_of_row(total, i32(0), parts) / mem.number(rows.N)
             for j in range(config.vectors):
                 inside = left > j * STEP
                 for i in range(j * vec.vector, (j + 1) * vec.vector):
@@ -97,24 +99,24 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
         squares = num.zero
         for i in range(len(frag)):
             squares += frag[i] * frag[i]
-        squares = group.sum(squares, i32(1), parts)
-        row_rstd = num.rsqrt(squares / mem.number(rows.N) + eps)
+        squares = group.sum_of_row(squares, i32(1), parts)
+        row_rstd = num.rsqrt(squares / mem.number(rows.N) + params.eps)
 
         for j in range(config.vectors):
             inside = left > j * STEP
-            w_and_b.load_w(w_frag, 0, inputs.w, i64(column) + j * STEP, inside)
-            w_and_b.load_b(b_frag, 0, inputs.b, i64(column) + j * STEP, inside)
+            w_and_b.load_w(w_frag, 0, params.w, i64(column) + j * STEP, inside)
+            w_and_b.load_b(b_frag, 0, params.b, i64(column) + j * STEP, inside)
             for c in range(vec.vector):
                 i = j * vec.vector + c
                 frag[i] *= row_rstd
                 if variant.w is not None:
-                    frag[i] *= w_frag[c] + offset
+                    frag[i] *= w_frag[c] + params.offset
                 if variant.b is not None:
                     frag[i] += b_frag[c]
-            vec.store(to.y.data, y_row + j * STEP, own & inside, frag, j * vec.vector)
+            vec.store(arrays.y.data, y_row + j * STEP, own & inside, frag, j * vec.vector)
         if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
             if own & (column == 0):
-                axes.write_statistics(place, to, row_mean, row_rstd)
+                axes.write_statistics(place, params, row_mean, row_rstd)
 
     return norm_rows
 
@@ -127,7 +129,7 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
     """
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes = numbers(mem.number), norm_axes(variant)
-    w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.row_threads, config.rows)
+    w_and_b, group = weights(variant, config.aligned), in_block(mem.number, config.row_threads, config.rows)
     sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, config.aligned, meet_block)
     STEP = config.row_threads * vec.vector  # columns between a thread's accesses
     W_KEPT = variant.weight_gradients < 2  # with both dw and db there are no registers for it
@@ -187,9 +189,9 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
                             level += g
                         along += g * x_frag[i]
                 if variant.centred:
-                    level = group.sum(level, half, parts) / mem.number(rows.N)
+                    level = group.sum_of_row(level, half, parts) / mem.number(rows.N)
                     half ^= 1
-                along = group.sum(along, half, parts) / mem.number(rows.N)
+                along = group.sum_of_row(along, half, parts) / mem.number(rows.N)
                 half ^= 1
 
                 dx_row = axes.start(place, dx) + column

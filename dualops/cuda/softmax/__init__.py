@@ -1,7 +1,7 @@
 """softmax on the GPU: which kernel serves which problem, and the public functions. To learn how, begin with README.md.
 
 rows.py       contiguous rows kept in registers: a warp, some warps or a block a row
-cluster_rows.py  contiguous rows of 32 KiB to 1 MiB (backward 512 KiB), in the registers of a cluster, on sm_90
+../rows/cluster.py  contiguous rows of 32 KiB to 1 MiB (backward 512 KiB), in the registers of a cluster, on sm_90
 ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: they wait in stages; a
               part is read again of rows longer than 3 MB (backward 1.5)
 long_rows.py  contiguous rows too long for that: two readings
@@ -12,12 +12,14 @@ ladder.py     the steps between naive.py and rows.py, for README.md; nothing her
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ...spec import softmax as SPEC
 from ..launch.operation import Operation
 from ..public import Array
-from . import cluster_rows, long_rows, naive, ring, rows, strided
+from . import long_rows, naive, ring, rows, strided
+from .rungs import cluster_choices
 
 
 def softmax(
@@ -50,7 +52,7 @@ def softmax_backward(
 forward = Operation(
     SPEC,
     rungs=(
-        cluster_rows.forward_choices,
+        partial(cluster_choices, False),
         rows.forward_choices,
         ring.forward_choices,
         long_rows.forward_choices,
@@ -63,7 +65,7 @@ backward = Operation(
     SPEC,
     rungs=(
         rows.backward_choices,
-        cluster_rows.backward_choices,
+        partial(cluster_choices, True),
         ring.backward_choices,
         long_rows.backward_choices,
         strided.backward_choices,

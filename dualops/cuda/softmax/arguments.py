@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...spec import ArrayMeta, Problem
+from ...spec.meta import Strided
 from ..compiler.backend import Kernel
 from ..launch.arrays import collapse
-from ..launch.step import Step
+from ..launch.step import Argument, Step
+from ..launch.views import absent
+from ..rows.operator import RowArrays, Rows
 from ..tile.storage import storage
 
 MOST_AXES = 3  # along which rows lie
@@ -43,6 +46,13 @@ class Call:
         vector = storage(self.dtype).vector
         whole = all(value % vector == 0 for value in (self.N, *self.row_strides))
         return whole and all(meta.pointer % 16 == 0 for meta in self.metas.values())
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Return (arrays, params, rows) of contiguous rows."""
+        (y, *inputs), none = (Strided(name, (step,)) for name, step in zip(self.metas, self.row_strides)), absent(1)
+        arrays = RowArrays(y, none, *inputs, *[none] * (2 - len(inputs)))
+        return arrays, (), Rows(self.M, self.N, (self.M,))
 
     @property
     def strided_args(self) -> tuple[Any, ...]:

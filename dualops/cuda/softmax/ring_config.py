@@ -1,4 +1,4 @@
-"""What the kernels of cluster_rows.py and ring_stages.py share: how rows are dealt to blocks, and how parts merge."""
+"""What the kernels of ring_stages.py share: how rows are dealt to blocks, and how parts merge."""
 
 from __future__ import annotations
 

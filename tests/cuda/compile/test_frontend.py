@@ -32,7 +32,7 @@ KINDS = (
     "norm.sums.build_sums",
     "retention.simt_states.build_walk",
     "rope.simt.build",
-    "softmax.cluster_rows.build_forward",
+    "rows.cluster.build",
 )
 
 

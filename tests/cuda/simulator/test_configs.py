@@ -12,15 +12,17 @@ import pytest
 
 import dualops.cuda
 from dualops.cuda.compiler.backend import Kernel
-from dualops.cuda.launch.arrays import align_up
 from dualops.cuda.launch.step import flat
-from dualops.cuda.softmax import cluster_rows, long_rows, ring_stages, rows
-from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
+from dualops.cuda.rows import cluster
+from dualops.cuda.rows.cluster import ClusterRowsConfig, share_of
+from dualops.cuda.rows.operator import RowArrays, Rows
+from dualops.cuda.softmax import long_rows, ring_stages, rows
 from dualops.cuda.softmax.long_rows import LongRowsConfig
+from dualops.cuda.softmax.operator import Softmax
 from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
 from dualops.spec import OPERATORS, Case
-from dualops.spec.meta import itemsize
+from dualops.spec.meta import Strided, itemsize
 from tests.checks import check
 from tests.problems import Layout
 
@@ -67,6 +69,12 @@ def hold(
         special=special,
         ways=("given",),
     )
+
+
+def arguments(pointers: list[Any], M: int, N: int, strides: list[int]) -> list[Any]:
+    """The arguments (arrays, params, rows) of a kernel of rows."""
+    y, *inputs = (Strided(x, (step,)) for x, step in zip(pointers, strides, strict=True))
+    return [RowArrays(y, y, *inputs, *[y] * (2 - len(inputs))), (), Rows(M, N, (M,))]
 
 
 def start(kernel: Kernel, blocks: int, args: list[Any], shared_bytes: int = 0) -> None:
@@ -136,11 +144,11 @@ def test_ring(config, way, dtype, order):
 def test_cluster_rows(config, way, dtype, order):
     """A row that fills every block, one that is shorter, and one that leaves all but the first nothing."""
     backward = way == "backward"
-    build = cluster_rows.build_backward if backward else cluster_rows.build_forward
 
     def launch(pointers, M, N, strides):
-        share = align_up(-(-N // config.cluster), 8 * 16 // itemsize(dtype))
-        start(build(config, dtype), M * config.cluster, [*pointers, N, *strides, share])
+        share = share_of(N, config.cluster, config.columns(dtype), dtype)
+        kernel = cluster.build(config, Softmax(dtype, backward))
+        start(kernel, M * config.cluster, [*arguments(pointers, M, N, strides), share])
 
     longest = config.cluster * config.columns(dtype)
     for columns in (longest, longest - 8, 8):

@@ -1,0 +1,8 @@
+"""Operators on rows: each way of keeping a row is one kernel text, for every operator.
+
+operator.py   the verbs of an operator, the arrays of a launch, where rows begin
+exchange.py   how the warps that share a row exchange two numbers each
+cluster.py    rows kept in the registers of a cluster of blocks, on sm_90
+
+An operator is a factory of a noun, see `RowOperator`. It needs no kernel of its own.
+"""

@@ -1,0 +1,27 @@
+"""Which kernel of rows serves which problem of softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from ...spec import ArrayMeta, Problem
+from ..launch.device import Device
+from ..launch.plans import Choice
+from ..rows import cluster
+from .arguments import Call
+from .configs import BACKWARD_BLOCKS, BLOCKS, cluster_config
+from .operator import Softmax
+
+
+def cluster_choices(
+    backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device
+) -> Iterator[Choice]:
+    """The smallest cluster that holds a row; backward: two rows."""
+    call = Call(problem, results)
+    if not (call.contiguous and call.aligned and device.has_bulk_copies):
+        return
+    config = cluster_config(call.N, call.dtype, device, BACKWARD_BLOCKS if backward else BLOCKS)
+    if config is not None:
+        steps = partial(cluster.steps_of, config, Softmax(call.dtype, backward), call.arguments, device)
+        yield Choice("sm90", config, "a row waits in the registers of a cluster", steps)
