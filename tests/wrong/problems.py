@@ -46,7 +46,6 @@ from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
-from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import (
     RingConfig as NormRing,
 )
@@ -62,16 +61,16 @@ from dualops.cuda.retention.sm90 import (
     nan_repair as retention_hidden,
     wide as retention_wide,
 )
+from dualops.cuda.rows import cluster as rows_cluster
 from dualops.cuda.rows.cluster import ClusterRowsConfig
+from dualops.cuda.rows.registers import RowsConfig
 from dualops.cuda.softmax import (
     long_rows as softmax_long_rows,
     ring as softmax_ring,
-    rows as softmax_rows,
     rungs as softmax_rungs,
 )
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring_config import RingConfig
-from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.tile.boxes import Cluster
 from dualops.cuda.tile.roles import Roles, roles
 from dualops.spec import OPERATORS, Case, Tag
@@ -79,7 +78,7 @@ from tests.checks import Rejected, check
 from tests.cuda.configs import Change, alone, changed
 from tests.cuda.operators import Direction
 
-NO_ROWS = (softmax_rows, {"_rows_config": lambda *_: None})  # a row is not kept in registers
+NO_ROWS = (softmax_rungs, {"rows_config": lambda *_: None})  # a row is not kept in registers
 
 
 def _anew(*_: Any) -> NoReturn:
@@ -153,7 +152,7 @@ def _softmax_clusters() -> Iterator[Problem]:
 def _softmax_rows() -> Iterator[Problem]:
     dtype = "float32"
     rows, long_rows = RowsConfig(64, 1, 2), LongRowsConfig(64, 1)
-    kept = ((softmax_rows, {"_rows_config": lambda *_: rows}),)
+    kept = ((softmax_rungs, {"rows_config": lambda *_: rows}),)
     too_long = (
         NO_ROWS,
         (softmax_ring, {"_ring_configs": lambda *_: iter(())}),
@@ -203,14 +202,16 @@ def _norm_clusters() -> Iterator[Problem]:
     """Five rows of two vectors a thread for a cluster of two blocks, of each norm, alone and with a residual."""
     config = ClusterRowsConfig(64, 2, cluster=2, rows=2)
     columns = config.cluster * config.columns("float32") - 8  # so that w does not fill its place
-    instead = {"cluster_config": lambda *_: config, "clusters_of": lambda *_: 1}
+    chosen, clusters = {"cluster_config": lambda *_: config}, {"clusters_of": lambda *_: 1}
     for operator, residual in product(("rms_norm", "layer_norm"), (False, True)):
         case = _norm_case(f"cluster of 2{residual * ', with a residual'}", operator, 5, columns, "float32", residual)
-        yield Problem("norm_cluster_rows", operator, False, "sm90", case, configs=((norm, instead),))
+        yield Problem(
+            "norm_cluster_rows", operator, False, "sm90", case, configs=((norm, chosen), (rows_cluster, clusters))
+        )
 
 
 def _norm_rows() -> Iterator[Problem]:
-    dtype, rows, long_rows = "float32", NormRows(64, 1, 2), NormLongRows(64, 1)
+    dtype, rows, long_rows = "float32", RowsConfig(64, 1, 2), NormLongRows(64, 1)
     kept = {"rows_config": lambda *_: rows, "ring_config": lambda *_: None}
     too_long = {"rows_config": lambda *_: None, "ring_config": lambda *_: None, "LongRowsConfig": lambda *_: long_rows}
     for backward in DIRECTIONS:

@@ -1,6 +1,7 @@
 """What rms_norm and layer_norm share on the GPU: their kernels, and which of them serves which problem.
 
-rows.py       rows kept in registers: a few lanes, warps or a block a row; gradients of rows to 1 KiB
+../rows/registers.py  rows kept in registers forward: a few lanes, warps or a block a row
+rows_backward.py  gradients of such rows, to 1 KiB
 ../rows/cluster.py  long rows forward, kept in the registers of a cluster of blocks, on sm_90, with weights of x's
               dtype: rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
 ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
@@ -26,16 +27,16 @@ from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
 from ..launch.step import Argument, Step
-from ..rows import cluster
+from ..rows import cluster, registers
 from ..rows.cluster import ClusterRowsConfig, share_of
-from . import long_rows, naive, ring, ring_backward, ring_prefetch, rows
+from ..rows.registers import RowsConfig
+from . import long_rows, naive, ring, ring_backward, ring_prefetch, rows_backward
 from .arguments import Call
 from .configs import cluster_config, ring_config, rows_config, sums_config
 from .gradient_configs import comes_first
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig
 from .operator import Norm
-from .rows import RowsConfig
 from .staging import RingConfig
 from .sums import LANES, build_sums
 
@@ -52,7 +53,7 @@ def forward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
 
 def rows_steps(config: RowsConfig, call: Call) -> list[Step]:
     """The launch of such rows."""
-    return _step(rows.build_forward, config, call, cdiv(call.M, config.rows), call.args)
+    return registers.steps_of(config, Norm(call.variant), call.args)
 
 
 def backward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -81,7 +82,9 @@ def gradient_steps(
     """The launches of a gradient whose blocks stay and keep dw and db, and their workspace."""
     if isinstance(config, RowsConfig):
         slots = slots_of(call.M, config, 1, device)
-        make = partial(_step, rows.build_backward, config, call, slots, call.partials_args(slots), resident=True)
+        make = partial(
+            _step, rows_backward.build_backward, config, call, slots, call.partials_args(slots), resident=True
+        )
     else:
         slots = slots_of(call.M, config, config.cluster, device)
         blocks, args = slots * config.cluster, call.partials_args(slots)

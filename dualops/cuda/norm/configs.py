@@ -10,9 +10,9 @@ from dataclasses import replace
 from ...spec.meta import compute_dtype, itemsize
 from ..launch.device import Device
 from ..rows.cluster import ClusterRowsConfig
+from ..rows.registers import RowsConfig
 from ..tile.storage import storage
 from . import gradient_configs
-from .rows import RowsConfig
 from .staging import RingConfig
 from .sums import SumsConfig
 from .variant import Variant

@@ -23,8 +23,8 @@ from dataclasses import replace
 from ...spec.meta import compute_dtype, itemsize
 from ..launch.arrays import cdiv
 from ..launch.device import Device
+from ..rows.registers import RowsConfig
 from ..tile.storage import storage
-from .rows import RowsConfig
 from .staging import RingConfig
 from .variant import Variant
 

@@ -8,7 +8,7 @@ finds in L2 as a rule. Backward:
        dw += dy * xhat, db += dy                                                 (norm_long_rows_backward)
     3  the blocks' dw and db are summed by a third kernel (sums.py)
 
-Names and papers as in rows.py. Registers: vectors * 16 / itemsize numbers a thread for each of x, dy, w, dw and db.
+Names as in naive.py. Registers: vectors * 16 / itemsize numbers a thread for each of x, dy, w, dw and db.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """softmax on the GPU: which kernel serves which problem, and the public functions. To learn how, begin with README.md.
 
-rows.py       contiguous rows kept in registers: a warp, some warps or a block a row
+../rows/registers.py  contiguous rows kept in registers: a warp, some warps or a block a row
 ../rows/cluster.py  contiguous rows of 32 KiB to 1 MiB (backward 512 KiB), in the registers of a cluster, on sm_90
 ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: they wait in stages; a
               part is read again of rows longer than 3 MB (backward 1.5)
 long_rows.py  contiguous rows too long for that: two readings
 strided.py    any axis of any layout: two readings
 naive.py      contiguous rows, one thread each: three readings
-ladder.py     the steps between naive.py and rows.py, for README.md; nothing here uses them
+ladder.py     the steps between naive.py and rows/registers.py, for README.md; nothing here uses them
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from ...spec import softmax as SPEC
 from ..launch.operation import Operation
 from ..public import Array
-from . import long_rows, naive, ring, rows, strided
-from .rungs import cluster_choices
+from . import long_rows, naive, ring, strided
+from .rungs import cluster_choices, rows_choices
 
 
 def softmax(
@@ -53,7 +53,7 @@ forward = Operation(
     SPEC,
     rungs=(
         partial(cluster_choices, False),
-        rows.forward_choices,
+        partial(rows_choices, False),
         ring.forward_choices,
         long_rows.forward_choices,
         strided.forward_choices,
@@ -64,7 +64,7 @@ forward = Operation(
 backward = Operation(
     SPEC,
     rungs=(
-        rows.backward_choices,
+        partial(rows_choices, True),
         partial(cluster_choices, True),
         ring.backward_choices,
         long_rows.backward_choices,

@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from ..launch.device import Device
 from ..rows.cluster import ClusterRowsConfig
+from ..rows.registers import RowsConfig
 from ..tile.storage import storage
+
+# (row_threads, vectors, rows) by rising length of row: the first that holds the row is taken. Shares of the roof that a
+# plain kernel with the same reads and writes reaches: bf16, H200, 32768 rows, 2026-11-21, both still with plain stores.
+FORWARD_ROWS = (
+    (32, 1, 4),
+    (32, 2, 4),
+    (64, 2, 2),  # 1024 columns: 0.98; a warp a row with 4 vectors 0.96
+    (128, 2, 1),
+    (256, 2, 1),  # 4096 columns: 0.97; 128 threads with 4 vectors 0.95
+    (256, 4, 1),
+    (512, 4, 1),  # 16384 columns: 0.97; 256 threads with 8 vectors 0.96, 1024 with 2 0.66
+    (1024, 4, 1),
+)
+BACKWARD_ROWS = (
+    (32, 1, 4),
+    (32, 2, 4),
+    (64, 2, 2),  # 1024 columns: 1.00; four rows a block 0.97
+    (128, 2, 1),
+    (128, 4, 2),  # 4096 columns: 0.99; 512 threads with 1 vector 0.98
+    (256, 4, 1),
+    (512, 4, 1),  # 16384 columns: 0.97; 1024 threads with 2 vectors 0.97
+)
+# rows that are not aligned: one element a load, so more loads a thread
+UNALIGNED_ROWS = ((32, 4, 4), (32, 16, 4), (128, 16, 1), (512, 16, 1))
 
 THREADS = 256  # of a block
 # Vectors a thread, at most, and blocks that an SM has registers for. Shares of the roof of 2^29 elements of 2 bytes or
@@ -38,3 +64,16 @@ def cluster_config(N: int, dtype: str, device: Device, blocks: Mapping[int, int]
             resident = next(blocks[many] for many in blocks if vectors <= many)
             return ClusterRowsConfig(THREADS, vectors, cluster, resident - (dtype == "float64"))
     return None
+
+
+@cache
+def _row_configs(shapes: tuple[tuple[int, int, int], ...], dtype: str, aligned: bool) -> list[tuple[int, RowsConfig]]:
+    """The longest row that each config keeps in registers, and the config, by rising length."""
+    configs = [RowsConfig(*shape, aligned) for shape in shapes]
+    return [(config.columns(dtype), config) for config in configs]
+
+
+def rows_config(N: int, dtype: str, backward: bool, aligned: bool) -> RowsConfig | None:
+    """The first config that keeps a row of N elements in registers, None if none does."""
+    shapes = (BACKWARD_ROWS if backward else FORWARD_ROWS) if aligned else UNALIGNED_ROWS
+    return next((config for columns, config in _row_configs(shapes, dtype, aligned) if columns >= N), None)

@@ -8,7 +8,7 @@
     online         maximum and sum in one reading, for rows too long to be kept            long_rows.py
 
 For learning, tests and benchmarks: `run_step("tree", x)` on contiguous rows, forward only, wherever kernels run. What
-`dualops.cuda.softmax` takes instead, rows.py and rows/cluster.py, goes on from here.
+`dualops.cuda.softmax` takes instead, rows/registers.py and rows/cluster.py, goes on from here.
 """
 
 from __future__ import annotations

@@ -8,10 +8,21 @@ from functools import partial
 from ...spec import ArrayMeta, Problem
 from ..launch.device import Device
 from ..launch.plans import Choice
-from ..rows import cluster
+from ..rows import cluster, registers
 from .arguments import Call
-from .configs import BACKWARD_BLOCKS, BLOCKS, cluster_config
+from .configs import BACKWARD_BLOCKS, BLOCKS, cluster_config, rows_config
 from .operator import Softmax
+
+
+def rows_choices(
+    backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device
+) -> Iterator[Choice]:
+    """A row in the registers of as few threads as hold it, if any do."""
+    call = Call(problem, results)
+    config = rows_config(call.N, call.dtype, backward, call.aligned) if call.contiguous else None
+    if config is not None:
+        steps = partial(registers.steps_of, config, Softmax(call.dtype, backward), call.arguments)
+        yield Choice("simt", config, "a row fits in registers", steps)
 
 
 def cluster_choices(

@@ -13,14 +13,14 @@ import pytest
 import dualops.cuda
 from dualops.cuda.compiler.backend import Kernel
 from dualops.cuda.launch.step import flat
-from dualops.cuda.rows import cluster
+from dualops.cuda.rows import cluster, registers
 from dualops.cuda.rows.cluster import ClusterRowsConfig, share_of
 from dualops.cuda.rows.operator import RowArrays, Rows
-from dualops.cuda.softmax import long_rows, ring_stages, rows
+from dualops.cuda.rows.registers import RowsConfig
+from dualops.cuda.softmax import long_rows, ring_stages
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.operator import Softmax
 from dualops.cuda.softmax.ring_config import RingConfig
-from dualops.cuda.softmax.rows import RowsConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import Strided, itemsize
 from tests.checks import check
@@ -94,10 +94,10 @@ def test_rows(config, dtype, way, order):
     backward = way == "backward"
     vector = 16 // itemsize(dtype)
     longest = config.columns(dtype)
-    build = rows.build_backward if backward else rows.build_forward
+    kernel = registers.build(config, Softmax(dtype, backward))
 
     def launch(pointers, M, N, strides):
-        start(build(config, dtype), -(-M // config.rows), [*pointers, M, N, *strides])
+        start(kernel, -(-M // config.rows), arguments(pointers, M, N, strides))
 
     for columns in (longest, longest // 2 + vector, vector):
         hold((config.rows + 1, columns), dtype, backward, launch, config.aligned, special=order == "reversed")
@@ -157,10 +157,10 @@ def test_cluster_rows(config, way, dtype, order):
 
 def test_a_config_has_one_kernel_a_dtype():
     config = RowsConfig(32, 1, 4)
-    first = rows.build_forward(config, "float32")
-    assert rows.build_forward(replace(config), "float32") is first
-    assert rows.build_forward(replace(config, rows=2), "float32") is not first
-    assert rows.build_forward(config, "float64") is not first
+    first = registers.build(config, Softmax("float32"))
+    assert registers.build(replace(config), Softmax("float32")) is first
+    assert registers.build(replace(config, rows=2), Softmax("float32")) is not first
+    assert registers.build(config, Softmax("float64")) is not first
     assert "RowsConfig(row_threads=32" in first.identity and "'float32'" in first.identity
 
 

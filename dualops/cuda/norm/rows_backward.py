@@ -1,124 +1,28 @@
-"""Norms of rows that are kept in registers between their one reading and their writing.
+"""The gradient of norms of rows that are kept in registers between their one reading and their writing.
 
-    1  a row is shared by `row_threads` threads of a block; a thread loads `vectors` times 16 bytes
-    2  h = x + residual, rounded; layer_norm: mean = sum(h) / N, c = h - mean; rms_norm: c = h     (shuffles, a barrier)
-    3  rstd = 1 / sqrt(sum(c * c) / N + eps)                                                        (the same)
-    4  y = c * rstd * (w + offset) + b
+Blocks take one row after another and keep dw and db of their columns in registers:
 
-Backward, where blocks take one row after another and keep dw and db of their columns in registers:
-
-    1  g = dy * (w + offset),  xhat = c * rstd
+    1  g = dy * (w + offset),  xhat = (h - mean) * rstd
     2  level = sum(g) / N (layer_norm alone),  along = sum(g * xhat) / N              (shuffles, two barriers)
     3  dx = rstd * (g - level - xhat * along) + dsummed;  dw += dy * xhat;  db += dy
     4  the blocks' dw and db are summed by a second kernel (sums.py)
 
 Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. Registers: vectors * 16 / itemsize numbers a
-thread for each of x, dy, dw and db, and for w where there is no db. Shared memory: two numbers a warp; backward a row
-of numbers where a block has several rows at once.
+thread for each of x, dy, dw and db, and for w where there is no db. Shared memory: four numbers a warp, and a row of
+numbers where a block has several rows at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
 from ..rows.exchange import in_block
 from ..rows.operator import Columns
+from ..rows.registers import RowsConfig
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .sums import PIECE, partial_sums
-from .variant import Variant, backward_types, forward_types
+from .variant import Variant, backward_types
 from .verbs import meet_block, norm_axes, weights
-
-
-@dataclass(frozen=True)
-class RowsConfig:
-    """How a row is dealt to threads. A block has `row_threads * rows` threads, a multiple of 32."""
-
-    row_threads: int  # threads of one block that share a row: a power of two
-    vectors: int  # loads a thread makes
-    rows: int  # rows a block works on at once
-    aligned: bool = True  # rows begin at multiples of 16 bytes and hold whole 16-byte vectors
-    min_blocks: int = 1  # blocks that the registers must leave room for on an SM
-
-    @cached_property
-    def threads(self) -> int:
-        return self.row_threads * self.rows
-
-    def columns(self, dtype: str) -> int:
-        """Longest row."""
-        return self.row_threads * self.vectors * (storage(dtype).vector if self.aligned else 1)
-
-
-@builds
-def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
-    """norm_rows(arrays, params, rows): M rows of N columns."""
-    mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
-    num, axes = numbers(mem.number), norm_axes(variant)
-    w_and_b, group = weights(variant, config.aligned), in_block(mem.number, config.row_threads, config.rows)
-    STEP = config.row_threads * vec.vector  # columns between a thread's accesses
-
-    @kernel(*forward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
-    def norm_rows(arrays, params, rows):
-        parts = group.smem()
-        tid = cuda.threadIdx.x
-        column = tid % config.row_threads * vec.vector
-        row = i64(cuda.blockIdx.x) * config.rows + tid // config.row_threads
-        own, left = row < rows.M, i32(rows.N - column)  # columns from my first one on
-        frag = cuda.local.array(config.vectors * vec.vector, mem.number)  # my part of x[row]
-        other = cuda.local.array(config.vectors * vec.vector, mem.number)
-        w_frag = cuda.local.array(vec.vector, mem.number)
-        b_frag = cuda.local.array(vec.vector, mem.number)
-        place = axes.place()
-        axes.locate(place, row, rows.sizes)
-        n = i64(column)
-        x_row, residual_row = axes.start(place, arrays.x) + n, axes.start(place, arrays.other) + n
-        y_row, summed_row = axes.start(place, arrays.y) + n, axes.start(place, arrays.summed) + n
-        for j in range(config.vectors):
-            keep = own & (left > j * STEP)
-            vec.load(frag, j * vec.vector, arrays.x.data, x_row + j * STEP, keep, num.zero)
-            if variant.added:
-                vec.load(other, j * vec.vector, arrays.other.data, residual_row + j * STEP, keep, num.zero)
-        if variant.added:
-            for i in range(len(frag)):
-                frag[i] = mem.rounded(frag[i] + other[i])
-            for j in range(config.vectors):
-                vec.store(arrays.summed.data, summed_row + j * STEP, own & (left > j * STEP), frag, j * vec.vector)
-
-        row_mean = num.zero
-        if variant.centred:
-            total = num.zero
-            for i in range(len(frag)):
-                total += frag[i]
-            row_mean = group.sum_of_row(total, i32(0), parts) / mem.number(rows.N)
-            for j in range(config.vectors):
-                inside = left > j * STEP
-                for i in range(j * vec.vector, (j + 1) * vec.vector):
-                    frag[i] = frag[i] - row_mean if inside else num.zero
-        squares = num.zero
-        for i in range(len(frag)):
-            squares += frag[i] * frag[i]
-        squares = group.sum_of_row(squares, i32(1), parts)
-        row_rstd = num.rsqrt(squares / mem.number(rows.N) + params.eps)
-
-        for j in range(config.vectors):
-            inside = left > j * STEP
-            w_and_b.load_w(w_frag, 0, params.w, i64(column) + j * STEP, inside)
-            w_and_b.load_b(b_frag, 0, params.b, i64(column) + j * STEP, inside)
-            for c in range(vec.vector):
-                i = j * vec.vector + c
-                frag[i] *= row_rstd
-                if variant.w is not None:
-                    frag[i] *= w_frag[c] + params.offset
-                if variant.b is not None:
-                    frag[i] += b_frag[c]
-            vec.store(arrays.y.data, y_row + j * STEP, own & inside, frag, j * vec.vector)
-        if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
-            if own & (column == 0):
-                axes.write_statistics(place, params, row_mean, row_rstd)
-
-    return norm_rows
 
 
 @builds
