@@ -10,9 +10,9 @@ import dualops.cuda  # noqa: F401  registers the operations
 from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.launch.device import known
 from dualops.cuda.launch.operation import OPERATIONS, Choice
-from dualops.cuda.norm.long_rows import LongRowsConfig
 from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.rows.cluster import ClusterRowsConfig, clusters_of
+from dualops.cuda.rows.reread import LongRowsConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize
 

@@ -45,7 +45,6 @@ from dualops.cuda.matmul.ladder.tiles import TilesConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
-from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.staging import (
     RingConfig as NormRing,
 )
@@ -64,12 +63,11 @@ from dualops.cuda.retention.sm90 import (
 from dualops.cuda.rows import cluster as rows_cluster
 from dualops.cuda.rows.cluster import ClusterRowsConfig
 from dualops.cuda.rows.registers import RowsConfig
+from dualops.cuda.rows.reread import LongRowsConfig
 from dualops.cuda.softmax import (
-    long_rows as softmax_long_rows,
     ring as softmax_ring,
     rungs as softmax_rungs,
 )
-from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.tile.boxes import Cluster
 from dualops.cuda.tile.roles import Roles, roles
@@ -156,7 +154,7 @@ def _softmax_rows() -> Iterator[Problem]:
     too_long = (
         NO_ROWS,
         (softmax_ring, {"_ring_configs": lambda *_: iter(())}),
-        (softmax_long_rows, {"LongRowsConfig": lambda *_: long_rows}),
+        (softmax_rungs, {"LongRowsConfig": lambda *_: long_rows}),
     )
     for backward in DIRECTIONS:
         behind = "_backward" if backward else ""
@@ -211,7 +209,7 @@ def _norm_clusters() -> Iterator[Problem]:
 
 
 def _norm_rows() -> Iterator[Problem]:
-    dtype, rows, long_rows = "float32", RowsConfig(64, 1, 2), NormLongRows(64, 1)
+    dtype, rows, long_rows = "float32", RowsConfig(64, 1, 2), LongRowsConfig(64, 1)
     kept = {"rows_config": lambda *_: rows, "ring_config": lambda *_: None}
     too_long = {"rows_config": lambda *_: None, "ring_config": lambda *_: None, "LongRowsConfig": lambda *_: long_rows}
     for backward in DIRECTIONS:

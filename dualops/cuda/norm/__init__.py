@@ -1,17 +1,20 @@
 """What rms_norm and layer_norm share on the GPU: their kernels, and which of them serves which problem.
 
-../rows/registers.py  rows kept in registers forward: a few lanes, warps or a block a row
-rows_backward.py  gradients of such rows, to 1 KiB
-../rows/cluster.py  long rows forward, kept in the registers of a cluster of blocks, on sm_90, with weights of x's
-              dtype: rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
-ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
-ring_prefetch.py  long ones of these forward; the next row's sums are under way while a row is written: with weights
-              wider than x, and of layer_norm from 384 to 512 KiB
-long_rows.py  rows without such copies, and those too long for the kernels above, read twice or three times: forward of
-              more than 512 KiB (rms_norm with weights of x's dtype 1 MiB, layer_norm with a residual and wider weights
-              128 KiB); gradients of more than 512 KiB, of layer_norm 256
-naive.py      one thread a row
-sums.py       dw and db from the partial sums of blocks
+forward:
+    ../rows/registers.py  rows kept in registers: a few lanes, warps or a block a row
+    ../rows/cluster.py  long rows, kept in the registers of a cluster of blocks, on sm_90, with weights of x's dtype:
+                  rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
+    ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
+    ring_prefetch.py  long ones of these; the next row's sums are under way while a row is written: with weights wider
+                  than x, and of layer_norm from 384 to 512 KiB
+    ../rows/reread.py  rows without such copies, and those too long for the kernels above, read twice: more than 512
+                  KiB, rms_norm with weights of x's dtype 1 MiB, layer_norm with a residual and wider weights 128 KiB
+gradients:
+    rows_backward.py  rows kept in registers, to 1 KiB
+    ring_backward.py  rows copied ahead, on sm_90
+    long_rows_backward.py  rows without such copies, and of more than 512 KiB, layer_norm 256: read twice
+    sums.py       dw and db from the partial sums of blocks
+naive.py          one thread a row
 """
 
 from __future__ import annotations
@@ -27,14 +30,14 @@ from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
 from ..launch.step import Argument, Step
-from ..rows import cluster, registers
+from ..rows import cluster, registers, reread
 from ..rows.cluster import ClusterRowsConfig, share_of
 from ..rows.registers import RowsConfig
-from . import long_rows, naive, ring, ring_backward, ring_prefetch, rows_backward
+from ..rows.reread import LongRowsConfig
+from . import long_rows_backward, naive, ring, ring_backward, ring_prefetch, rows_backward
 from .arguments import Call
 from .configs import cluster_config, ring_config, rows_config, sums_config
 from .gradient_configs import comes_first
-from .long_rows import LongRowsConfig
 from .naive import NaiveConfig
 from .operator import Norm
 from .staging import RingConfig
@@ -133,7 +136,7 @@ def forward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], device
     """Rows read again."""
     call = Call(problem, results, backward=False)
     config = LongRowsConfig(512, 2 if call.aligned else 8, call.aligned)
-    make = partial(_step, long_rows.build_forward, config, call, call.M, call.args)
+    make = partial(reread.steps_of, config, Norm(call.variant), call.args)
     yield Choice("simt", config, "a row is too long to be kept, and is read again", make)
 
 
@@ -210,8 +213,8 @@ def _ring_step(
 
 def _long_rows_steps(config: LongRowsConfig, call: Call, blocks: int, slots: int) -> list[Step]:
     return [
-        Step(long_rows.build_means(config, call.variant), (call.M,), ("means", *call.args)),
-        Step(long_rows.build_backward(config, call.variant), (blocks,), ("means", *call.partials_args(slots))),
+        Step(long_rows_backward.build_means(config, call.variant), (call.M,), ("means", *call.args)),
+        Step(long_rows_backward.build_backward(config, call.variant), (blocks,), ("means", *call.partials_args(slots))),
     ]
 
 

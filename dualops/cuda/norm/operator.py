@@ -1,33 +1,44 @@
 """rms_norm and layer_norm as operators on rows (`rows.operator`): y = (h - mean) * rstd * (w + offset) + b.
 
-h = x + residual, as it is stored. A warp sends the sum of squares of h about its own mean, and the sum of h; without a
-mean, the sum of h * h alone. Kept numbers are summed twice: mean = sum(h) / N, then the sum of (h - mean)^2.
+h = x + residual, as it is stored. Each thread has the mean of its numbers so far, and the squares about it; a warp
+sends the sum of squares about its own mean, and the sum of h. Without a mean, all of that is the sum of h * h. Of two
+sets of numbers, the squares about their common mean are n * m / (n + m) * (difference of means)^2 more than those of
+both: Chan et al. 1979. Kept numbers are summed twice instead: mean = sum(h) / N, then the sum of (h - mean)^2.
 
 Ba, Kiros & Hinton 2016, arXiv:1607.06450; Zhang & Sennrich 2019, arXiv:1910.07467.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, cuda, members, noun, verb
-from ..rows.operator import PLAIN, Keeping
+from ..compiler.backend import Members, cuda, i32, noun, verb
+from ..rows.operator import Keeping
 from ..tile.numbers import numbers
 from ..tile.packed import anew_i32
 from ..tile.storage import access, storage
-from .merging import listed_means
-from .moments import thread_moments
 from .staging import shared_weights, weights_layout
 from .variant import Variant, params_type
 from .verbs import norm_axes, weights
 
 
-class OwnSmem(NamedTuple):
-    """What a norm keeps in shared memory."""
+class Known(NamedTuple):
+    """Of a thread's numbers so far; without a mean the sum of squares alone."""
 
-    waiting: Any  # w and b
-    listed: Any  # how many columns warps have
+    total: Any
+    mean: Any
+    squares: Any  # about the mean
+    columns: Any  # how many numbers they are
+
+
+class OwnSmem(NamedTuple):
+    """What a norm keeps in shared memory: w and b, and of each warp how many columns it has, and one over that."""
+
+    waiting: Any
+    columns: Any
+    inverse: Any
 
 
 @dataclass(frozen=True)
@@ -61,28 +72,72 @@ class Norm:
 @noun
 def norm_operator(variant: Variant, keeping: Keeping) -> Members:
     """The verbs of a norm."""
-    mem, vec, axes = storage(variant.dtype), access(variant.dtype, keeping.aligned), norm_axes(variant)
-    num, group, VECTOR = numbers(mem.number), keeping.group, vec.vector
-    moments, STEP = thread_moments(variant, keeping.vectors), keeping.row_threads * VECTOR
-    listed = listed_means(keeping, variant)
+    mem, VECTOR, axes = storage(variant.dtype), access(variant.dtype, keeping.aligned).vector, norm_axes(variant)
+    num, group, STEP = numbers(mem.number), keeping.group, keeping.row_threads * VECTOR
+    LISTED = group.PARTS if variant.centred else 1
+    columns_of = columns_of_warps(keeping.row_threads, VECTOR, mem.number)
     FILL, INPUTS, ADDS = num.zero, 1 + variant.added, variant.added
+    if keeping.columns:
+        w_and_b = shared_weights(weights_layout(keeping.columns, variant), True, variant)
+    else:
+        w_and_b = weights(variant, keeping.aligned)
+
+    @verb
+    def none():
+        return Known(num.zero, num.zero, num.zero, num.zero)
+
+    @verb
+    def _squares_of(frag, mean, present):
+        squares = num.zero
+        for v in range(keeping.vectors):
+            few = num.zero  # a vector's own sum, so that no chain of additions is long
+            for c in range(v * VECTOR, (v + 1) * VECTOR):
+                apart = frag[c] - mean if variant.centred else frag[c]
+                few += apart * apart
+            squares += few if not variant.centred or present > i32(v) else num.zero
+        return squares
 
     @verb
     def add(known, frag, other, present):
-        return moments.add(known, frag, present)
+        if not variant.centred:
+            return Known(num.zero, num.zero, known.squares + _squares_of(frag, num.zero, present), num.zero)
+        total = num.zero
+        for v in range(keeping.vectors):
+            few = num.zero
+            for c in range(v * VECTOR, (v + 1) * VECTOR):
+                few += frag[c]
+            total += few
+        count = mem.number(i32(i32(min(max(present, i32(0)), i32(keeping.vectors))) * VECTOR))
+        mean = total * num.reciprocal(max(count, num.one))
+        apart, columns = mean - known.mean, known.columns + count
+        weight = count * num.reciprocal(max(columns, num.one))
+        squares = _squares_of(frag, mean, present) + apart * apart * known.columns * weight
+        return Known(known.total + total, known.mean + apart * weight, known.squares + squares, columns)
 
     @verb
     def of_warp(known, own):
-        total = group.in_warp.sum(known.total) if variant.centred else num.zero
-        return group.in_warp.sum(moments.squares(known, total * listed.my_inverse(own.listed))), total
+        total, squares = num.zero, known.squares
+        if variant.centred:
+            total = group.in_warp.sum(known.total)
+            apart = known.mean - total * own.inverse[group.my_part()]
+            squares += known.columns * apart * apart
+        return group.in_warp.sum(squares), total
 
     @verb
     def merge(sent, at, own, N, params):
-        inverse_N, row_mean = num.one / mem.number(anew_i32(N)), num.zero
+        """Return the row's mean and rstd."""
+        inverse_N, row_mean, squares = num.one / mem.number(anew_i32(N)), num.zero, group.sum(sent, at)
         if variant.centred:
-            row_mean, squares = listed.merge(sent, at, own.listed, inverse_N)
-        else:
-            squares = group.sum(sent, at)
+            total, between = num.zero, num.zero
+            for k in range(group.LANE_PARTS):
+                if group.given(k):
+                    total += group.b(sent, at, k)
+            row_mean = group.lanes.sum(total) * inverse_N
+            for k in range(group.LANE_PARTS):
+                if group.given(k):
+                    apart = group.b(sent, at, k) * own.inverse[group.part(k)] - row_mean
+                    between += own.columns[group.part(k)] * apart * apart
+            squares += group.lanes.sum(between)
         return row_mean, num.rsqrt(squares * inverse_N + params.eps)
 
     @verb
@@ -106,7 +161,7 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
     @verb
     def write_kept(frag, at, other, found, own, params, column, inside):
         w_frag, b_frag = cuda.local.array(VECTOR, mem.number), cuda.local.array(VECTOR, mem.number)
-        load(w_frag, b_frag, own, params, column, inside)
+        w_and_b.load(w_frag, b_frag, own.waiting, params, column, inside)
         for c in range(VECTOR):
             frag[at + c] *= found[1]
             if variant.w is not None:
@@ -126,39 +181,18 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
         if variant.statistics:
             axes.write_statistics(place, params, found[0], found[1])
 
-    own_weights = _shared if keeping.columns else _loaded
-    load, memory = own_weights(variant, keeping, listed)
-    return members(locals(), none=moments.none, **memory)
-
-
-def _loaded(variant: Variant, keeping: Keeping, listed: Any) -> tuple[Any, dict[str, Any]]:
-    """The verb (w_frag, b_frag, own, params, column, inside): load w + offset and b of an access; no shared memory."""
-    w_and_b = weights(variant, keeping.aligned)
-
-    @verb
-    def load(w_frag, b_frag, own, params, column, inside):
-        w_and_b.load_w_plus(w_frag, 0, params.w, column, inside, params.offset)
-        w_and_b.load_b(b_frag, 0, params.b, column, inside)
-
-    return load, {name: made for name, made in PLAIN.items() if name != "end"}
-
-
-def _shared(variant: Variant, keeping: Keeping, listed: Any) -> tuple[Any, dict[str, Any]]:
-    """The same verb, which reads them from shared memory; and the operator's verbs of that."""
-    w_and_b = shared_weights(weights_layout(keeping.columns, variant), True, variant)
-
-    @verb
-    def load(w_frag, b_frag, own, params, column, inside):
-        w_and_b.recall_w(w_frag, 0, own.waiting, column, params.offset)
-        w_and_b.recall_b(b_frag, 0, own.waiting, column)
-
     @verb
     def smem():
-        return OwnSmem(w_and_b.smem(), listed.smem())
+        columns, inverse = cuda.shared.array(LISTED, mem.number), cuda.shared.array(LISTED, mem.number)
+        return OwnSmem(w_and_b.smem(), columns, inverse)
 
     @verb
     def prepare(own, N, share):
-        listed.fill(own.listed, N, share)
+        if variant.centred:
+            for part in range(cuda.threadIdx.x, LISTED, keeping.row_threads):
+                own.columns[part] = columns_of(part, N, share)
+                own.inverse[part] = num.one / max(own.columns[part], num.one)
+            group.meet()
 
     @verb
     def init(own):
@@ -172,4 +206,18 @@ def _shared(variant: Variant, keeping: Keeping, listed: Any) -> tuple[Any, dict[
     def wait(own):
         w_and_b.wait(own.waiting)
 
-    return load, {"smem": smem, "prepare": prepare, "init": init, "fetch": fetch, "wait": wait}
+    return locals()
+
+
+def columns_of_warps(row_threads: int, vector: int, number: Any) -> Callable[[Any, Any, Any], Any]:
+    """The verb (part, N, share): how many columns a warp of the cluster has of a row, read by accesses of `vector`."""
+    WARPS, WARP_COLUMNS = max(row_threads // 32, 1), min(row_threads, 32) * vector
+
+    @verb
+    def columns_of(part, N, share):
+        rank, warp = part // WARPS, part % WARPS
+        width = max(min(share, N - rank * share), 0)
+        whole, rest = width // (WARPS * WARP_COLUMNS), width % (WARPS * WARP_COLUMNS)
+        return number(i32(whole * WARP_COLUMNS + max(min(rest - warp * WARP_COLUMNS, WARP_COLUMNS), 0)))
+
+    return columns_of

@@ -244,6 +244,12 @@ def shared_weights(layout: Layout, w_shared: bool, variant: Variant) -> Members:
             for c in range(0, mem.vector, b_mem.vector):
                 b_mem.load_shared(frag, at + c, waiting.b, B_FIRST + column + c)
 
+    @verb
+    def load(w_frag, b_frag, waiting, params, column, inside):
+        """Read w + offset and b of a vector of x from shared memory."""
+        recall_w(w_frag, 0, waiting, column, params.offset)
+        recall_b(b_frag, 0, waiting, column)
+
     return locals()
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from ...spec.meta import compute_dtype
-from ..compiler.backend import Members, cuda, members, noun, verb
+from ..compiler.backend import Members, cuda, i32, members, noun, verb
 from ..row_walk import RowAxes, row_axes
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
@@ -58,7 +58,8 @@ def weights(variant: Variant, aligned: bool) -> Members:
 
     The verbs for w and b of the variant's dtypes.
     """
-    count, load_w = access(variant.dtype, aligned).vector, _loads(variant.dtype, variant.w, aligned)
+    load_w, load_b = (_loads(variant.dtype, dtype, aligned) for dtype in (variant.w, variant.b))
+    count = access(variant.dtype, aligned).vector
 
     @verb
     def load_w_plus(frag, at, w, index, keep, offset):
@@ -68,10 +69,33 @@ def weights(variant: Variant, aligned: bool) -> Members:
             for c in range(at, at + count):
                 frag[c] += offset
 
+    # of weights that do not wait in shared memory (`shared_weights`)
+    @verb
+    def smem():
+        return i32(0)
+
+    @verb
+    def init(waiting):
+        pass
+
+    @verb
+    def copy(waiting, w, b, columns):
+        pass
+
+    @verb
+    def wait(waiting):
+        pass
+
+    @verb
+    def load(w_frag, b_frag, waiting, params, column, inside):
+        """Load w + offset and b of an access to x."""
+        load_w_plus(w_frag, 0, params.w, column, inside, params.offset)
+        load_b(b_frag, 0, params.b, column, inside)
+
     return members(
         locals(),
         load_w=load_w,  # (frag, at, w, index, keep)
-        load_b=_loads(variant.dtype, variant.b, aligned),  # (frag, at, b, index, keep)
+        load_b=load_b,  # (frag, at, b, index, keep)
     )
 
 

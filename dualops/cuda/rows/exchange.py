@@ -7,7 +7,7 @@ from typing import Any
 
 from ..compiler.backend import Members, Noun, cuda, i32, members, noun, u32, verb
 from ..tile.numbers import numbers
-from ..tile.ring import parts
+from ..tile.ring import cluster_ctarank, parts
 from ..tile.rows import lane_reductions
 
 BlockExchange = Exchange = Noun  # what `in_block` and `in_cluster` make
@@ -59,9 +59,29 @@ def in_block(number: Any, row_threads: int, rows: int) -> Members:
         return sent[at + ALL + i32(u32(cuda.threadIdx.x) % WARPS)]
 
     @verb
+    def part(k):
+        """Return which warp of the row that is."""
+        return u32(cuda.threadIdx.x) % WARPS
+
+    @verb
+    def my_part():
+        """Return which warp of the row is mine."""
+        return u32(cuda.threadIdx.x) // LANES % WARPS
+
+    @verb
     def given(k):
         """Return whether my lane has a k-th warp."""
         return True
+
+    @verb
+    def meet():
+        """Wait for all threads of the block."""
+        cuda.syncthreads()
+
+    @verb
+    def sum(sent, at):
+        """Return the sum of all first numbers, to all lanes."""
+        return lanes.sum(a(sent, at, 0))
 
     @verb
     def sum_of_row(x, row_round, sent):
@@ -101,6 +121,11 @@ def in_cluster(number: Any, row_threads: int, rows: int, cluster: int, kept: int
         return u32(k * 32 + u32(cuda.threadIdx.x) % LANES)
 
     @verb
+    def my_part():
+        """Return which warp of the row is mine."""
+        return cluster_ctarank() * WARPS + cuda.threadIdx.x // 32 % WARPS
+
+    @verb
     def given(k):
         """Return whether my lane has a k-th warp."""
         return WHOLE or part(k) < PARTS
@@ -114,6 +139,10 @@ def in_cluster(number: Any, row_threads: int, rows: int, cluster: int, kept: int
     def b(sent, at, k):
         """Return its second number."""
         return sent.pairs[u32(at + 2 * part(k) + 1)]
+
+    @verb
+    def meet():
+        """Do nothing: the cluster meets in `start_mbarriers`."""
 
     @verb
     def _mine(sent, at):

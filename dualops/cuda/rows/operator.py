@@ -78,7 +78,7 @@ class RowOperator(Namespace):
     end: Callable[..., None]  # (found, params, place): store the row's numbers; by one thread of the row
     # shared memory
     smem: Callable[..., Any]  # () -> own, once in a kernel, by all threads
-    prepare: Callable[..., None]  # (own, N, share): by all threads
+    prepare: Callable[..., None]  # (own, N, share): by all threads of the block, before others use it
     init: Callable[..., None]  # (own): initialize mbarriers, by one thread
     fetch: Callable[..., None]  # (own, params, columns): start copies, by one thread
     wait: Callable[..., None]  # (own): until they have arrived

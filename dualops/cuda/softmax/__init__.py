@@ -4,7 +4,7 @@
 ../rows/cluster.py  contiguous rows of 32 KiB to 1 MiB (backward 512 KiB), in the registers of a cluster, on sm_90
 ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: they wait in stages; a
               part is read again of rows longer than 3 MB (backward 1.5)
-long_rows.py  contiguous rows too long for that: two readings
+../rows/reread.py  contiguous rows too long for that: two readings
 strided.py    any axis of any layout: two readings
 naive.py      contiguous rows, one thread each: three readings
 ladder.py     the steps between naive.py and rows/registers.py, for README.md; nothing here uses them
@@ -18,8 +18,8 @@ from typing import Any
 from ...spec import softmax as SPEC
 from ..launch.operation import Operation
 from ..public import Array
-from . import long_rows, naive, ring, strided
-from .rungs import cluster_choices, rows_choices
+from . import naive, ring, strided
+from .rungs import cluster_choices, long_rows_choices, rows_choices
 
 
 def softmax(
@@ -55,7 +55,7 @@ forward = Operation(
         partial(cluster_choices, False),
         partial(rows_choices, False),
         ring.forward_choices,
-        long_rows.forward_choices,
+        partial(long_rows_choices, False),
         strided.forward_choices,
         naive.forward_choices,
     ),
@@ -67,7 +67,7 @@ backward = Operation(
         partial(rows_choices, True),
         partial(cluster_choices, True),
         ring.backward_choices,
-        long_rows.backward_choices,
+        partial(long_rows_choices, True),
         strided.backward_choices,
         naive.backward_choices,
     ),

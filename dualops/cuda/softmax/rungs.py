@@ -8,7 +8,8 @@ from functools import partial
 from ...spec import ArrayMeta, Problem
 from ..launch.device import Device
 from ..launch.plans import Choice
-from ..rows import cluster, registers
+from ..rows import cluster, registers, reread
+from ..rows.reread import LongRowsConfig
 from .arguments import Call
 from .configs import BACKWARD_BLOCKS, BLOCKS, cluster_config, rows_config
 from .operator import Softmax
@@ -23,6 +24,17 @@ def rows_choices(
     if config is not None:
         steps = partial(registers.steps_of, config, Softmax(call.dtype, backward), call.arguments)
         yield Choice("simt", config, "a row fits in registers", steps)
+
+
+def long_rows_choices(
+    backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device
+) -> Iterator[Choice]:
+    """A block a row, which is read twice."""
+    call = Call(problem, results)
+    if call.contiguous:
+        config = LongRowsConfig(512, 2 if call.aligned else 8, call.aligned)
+        steps = partial(reread.steps_of, config, Softmax(call.dtype, backward), call.arguments)
+        yield Choice("simt", config, "a row is too long to be kept, and is read twice", steps)
 
 
 def cluster_choices(

@@ -13,12 +13,12 @@ import pytest
 import dualops.cuda
 from dualops.cuda.compiler.backend import Kernel
 from dualops.cuda.launch.step import flat
-from dualops.cuda.rows import cluster, registers
+from dualops.cuda.rows import cluster, registers, reread
 from dualops.cuda.rows.cluster import ClusterRowsConfig, share_of
 from dualops.cuda.rows.operator import RowArrays, Rows
 from dualops.cuda.rows.registers import RowsConfig
-from dualops.cuda.softmax import long_rows, ring_stages
-from dualops.cuda.softmax.long_rows import LongRowsConfig
+from dualops.cuda.rows.reread import LongRowsConfig
+from dualops.cuda.softmax import ring_stages
 from dualops.cuda.softmax.operator import Softmax
 from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.spec import OPERATORS, Case
@@ -103,13 +103,13 @@ def test_rows(config, dtype, way, order):
         hold((config.rows + 1, columns), dtype, backward, launch, config.aligned, special=order == "reversed")
 
 
-@in_turns([LongRowsConfig(64, 2), LongRowsConfig(96, 1, aligned=False)])
+@in_turns([LongRowsConfig(64, 2), LongRowsConfig(128, 1, aligned=False)])
 def test_long_rows(config, dtype, way, order):
     backward = way == "backward"
-    build = long_rows.build_backward if backward else long_rows.build_forward
+    kernel = reread.build(config, Softmax(dtype, backward))
 
     def launch(pointers, M, N, strides):
-        start(build(config, dtype), M, [*pointers, N, *strides])
+        start(kernel, M, arguments(pointers, M, N, strides))
 
     for columns in (8, 1600, 1608):
         hold((2, columns), dtype, backward, launch, config.aligned, special=order == "reversed")

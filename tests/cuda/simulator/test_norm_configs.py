@@ -12,13 +12,13 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import norm, simulator
 from dualops.cuda.launch.operation import OPERATIONS
-from dualops.cuda.norm import long_rows, ring_backward, rows_backward
-from dualops.cuda.norm.long_rows import LongRowsConfig
+from dualops.cuda.norm import long_rows_backward, ring_backward, rows_backward
 from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.rows import cluster
 from dualops.cuda.rows.cluster import ClusterRowsConfig
 from dualops.cuda.rows.registers import RowsConfig
+from dualops.cuda.rows.reread import LongRowsConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize, numpy_dtype
 from tests.checks import check
@@ -33,7 +33,7 @@ DIRECTIONS = pytest.mark.parametrize("backward", [False, True], ids=["forward", 
 @pytest.fixture(autouse=True)
 def few_rows_a_piece(monkeypatch):
     """Sums over rows are put together from several pieces, and plans are made anew."""
-    for module in (rows_backward, ring_backward, long_rows):
+    for module in (rows_backward, ring_backward, long_rows_backward):
         monkeypatch.setattr(module, "PIECE", 2)
     for name in NORMS:
         for operation in OPERATIONS[name]:
