@@ -61,14 +61,13 @@ from dualops.cuda.retention.sm90 import (
     wide as retention_wide,
 )
 from dualops.cuda.rows import cluster as rows_cluster
+from dualops.cuda.rows.chunks import ChunksConfig
 from dualops.cuda.rows.cluster import ClusterRowsConfig
 from dualops.cuda.rows.registers import RowsConfig
 from dualops.cuda.rows.reread import LongRowsConfig
 from dualops.cuda.softmax import (
-    ring as softmax_ring,
     rungs as softmax_rungs,
 )
-from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.tile.boxes import Cluster
 from dualops.cuda.tile.roles import Roles, roles
 from dualops.spec import OPERATORS, Case, Tag
@@ -126,14 +125,14 @@ def _softmax_rings() -> Iterator[Problem]:
 
     Rows fill the stages, or are longer, so that a chunk comes twice.
     """
-    config = RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
+    config = ChunksConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
     for cluster, backward, longer in product((1, 2), DIRECTIONS, (0, 1)):
         chosen = replace(config, cluster=cluster)
         columns = chosen.kept("float64") + longer * cluster * chosen.chunk("float64")
         case = Case(f"cluster of {cluster}{longer * ', longer'}", "float64", {"x": (7, columns)})
         no_cluster = (softmax_rungs, {"cluster_config": lambda *_: None})
-        instead = (softmax_ring, {"_ring_configs": lambda *_, chosen=chosen: iter([chosen])})
-        kernel = "softmax_ring_backward" if backward else "softmax_ring_stages"
+        instead = (softmax_rungs, {"ring_configs": lambda *_, chosen=chosen: iter([chosen])})
+        kernel = "softmax_ring_backward" if backward else "softmax_ring"
         yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, no_cluster, instead))
 
 
@@ -153,7 +152,7 @@ def _softmax_rows() -> Iterator[Problem]:
     kept = ((softmax_rungs, {"rows_config": lambda *_: rows}),)
     too_long = (
         NO_ROWS,
-        (softmax_ring, {"_ring_configs": lambda *_: iter(())}),
+        (softmax_rungs, {"ring_configs": lambda *_: iter(())}),
         (softmax_rungs, {"LongRowsConfig": lambda *_: long_rows}),
     )
     for backward in DIRECTIONS:

@@ -56,6 +56,10 @@ class Norm:
         return self.variant.rank
 
     @property
+    def inputs(self) -> int:
+        return 1 + self.variant.added
+
+    @property
     def params_type(self) -> Any:
         return params_type(self.variant)
 
@@ -76,7 +80,7 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
     num, group, STEP = numbers(mem.number), keeping.group, keeping.row_threads * VECTOR
     LISTED = group.PARTS if variant.centred else 1
     columns_of = columns_of_warps(keeping.row_threads, VECTOR, mem.number)
-    FILL, INPUTS, ADDS = num.zero, 1 + variant.added, variant.added
+    FILL, ADDS = num.zero, variant.added
     if keeping.columns:
         w_and_b = shared_weights(weights_layout(keeping.columns, variant), True, variant)
     else:

@@ -61,14 +61,14 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
     op = kind.operator(Keeping(group, config.row_threads, 1, True, config.columns(kind.dtype)))
     axes = row_axes(kind.rank)
     STEP, SIZE = config.row_threads * mem.vector, config.vectors * regs.size  # columns between a thread's vectors
-    OTHER = SIZE if op.INPUTS > 1 else 1
+    OTHER = SIZE if kind.inputs > 1 else 1
     STAYS = config.rows > 1
 
     @verb
     def load(held, held_other, v, arrays, place, n, keep):
         """Load vector v of my part of a row, whose columns begin at n."""
         regs.load(held, v, arrays.x.data, axes.start(place, arrays.x) + n + v * STEP, keep, op.FILL)
-        if op.INPUTS > 1:
+        if kind.inputs > 1:
             start = axes.start(place, arrays.other) + n
             regs.load(held_other, v, arrays.other.data, start + v * STEP, keep, op.FILL)
 
@@ -93,7 +93,7 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
         axes.locate(coming, row, rows.sizes)
         for v in range(config.vectors):
             regs.load(held, v, arrays.x.data, axes.start(coming, arrays.x) + n + v * STEP, left > v * STEP, op.FILL)
-            if op.INPUTS > 1:
+            if kind.inputs > 1:
                 regs.load(
                     held_other,
                     v,
@@ -117,7 +117,7 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
             known, left = op.none(), i32(anew_i32(left)) if STAYS else left
             for v in range(config.vectors):
                 regs.unpack(frag, 0, held, v)
-                if op.INPUTS > 1:
+                if kind.inputs > 1:
                     regs.unpack(other, 0, held_other, v)
                 if op.ADDS:
                     for c in range(mem.vector):
@@ -133,12 +133,12 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
             found = op.merge(sent, group.wait(sent, i), own, rows.N, params)
 
             regs.anew(held)
-            if op.INPUTS > 1 and not op.ADDS:
+            if kind.inputs > 1 and not op.ADDS:
                 regs.anew(held_other)
             for v in range(config.vectors):
                 keep = left > v * STEP
                 regs.unpack(frag, 0, held, v)
-                if op.INPUTS > 1 and not op.ADDS:
+                if kind.inputs > 1 and not op.ADDS:
                     regs.unpack(other, 0, held_other, v)
                 op.write(frag, 0, other, found, own, params, column + v * STEP, keep)
                 mem.store_kept(arrays.y.data, axes.start(here, arrays.y) + n + v * STEP, keep, frag, 0)
@@ -157,9 +157,9 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
 def steps_of(config: ClusterRowsConfig, kind: Kind, arguments: tuple[Argument, ...], device: Device) -> list[Step]:
     """The launch for arguments (arrays, params, rows)."""
     rows: Any = arguments[2]
-    args, columns = (*arguments, share_of(rows.N, config.cluster, config.columns(kind.dtype), kind.dtype)), config
-    blocks = config.cluster * clusters_of(rows.M, config, device)
-    return [Step(build(config, kind), (blocks,), args, kind.shared_bytes(columns.columns(kind.dtype)))]
+    columns, blocks = config.columns(kind.dtype), config.cluster * clusters_of(rows.M, config, device)
+    args = (*arguments, share_of(rows.N, config.cluster, columns, kind.dtype))
+    return [Step(build(config, kind), (blocks,), args, kind.shared_bytes(columns))]
 
 
 def clusters_of(M: int, config: ClusterRowsConfig, device: Device) -> int:

@@ -64,7 +64,6 @@ class RowOperator(Namespace):
     """
 
     FILL: Any
-    INPUTS: int  # 1 or 2
     ADDS: bool  # the inputs are added first
     none: Callable[..., Any]  # () -> what is known of a row before its first number
     add: Callable[
@@ -115,6 +114,11 @@ class Kind(Protocol):
     @property
     def rank(self) -> int:
         """Axes along which rows lie."""
+        ...
+
+    @property
+    def inputs(self) -> int:
+        """How many arrays of rows it reads, 1 or 2."""
         ...
 
     @property

@@ -50,7 +50,7 @@ def build(config: RowsConfig, kind: Any) -> Kernel:
     op = kind.operator(Keeping(group, config.row_threads, config.vectors, config.aligned))
     axes = row_axes(kind.rank)
     STEP, SIZE = config.row_threads * vec.vector, config.vectors * vec.vector  # columns between a thread's accesses
-    OTHER = SIZE if op.INPUTS > 1 else 1
+    OTHER = SIZE if kind.inputs > 1 else 1
 
     @kernel(*argument_types(kind), threads=config.threads, min_blocks=config.min_blocks, name=kind.named("rows"))
     def rows_in_registers(arrays, params, rows):
@@ -67,7 +67,7 @@ def build(config: RowsConfig, kind: Any) -> Kernel:
         for j in range(config.vectors):
             keep = mine & (left > j * STEP)
             vec.load(frag, j * vec.vector, arrays.x.data, x_row + j * STEP, keep, op.FILL)
-            if op.INPUTS > 1:
+            if kind.inputs > 1:
                 vec.load(other, j * vec.vector, arrays.other.data, other_row + j * STEP, keep, op.FILL)
         if op.ADDS:
             for i in range(SIZE):

@@ -41,7 +41,7 @@ def build(config: LongRowsConfig, kind: Any) -> Kernel:
     op, axes = kind.operator(Keeping(group, config.threads, config.vectors, config.aligned)), row_axes(kind.rank)
     STEP, COLUMNS = config.threads * vec.vector, config.columns(kind.dtype)  # columns between a thread's accesses
     SIZE = config.vectors * vec.vector
-    OTHER = SIZE if op.INPUTS > 1 else 1
+    OTHER = SIZE if kind.inputs > 1 else 1
 
     @verb
     def read(frag, other, arrays, x_row, other_row, first, N):
@@ -49,7 +49,7 @@ def build(config: LongRowsConfig, kind: Any) -> Kernel:
         for j in range(config.vectors):
             at = first + j * STEP
             vec.load(frag, j * vec.vector, arrays.x.data, x_row + at, at < N, op.FILL)
-            if op.INPUTS > 1:
+            if kind.inputs > 1:
                 vec.load(other, j * vec.vector, arrays.other.data, other_row + at, at < N, op.FILL)
         if op.ADDS:
             for i in range(SIZE):

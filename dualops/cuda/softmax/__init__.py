@@ -2,7 +2,7 @@
 
 ../rows/registers.py  contiguous rows kept in registers: a warp, some warps or a block a row
 ../rows/cluster.py  contiguous rows of 32 KiB to 1 MiB (backward 512 KiB), in the registers of a cluster, on sm_90
-ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: they wait in stages; a
+../rows/chunks.py  contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: they wait in stages; a
               part is read again of rows longer than 3 MB (backward 1.5)
 ../rows/reread.py  contiguous rows too long for that: two readings
 strided.py    any axis of any layout: two readings
@@ -18,8 +18,8 @@ from typing import Any
 from ...spec import softmax as SPEC
 from ..launch.operation import Operation
 from ..public import Array
-from . import naive, ring, strided
-from .rungs import cluster_choices, long_rows_choices, rows_choices
+from . import naive, strided
+from .rungs import cluster_choices, long_rows_choices, ring_choices, rows_choices
 
 
 def softmax(
@@ -54,7 +54,7 @@ forward = Operation(
     rungs=(
         partial(cluster_choices, False),
         partial(rows_choices, False),
-        ring.forward_choices,
+        partial(ring_choices, False),
         partial(long_rows_choices, False),
         strided.forward_choices,
         naive.forward_choices,
@@ -66,7 +66,7 @@ backward = Operation(
     rungs=(
         partial(rows_choices, True),
         partial(cluster_choices, True),
-        ring.backward_choices,
+        partial(ring_choices, True),
         partial(long_rows_choices, True),
         strided.backward_choices,
         naive.backward_choices,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 
+from ..launch.arrays import cdiv
 from ..launch.device import Device
+from ..rows.chunks import MOST_STAGES, ChunksConfig
 from ..rows.cluster import ClusterRowsConfig
 from ..rows.registers import RowsConfig
 from ..tile.storage import storage
@@ -47,6 +50,20 @@ BLOCKS = {8: 4, 12: 3, 16: 2}
 # the roof is 1051 us. 64 KiB 1051 us (1241), 80: 1053 (1264), 128: 1050 (1107), 256: 1051 (1132), 512: 1053 (1112). Of
 # four vectors four blocks an SM 1056 to 1057; clusters half as large, with eight vectors, 1057 to 1060
 BACKWARD_BLOCKS = {4: 3, 6: 3, 8: 2}
+# stages, 0: as many as there is room for; chunks, 0: all but one of these. Shares of the roof are those of H200,
+# 2026-11-26, 2^29 elements of 2 bytes or 2^28 of 4.
+FORWARD_RING = (
+    ChunksConfig(16, 2, 0, 1, 0),  # of shorter rows, for who asks for it
+    ChunksConfig(16, 2, 0, 8, 0),  # 1 MiB: 0.88; two blocks an SM 0.86, read twice 0.63
+    ChunksConfig(8, 2, 0, 16, 0, min_blocks=2),  # 2 MiB: 0.73; one block an SM 0.69, read twice 0.58
+    ChunksConfig(16, 2, 0, 16, 0),  # 4 MiB: 0.79; two blocks an SM 0.67, read twice 0.63
+)
+# 128 KiB to 512 KiB: 0.95, 1 MiB 0.91 (read twice 0.58), 2 MiB 0.86 (0.56), 4 MiB 0.61 (0.58)
+BACKWARD_RING = tuple(ChunksConfig(12, 2, 0, cluster, 0) for cluster in (1, 2, 4, 8, 16))
+# small enough for a simulator
+SIMULATED_RING = tuple(ChunksConfig(4, 1, 0, cluster, 0) for cluster in (1, 2, 4, 8, 16))
+LARGEST_CLUSTER = 16
+KEPT_BY_SM = 1 << 10  # bytes of shared memory that an SM keeps of each block
 
 
 def cluster_config(N: int, dtype: str, device: Device, blocks: Mapping[int, int] = BLOCKS) -> ClusterRowsConfig | None:
@@ -77,3 +94,30 @@ def rows_config(N: int, dtype: str, backward: bool, aligned: bool) -> RowsConfig
     """The first config that keeps a row of N elements in registers, None if none does."""
     shapes = (BACKWARD_ROWS if backward else FORWARD_ROWS) if aligned else UNALIGNED_ROWS
     return next((config for columns, config in _row_configs(shapes, dtype, aligned) if columns >= N), None)
+
+
+def ring_configs(N: int, dtype: str, inputs: int, device: Device) -> Iterator[ChunksConfig]:
+    """The first that keeps a row of N elements; else the last that there is, if it copies again what it can't keep.
+
+    The largest cluster may copy a quarter again, which it finds in L2: two blocks an SM are worth that.
+    """
+    ladder = BACKWARD_RING if inputs == 2 else FORWARD_RING
+    found = None
+    for config in ladder if device.name != "simulator" else SIMULATED_RING:
+        if config.cluster > device.max_cluster:
+            break
+        found = with_stages(config, dtype, inputs, device)
+        if found.kept(dtype) >= (N * 3 // 4 if found.cluster == LARGEST_CLUSTER and found.min_blocks > 1 else N):
+            # an even share for every block
+            yield replace(found, chunks=min(found.chunks, cdiv(N, found.cluster * found.chunk(dtype))))
+            return
+    if found is not None:
+        yield found
+
+
+def with_stages(config: ChunksConfig, dtype: str, inputs: int, device: Device) -> ChunksConfig:
+    """With as many stages as it asks for and as there is room for."""
+    room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM
+    stage = replace(config, stages=1).staged(dtype, inputs).nbytes
+    stages = min((room - config.static_bytes(dtype)) // stage, config.stages or MOST_STAGES)
+    return replace(config, stages=stages, chunks=config.chunks or stages - 1)

@@ -32,6 +32,10 @@ class Softmax:
     rank: int = 1
 
     @property
+    def inputs(self) -> int:
+        return 1 + self.backward
+
+    @property
     def params_type(self) -> Any:
         return types.Tuple(())
 
@@ -50,7 +54,7 @@ def softmax_operator(dtype: str, keeping: Keeping) -> Members:
     """The verbs of softmax."""
     mem, count = storage(dtype), access(dtype, keeping.aligned).vector
     num, group = numbers(mem.number), keeping.group
-    FILL, INPUTS, ADDS = num.minus_inf, 1, False
+    FILL, ADDS = num.minus_inf, False
 
     @verb
     def none():
@@ -120,7 +124,7 @@ def gradient_operator(dtype: str, keeping: Keeping) -> Members:
     """The verbs of softmax's gradient."""
     mem, count = storage(dtype), access(dtype, keeping.aligned).vector
     num, group = numbers(mem.number), keeping.group
-    FILL, INPUTS, ADDS = num.zero, 2, False
+    FILL, ADDS = num.zero, False
 
     @verb
     def none():

@@ -8,10 +8,10 @@ from functools import partial
 from ...spec import ArrayMeta, Problem
 from ..launch.device import Device
 from ..launch.plans import Choice
-from ..rows import cluster, registers, reread
+from ..rows import chunks, cluster, registers, reread
 from ..rows.reread import LongRowsConfig
 from .arguments import Call
-from .configs import BACKWARD_BLOCKS, BLOCKS, cluster_config, rows_config
+from .configs import BACKWARD_BLOCKS, BLOCKS, cluster_config, ring_configs, rows_config
 from .operator import Softmax
 
 
@@ -24,6 +24,19 @@ def rows_choices(
     if config is not None:
         steps = partial(registers.steps_of, config, Softmax(call.dtype, backward), call.arguments)
         yield Choice("simt", config, "a row fits in registers", steps)
+
+
+def ring_choices(
+    backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device
+) -> Iterator[Choice]:
+    """The smallest cluster that holds a row, or the largest that there is."""
+    call = Call(problem, results)
+    if not (call.contiguous and call.aligned and device.has_bulk_copies):
+        return
+    kind = Softmax(call.dtype, backward)
+    for config in ring_configs(call.N, call.dtype, kind.inputs, device):
+        reason = "a row waits in shared memory, and the next is on its way"
+        yield Choice("sm90", config, reason, partial(chunks.steps_of, config, kind, call.arguments))
 
 
 def long_rows_choices(

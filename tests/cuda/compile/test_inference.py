@@ -26,7 +26,7 @@ KINDS = (
     ("rms_norm", "norm.ring_backward"),
     ("layer_norm", "rows.registers.build"),
     ("rope", "rope.simt"),
-    ("softmax", "softmax.ring_stages.build_backward"),
+    ("softmax", "rows.chunks.build"),
 )
 
 

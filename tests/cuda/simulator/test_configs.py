@@ -13,14 +13,13 @@ import pytest
 import dualops.cuda
 from dualops.cuda.compiler.backend import Kernel
 from dualops.cuda.launch.step import flat
-from dualops.cuda.rows import cluster, registers, reread
+from dualops.cuda.rows import chunks, cluster, registers, reread
+from dualops.cuda.rows.chunks import ChunksConfig
 from dualops.cuda.rows.cluster import ClusterRowsConfig, share_of
 from dualops.cuda.rows.operator import RowArrays, Rows
 from dualops.cuda.rows.registers import RowsConfig
 from dualops.cuda.rows.reread import LongRowsConfig
-from dualops.cuda.softmax import ring_stages
 from dualops.cuda.softmax.operator import Softmax
-from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import Strided, itemsize
 from tests.checks import check
@@ -117,22 +116,22 @@ def test_long_rows(config, dtype, way, order):
 
 @in_turns(
     [
-        RingConfig(warps=1, vectors=1, stages=3, cluster=1, chunks=2),
-        RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=3),
-        RingConfig(warps=1, vectors=2, stages=3, cluster=2, chunks=1),
-        RingConfig(warps=2, vectors=1, stages=2, cluster=4, chunks=1),
-        RingConfig(warps=1, vectors=1, stages=2, cluster=16, chunks=1),
+        ChunksConfig(warps=1, vectors=1, stages=3, cluster=1, chunks=2),
+        ChunksConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=3),
+        ChunksConfig(warps=1, vectors=2, stages=3, cluster=2, chunks=1),
+        ChunksConfig(warps=2, vectors=1, stages=2, cluster=4, chunks=1),
+        ChunksConfig(warps=1, vectors=1, stages=2, cluster=16, chunks=1),
     ]
 )
 def test_ring(config, way, dtype, order):
     """Fewer clusters than rows: each takes one row after another, and the ring runs ahead of the row."""
     backward = way == "backward"
-    build = ring_stages.build_backward if backward else ring_stages.build_forward
+    kernel = chunks.build(config, Softmax(dtype, backward))
 
     def launch(pointers, M, N, strides):
-        blocks = min(M, 2) * config.cluster
+        blocks, share = min(M, 2) * config.cluster, share_of(N, config.cluster, N, dtype)
         shared_bytes = config.staged(dtype, 2 if backward else 1).nbytes
-        start(build(config, dtype), blocks, [*pointers, M, N, *strides, config.share(N, dtype)], shared_bytes)
+        start(kernel, blocks, [*arguments(pointers, M, N, strides), share], shared_bytes)
 
     longest = config.kept(dtype)
     more = longest + config.cluster * config.chunk(dtype), 3 * longest - 8  # than is kept
