@@ -49,28 +49,7 @@ def softmax_backward(
     return backward((y, dy), (axis,), out, kernel, stream)
 
 
-forward = Operation(
-    SPEC,
-    rungs=(
-        partial(cluster_choices, False),
-        partial(rows_choices, False),
-        partial(ring_choices, False),
-        partial(long_rows_choices, False),
-        strided.forward_choices,
-        naive.forward_choices,
-    ),
-    inplace=("x",),
-)
-backward = Operation(
-    SPEC,
-    rungs=(
-        partial(rows_choices, True),
-        partial(cluster_choices, True),
-        partial(ring_choices, True),
-        partial(long_rows_choices, True),
-        strided.backward_choices,
-        naive.backward_choices,
-    ),
-    backward=True,
-    inplace=("y", "dy"),
-)
+RUNGS = (cluster_choices, rows_choices, ring_choices, long_rows_choices, strided.choices, naive.choices)
+BACKWARD = (rows_choices, cluster_choices, *RUNGS[2:])
+forward = Operation(SPEC, rungs=tuple(partial(rung, False) for rung in RUNGS), inplace=("x",))
+backward = Operation(SPEC, rungs=tuple(partial(rung, True) for rung in BACKWARD), backward=True, inplace=("y", "dy"))
