@@ -40,10 +40,7 @@ from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConf
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
-from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
-from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import (
-    ClusterRowsConfig as NormClusterRows,
     RingConfig as NormRing,
 )
 from dualops.cuda.norm.sums import SumsConfig
@@ -62,16 +59,14 @@ from dualops.cuda.retention.sm90 import (
     decay_grad_pairs as retention_decay_grad_pairs,
     wide as retention_wide,
 )
+from dualops.cuda.rows import cluster as rows_cluster
+from dualops.cuda.rows.chunks import ChunksConfig
+from dualops.cuda.rows.cluster import ClusterRowsConfig
+from dualops.cuda.rows.registers import RowsConfig
+from dualops.cuda.rows.reread import LongRowsConfig
 from dualops.cuda.softmax import (
-    cluster_rows as softmax_cluster_rows,
-    long_rows as softmax_long_rows,
-    ring as softmax_ring,
-    rows as softmax_rows,
+    rungs as softmax_rungs,
 )
-from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
-from dualops.cuda.softmax.long_rows import LongRowsConfig
-from dualops.cuda.softmax.ring_config import RingConfig
-from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.tile.boxes import Cluster
 from dualops.cuda.tile.roles import Roles, roles
 from dualops.spec import OPERATORS, Case, Tag
@@ -81,7 +76,7 @@ from tests.checks import Rejected, check
 from tests.cuda.configs import Change, alone, changed
 from tests.cuda.operators import Direction
 
-NO_ROWS = (softmax_rows, {"_rows_config": lambda *_: None})  # a row is not kept in registers
+NO_ROWS = (softmax_rungs, {"rows_config": lambda *_: None})  # a row is not kept in registers
 
 
 def _anew(*_: Any) -> NoReturn:
@@ -131,14 +126,14 @@ def _softmax_rings() -> Iterator[Problem]:
 
     Rows fill the stages, or are longer, so that a chunk comes twice.
     """
-    config = RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
+    config = ChunksConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
     for cluster, backward, longer in product((1, 2), DIRECTIONS, (0, 1)):
         chosen = replace(config, cluster=cluster)
         columns = chosen.kept("float64") + longer * cluster * chosen.chunk("float64")
         case = Case(f"cluster of {cluster}{longer * ', longer'}", "float64", {"x": (7, columns)})
-        no_cluster = (softmax_cluster_rows, {"cluster_config": lambda *_: None})
-        instead = (softmax_ring, {"_ring_configs": lambda *_, chosen=chosen: iter([chosen])})
-        kernel = "softmax_ring_backward" if backward else "softmax_ring_stages"
+        no_cluster = (softmax_rungs, {"cluster_config": lambda *_: None})
+        instead = (softmax_rungs, {"ring_configs": lambda *_, chosen=chosen: iter([chosen])})
+        kernel = "softmax_ring_backward" if backward else "softmax_ring"
         yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, no_cluster, instead))
 
 
@@ -146,7 +141,7 @@ def _softmax_clusters() -> Iterator[Problem]:
     """Rows of four vectors a thread for each of two blocks."""
     config = ClusterRowsConfig(64, 4, cluster=2)
     case = Case("cluster of 2", "float32", {"x": (3, 2 * config.columns("float32"))})
-    instead = (softmax_cluster_rows, {"cluster_config": lambda *_: config})
+    instead = (softmax_rungs, {"cluster_config": lambda *_: config})
     for backward in DIRECTIONS:
         kernel = f"softmax_cluster_rows{'_backward' if backward else ''}"
         yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, instead))
@@ -155,11 +150,11 @@ def _softmax_clusters() -> Iterator[Problem]:
 def _softmax_rows() -> Iterator[Problem]:
     dtype = "float32"
     rows, long_rows = RowsConfig(64, 1, 2), LongRowsConfig(64, 1)
-    kept = ((softmax_rows, {"_rows_config": lambda *_: rows}),)
+    kept = ((softmax_rungs, {"rows_config": lambda *_: rows}),)
     too_long = (
         NO_ROWS,
-        (softmax_ring, {"_ring_configs": lambda *_: iter(())}),
-        (softmax_long_rows, {"LongRowsConfig": lambda *_: long_rows}),
+        (softmax_rungs, {"ring_configs": lambda *_: iter(())}),
+        (softmax_rungs, {"LongRowsConfig": lambda *_: long_rows}),
     )
     for backward in DIRECTIONS:
         behind = "_backward" if backward else ""
@@ -203,16 +198,18 @@ def _norm_rings() -> Iterator[Problem]:
 
 def _norm_clusters() -> Iterator[Problem]:
     """Five rows of two vectors a thread for a cluster of two blocks, of each norm, alone and with a residual."""
-    config = NormClusterRows(64, 2, cluster=2)
+    config = ClusterRowsConfig(64, 2, cluster=2, rows=2)
     columns = config.cluster * config.columns("float32") - 8  # so that w does not fill its place
-    instead = {"cluster_config": lambda *_: config, "clusters_of": lambda *_: 1}
+    chosen, clusters = {"cluster_config": lambda *_: config}, {"clusters_of": lambda *_: 1}
     for operator, residual in product(("rms_norm", "layer_norm"), (False, True)):
         case = _norm_case(f"cluster of 2{residual * ', with a residual'}", operator, 5, columns, "float32", residual)
-        yield Problem("norm_cluster_rows", operator, False, "sm90", case, configs=((norm, instead),))
+        yield Problem(
+            "norm_cluster_rows", operator, False, "sm90", case, configs=((norm, chosen), (rows_cluster, clusters))
+        )
 
 
 def _norm_rows() -> Iterator[Problem]:
-    dtype, rows, long_rows = "float32", NormRows(64, 1, 2), NormLongRows(64, 1)
+    dtype, rows, long_rows = "float32", RowsConfig(64, 1, 2), LongRowsConfig(64, 1)
     kept = {"rows_config": lambda *_: rows, "ring_config": lambda *_: None}
     too_long = {"rows_config": lambda *_: None, "ring_config": lambda *_: None, "LongRowsConfig": lambda *_: long_rows}
     for backward in DIRECTIONS:

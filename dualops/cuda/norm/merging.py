@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, cuda, i32, noun, u32, verb
+from ..compiler.backend import Members, cuda, noun, verb
 from ..tile.numbers import numbers
 from ..tile.ring import cluster_ctarank
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
-from .staging import ClusterRowsConfig, RingConfig
+from .operator import columns_of_warps
+from .staging import RingConfig
 from .variant import Variant
 
 
@@ -30,7 +30,7 @@ def merged_means(config: RingConfig, variant: Variant) -> Members:
     """
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     lanes, WARPS, PARTS = lane_reductions(mem.number, 32), config.row_warps, config.row_warps * config.cluster
-    LANE_PARTS, columns_of = -(-PARTS // 32), _columns_of_warps(config, variant)
+    LANE_PARTS, columns_of = -(-PARTS // 32), columns_of_warps(config.row_threads, mem.vector, mem.number)
 
     @verb
     def columns(N, share):
@@ -56,75 +56,3 @@ def merged_means(config: RingConfig, variant: Variant) -> Members:
         return lanes.sum(total)
 
     return locals()
-
-
-class ListedColumns(NamedTuple):
-    """How many columns the warps of a cluster have of a row, and one over that: in shared memory."""
-
-    columns: Any
-    inverse: Any
-
-
-@noun
-def listed_means(config: ClusterRowsConfig, variant: Variant) -> Members:
-    """The verbs of `merged_means` where registers have no room for what they need to know of each warp.
-
-    The verbs, for warps that sent the sum of squares about their mean, and that of their columns.
-    """
-    number, num = storage(variant.dtype).number, numbers(storage(variant.dtype).number)
-    lanes, WARPS, PARTS = lane_reductions(number, 32), config.row_warps, config.row_warps * config.cluster
-    LISTED, columns_of = PARTS if variant.centred else 1, _columns_of_warps(config, variant)
-    LANE_PARTS = -(-PARTS // 32)
-
-    @verb
-    def smem():
-        """Return the shared arrays; once in a kernel, by all threads."""
-        return ListedColumns(cuda.shared.array(LISTED, number), cuda.shared.array(LISTED, number))
-
-    @verb
-    def fill(listed, N, share):
-        """Fill the list; by all threads, before `start_cluster`."""
-        if variant.centred:
-            for part in range(cuda.threadIdx.x, PARTS, config.threads):
-                listed.columns[part] = columns_of(part, N, share)
-                listed.inverse[part] = num.one / max(listed.columns[part], num.one)
-
-    @verb
-    def my_inverse(listed):
-        """Return one over the number of columns of my warp."""
-        return listed.inverse[cluster_ctarank() * WARPS + cuda.threadIdx.x // 32] if variant.centred else num.one
-
-    @verb
-    def merge(sent, found, listed, inverse_N):
-        """Return the row's mean, and the sum of squares about it."""
-        lane, first = u32(cuda.threadIdx.x) % u32(32), u32(found)  # no sign to look after
-        squares, total, between = num.zero, num.zero, num.zero
-        for k in range(LANE_PARTS):
-            part = u32(k * 32 + lane)
-            if part < PARTS:
-                squares += sent.pairs[u32(first + 2 * part)]
-                total += sent.pairs[u32(first + 2 * part + 1)]
-        squares, row_mean = lanes.sum(squares), lanes.sum(total) * inverse_N
-        for k in range(LANE_PARTS):
-            part = u32(k * 32 + lane)
-            if part < PARTS:
-                apart = sent.pairs[u32(first + 2 * part + 1)] * listed.inverse[part] - row_mean
-                between += listed.columns[part] * apart * apart
-        return row_mean, squares + lanes.sum(between)
-
-    return locals()
-
-
-def _columns_of_warps(config: RingConfig | ClusterRowsConfig, variant: Variant) -> Callable[[Any, Any, Any], Any]:
-    """The verb (part, N, share): how many columns a warp of the cluster has of a row."""
-    mem, WARPS = storage(variant.dtype), config.row_warps
-    WARP_COLUMNS = min(config.row_threads, 32) * mem.vector
-
-    @verb
-    def columns_of(part, N, share):
-        rank, warp = part // WARPS, part % WARPS
-        width = max(min(share, N - rank * share), 0)
-        whole, rest = width // (WARPS * WARP_COLUMNS), width % (WARPS * WARP_COLUMNS)
-        return mem.number(i32(whole * WARP_COLUMNS + max(min(rest - warp * WARP_COLUMNS, WARP_COLUMNS), 0)))
-
-    return columns_of

@@ -18,41 +18,44 @@ vectors * 16 / itemsize numbers a thread for each of h, w and b, and about 40 mo
 from __future__ import annotations
 
 from ..compiler.backend import Kernel, builds, cuda, i32, kernel
+from ..rows.exchange import in_cluster
 from ..tile.numbers import numbers
 from ..tile.ring import ring
 from ..tile.storage import storage
 from .ring_rows import Weighting, ring_rows
 from .staging import RingConfig, copies, shared_weights
 from .variant import Variant, forward_types
-from .verbs import cluster_sums, norm_axes
+from .verbs import norm_axes
 
 
 @builds
 def build_forward(config: RingConfig, variant: Variant) -> Kernel:
-    """norm_ring(to, inputs, rows, eps, offset, share): M rows of N columns."""
+    """norm_ring(arrays, params, rows, share): M rows of N columns."""
     mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
     pipe = ring(config.layout(variant).stages, config.copier)
     staging = copies(config, variant, pipe)
-    group = cluster_sums(mem.number, config.row_threads, config.rows, config.cluster)
-    deal = ring_rows(config, variant, pipe, staging, group, shared_weights(config, variant))
+    group = in_cluster(mem.number, config.row_threads, config.rows, config.cluster)
+    deal = ring_rows(
+        config, variant, pipe, staging, group, shared_weights(config.layout(variant), config.w_shared, variant)
+    )
     STEP = config.row_threads * mem.vector  # columns between a thread's vectors
 
     @kernel(*forward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
-    def norm_ring(to, inputs, rows, eps, offset, share):
+    def norm_ring(arrays, params, rows, share):
         block, tid = deal.begin(rows.N, share), cuda.threadIdx.x
         turns = staging.turns(rows)
         if tid // 32 == config.copier:
-            deal.feed(block, turns, inputs)
+            deal.feed(block, turns, arrays, params)
         else:
             frag = cuda.local.array(config.vectors * mem.vector, mem.number)  # my part of h[row]
             other = cuda.local.array(mem.vector, mem.number)
             w_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
             b_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
-            place, weighting = axes.place(), Weighting(w_frag, b_frag, offset)
+            place, weighting = axes.place(), Weighting(w_frag, b_frag, params.offset)
             column = tid % config.row_threads * mem.vector
             left = i32(block.columns.width - column)  # columns from my first one on
             first_at = i32(tid // config.row_threads * pipe.columns + column)  # in a stage
-            deal.load(weighting, block, inputs)
+            deal.load(weighting, block, params)
             of_warps, inverse_N = deal.of_warps(rows.N, share), num.one / mem.number(rows.N)
 
             row = turns.first + tid // config.row_threads
@@ -70,26 +73,26 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                         for c in range(mem.vector):
                             frag[v * mem.vector + c] = mem.rounded(frag[v * mem.vector + c] + other[c])
                 if variant.added:
-                    summed_row = axes.start(place, to.summed) + (block.columns.begin + column)
+                    summed_row = axes.start(place, arrays.summed) + (block.columns.begin + column)
                     for v in range(config.vectors):
                         mem.store_vector(
-                            to.summed.data, summed_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector
+                            arrays.summed.data, summed_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector
                         )
 
                 sums = deal.sums(frag, left, of_warps)
-                if group.parts > 1:
+                if group.PARTS > 1:
                     group.send(block.sent, i, sums.squares, sums.total)
                 pipe.release(block.smem, stage)  # not before: it waits for all loads, which sums overlap with
                 found = i32(0)
-                if group.parts > 1:
+                if group.PARTS > 1:
                     found = group.wait(block.sent, i)
-                row_mean, row_rstd = deal.merge(block, found, sums, of_warps, inverse_N, eps)
+                row_mean, row_rstd = deal.merge(block, found, sums, of_warps, inverse_N, params.eps)
 
-                y_row = axes.start(place, to.y) + (block.columns.begin + column)
+                y_row = axes.start(place, arrays.y) + (block.columns.begin + column)
                 for v in range(config.vectors):
                     deal.scale(frag, v * mem.vector, block, weighting, v, row_mean, row_rstd)
-                    mem.store_vector(to.y.data, y_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector)
-                deal.end(place, to, row_mean, row_rstd, own)
+                    mem.store_vector(arrays.y.data, y_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector)
+                deal.end(place, params, row_mean, row_rstd, own)
                 row += turns.step
                 i = i32(i + 1)
 

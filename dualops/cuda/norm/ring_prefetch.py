@@ -18,13 +18,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..compiler.backend import Kernel, builds, cuda, i32, kernel, verb
+from ..rows.exchange import in_cluster
 from ..tile.numbers import numbers
 from ..tile.ring import ring
 from ..tile.storage import storage
 from .ring_rows import Sums, Weighting, ring_rows
 from .staging import RingConfig, copies, shared_weights
 from .variant import Variant, forward_types
-from .verbs import cluster_sums, norm_axes
+from .verbs import norm_axes
 
 
 class Begun(NamedTuple):
@@ -36,12 +37,14 @@ class Begun(NamedTuple):
 
 @builds
 def build_forward(config: RingConfig, variant: Variant) -> Kernel:
-    """norm_ring_ahead(to, inputs, rows, eps, offset, share): M rows of N."""
+    """norm_ring_ahead(arrays, params, rows, share): M rows of N."""
     mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
     pipe = ring(config.layout(variant).stages, config.copier)
     staging = copies(config, variant, pipe)
-    group = cluster_sums(mem.number, config.row_threads, config.rows, config.cluster, kept=4)
-    deal = ring_rows(config, variant, pipe, staging, group, shared_weights(config, variant))
+    group = in_cluster(mem.number, config.row_threads, config.rows, config.cluster, kept=4)
+    deal = ring_rows(
+        config, variant, pipe, staging, group, shared_weights(config.layout(variant), config.w_shared, variant)
+    )
     STEP = config.row_threads * mem.vector  # columns between a thread's vectors
 
     @verb
@@ -66,24 +69,24 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
         for v in range(config.vectors):
             read(frag, v * mem.vector, block.smem, stage, v)
         sums = deal.sums(frag, left, of_warps)
-        if group.parts > 1:
+        if group.PARTS > 1:
             group.send(block.sent, i, sums.squares, sums.total)
         return Begun(stage, sums)
 
     @kernel(*forward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
-    def norm_ring_ahead(to, inputs, rows, eps, offset, share):
+    def norm_ring_ahead(arrays, params, rows, share):
         block, tid = deal.begin(rows.N, share), cuda.threadIdx.x
         turns = staging.turns(rows)
         if tid // 32 == config.copier:
-            deal.feed(block, turns, inputs)
+            deal.feed(block, turns, arrays, params)
         else:
             frag = cuda.local.array(mem.vector, mem.number)
             w_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
             b_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
-            place, weighting = axes.place(), Weighting(w_frag, b_frag, offset)
+            place, weighting = axes.place(), Weighting(w_frag, b_frag, params.offset)
             column = tid % config.row_threads * mem.vector
             left = i32(block.columns.width - column)  # columns from my first one on
-            deal.load(weighting, block, inputs)
+            deal.load(weighting, block, params)
             of_warps, inverse_N = deal.of_warps(rows.N, share), num.one / mem.number(rows.N)
 
             row = turns.first + tid // config.row_threads
@@ -96,23 +99,23 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                 if i + 1 < rounds:
                     coming = begin_row(block, i32(i + 1), left, of_warps)
                 found = i32(0)
-                if group.parts > 1:
+                if group.PARTS > 1:
                     found = group.wait(block.sent, i)
-                row_mean, row_rstd = deal.merge(block, found, now.sums, of_warps, inverse_N, eps)
+                row_mean, row_rstd = deal.merge(block, found, now.sums, of_warps, inverse_N, params.eps)
 
                 axes.locate(place, row, rows.sizes)
                 own = config.rows == 1 or row < rows.M
-                y_row = axes.start(place, to.y) + (block.columns.begin + column)
-                summed_row = axes.start(place, to.summed) + (block.columns.begin + column)
+                y_row = axes.start(place, arrays.y) + (block.columns.begin + column)
+                summed_row = axes.start(place, arrays.summed) + (block.columns.begin + column)
                 for v in range(config.vectors):
                     keep = own & (left > v * STEP)
                     read(frag, 0, block.smem, now.stage, v)
                     if variant.added:
-                        mem.store_kept(to.summed.data, summed_row + v * STEP, keep, frag, 0)
+                        mem.store_kept(arrays.summed.data, summed_row + v * STEP, keep, frag, 0)
                     deal.scale(frag, 0, block, weighting, v, row_mean, row_rstd)
-                    mem.store_kept(to.y.data, y_row + v * STEP, keep, frag, 0)
+                    mem.store_kept(arrays.y.data, y_row + v * STEP, keep, frag, 0)
                 pipe.release(block.smem, now.stage)
-                deal.end(place, to, row_mean, row_rstd, own)
+                deal.end(place, params, row_mean, row_rstd, own)
                 row += turns.step
                 i = i32(i + 1)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..compiler.backend import Members, cuda, i64, members, noun, verb
+from ..rows.exchange import Exchange
+from ..rows.operator import Columns
 from ..tile.numbers import numbers
 from ..tile.ring import Ring, RingSmem, cluster_ctarank, start_cluster
 from ..tile.storage import storage
 from .merging import merged_means
 from .staging import Copies, RingConfig, SharedWeights, WeightsSmem
 from .variant import Variant
-from .verbs import ClusterSums, Columns, norm_axes
+from .verbs import norm_axes
 
 
 class Block(NamedTuple):
@@ -40,7 +42,7 @@ class Sums(NamedTuple):
 
 @noun
 def ring_rows(
-    config: RingConfig, variant: Variant, pipe: Ring, staging: Copies, group: ClusterSums, w_and_b: SharedWeights
+    config: RingConfig, variant: Variant, pipe: Ring, staging: Copies, group: Exchange, w_and_b: SharedWeights
 ) -> Members:
     """The verbs of a kernel with these."""
     mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
@@ -61,21 +63,21 @@ def ring_rows(
         return Block(smem, sent, waiting, columns)
 
     @verb
-    def feed(block, turns, inputs):
+    def feed(block, turns, arrays, params):
         """Copy w, b and all rows; by the warp that copies."""
         if cuda.threadIdx.x % 32 == 0:
-            w_and_b.copy(block.waiting, inputs.w, inputs.b, block.columns)
-            staging.feed(block.smem, turns, block.columns, (inputs.x, inputs.residual))
+            w_and_b.copy(block.waiting, params.w, params.b, block.columns)
+            staging.feed(block.smem, turns, block.columns, (arrays.x, arrays.other))
 
     @verb
-    def load(weighting, block, inputs):
+    def load(weighting, block, params):
         """Load w and b of my columns, when they are there."""
         column = cuda.threadIdx.x % config.row_threads * mem.vector
         w_and_b.wait(block.waiting)
         for v in range(config.vectors):
             n, keep = i64(block.columns.begin + column) + v * STEP, block.columns.width - column > v * STEP
-            w_and_b.load_w_plus(weighting.w_frag, v * mem.vector, inputs.w, n, keep, weighting.offset)
-            w_and_b.load_b(weighting.b_frag, v * mem.vector, inputs.b, n, keep)
+            w_and_b.load_w_plus(weighting.w_frag, v * mem.vector, params.w, n, keep, weighting.offset)
+            w_and_b.load_b(weighting.b_frag, v * mem.vector, params.b, n, keep)
 
     @verb
     def sums(frag, left, of_warps):
@@ -87,7 +89,7 @@ def ring_rows(
                 for c in range(v * mem.vector, (v + 1) * mem.vector):
                     few += frag[c]
                 total += few
-            total = group.of_warp(total)
+            total = group.in_warp.sum(total)
             mean = total * of_warps.my_inverse
         for v in range(config.vectors):
             few = num.zero
@@ -95,13 +97,13 @@ def ring_rows(
                 apart = frag[c] - mean if variant.centred else frag[c]
                 few += apart * apart
             squares += few if not variant.centred or left > v * STEP else num.zero
-        return Sums(total, group.of_warp(squares))
+        return Sums(total, group.in_warp.sum(squares))
 
     @verb
     def merge(block, found, sums, of_warps, inverse_N, eps):
         """Return the mean and rstd of the row `found`."""
         squares, row_mean = sums.squares, sums.total * inverse_N
-        if group.parts > 1:
+        if group.PARTS > 1:
             squares = group.sum(block.sent, found)
             if variant.centred:
                 row_mean = group.sum(block.sent, found + 1) * inverse_N
@@ -122,11 +124,11 @@ def ring_rows(
                 frag[at + c] += weighting.b_frag[first + c]
 
     @verb
-    def end(place, to, row_mean, row_rstd, own):
+    def end(place, params, row_mean, row_rstd, own):
         """Store the row's statistics, if they are wanted."""
         if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
             if own & (cuda.threadIdx.x % config.row_threads == 0) & (cluster_ctarank() == 0):
-                axes.write_statistics(place, to, row_mean, row_rstd)
+                axes.write_statistics(place, params, row_mean, row_rstd)
 
     return members(
         locals(),

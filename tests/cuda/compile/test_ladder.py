@@ -46,7 +46,7 @@ def test_a_step_keeps_its_values_in_registers(name, dtype, columns):
         ("shuffles", 2, 16, {"u16"}),
         ("registers", 2, 16, ["u16"] * 4),
         ("vectors", 2, 16, ["v4.b32"]),
-        ("online", 1, 20, {"v4.b32"}),
+        ("online", 1, 16, {"v4.b32"}),
     ],
 )
 def test_what_the_page_counts(name, barriers, shuffles, loads):

@@ -1,116 +1,24 @@
-"""Norms of rows too long to be kept: each is read again for every sum, and once more to be written.
-
-Forward, a block a row: sum(h) for layer_norm, the sum of (h - mean)^2, then y. What one reading brings in, the next
-finds in L2 as a rule. Backward:
+"""The gradient of norms of rows too long to be kept: each is read twice.
 
     1  a block a row: level = sum(g) / N, along = sum(g * xhat) / N              (norm_long_rows_means)
     2  a block takes `columns` of many rows, one after another: dx = rstd * (g - level - xhat * along) + dsummed,
        dw += dy * xhat, db += dy                                                 (norm_long_rows_backward)
     3  the blocks' dw and db are summed by a third kernel (sums.py)
 
-Names and papers as in rows.py. Registers: vectors * 16 / itemsize numbers a thread for each of x, dy, w, dw and db.
+Names as in naive.py. Registers: vectors * 16 / itemsize numbers a thread for each of x, dy, w, dw and db.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer, verb
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, pointer
+from ..rows.exchange import in_block
+from ..rows.operator import Columns
+from ..rows.reread import LongRowsConfig
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .sums import PIECE, partial_sums
-from .variant import Variant, backward_types, forward_types, gradient_types
-from .verbs import Columns, meet_block, norm_axes, row_sums, weights
-
-
-@dataclass(frozen=True)
-class LongRowsConfig:
-    """A block a row, or a block for `columns` of many rows."""
-
-    threads: int  # a power of two, at least 32
-    vectors: int  # independent loads of x that a thread has under way
-    aligned: bool = True
-
-    def columns(self, dtype: str) -> int:
-        """That a block has at once."""
-        return self.threads * self.vectors * (storage(dtype).vector if self.aligned else 1)
-
-
-@builds
-def build_forward(config: LongRowsConfig, variant: Variant) -> Kernel:
-    """norm_long_rows(to, inputs, rows, eps, offset)."""
-    mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
-    num, axes = numbers(mem.number), norm_axes(variant)
-    w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.threads, 1)
-    COLUMNS = config.columns(variant.dtype)
-
-    @verb
-    def read(frag, inputs, x_row, residual_row, first, N):
-        """A thread's part of the columns from `first` on, 0 beyond the row."""
-        other = cuda.local.array(config.vectors * vec.vector, mem.number)
-        for j in range(config.vectors):
-            at = first + j * config.threads * vec.vector
-            vec.load(frag, j * vec.vector, inputs.x.data, x_row + at, at < N, num.zero)
-            if variant.added:
-                vec.load(other, j * vec.vector, inputs.residual.data, residual_row + at, at < N, num.zero)
-        if variant.added:
-            for i in range(len(frag)):
-                frag[i] = mem.rounded(frag[i] + other[i])
-
-    @kernel(*forward_types(variant), threads=config.threads)
-    def norm_long_rows(to, inputs, rows, eps, offset):
-        parts = group.smem()
-        tid = cuda.threadIdx.x
-        place = axes.place()
-        frag = cuda.local.array(config.vectors * vec.vector, mem.number)
-        other = cuda.local.array(config.vectors * vec.vector, mem.number)
-        axes.locate(place, i64(cuda.blockIdx.x), rows.sizes)
-        x_row, residual_row = axes.start(place, inputs.x), axes.start(place, inputs.residual)
-        row_mean = num.zero
-        if variant.centred:
-            total = num.zero
-            for first in range(tid * vec.vector, rows.N, COLUMNS):
-                read(frag, inputs, x_row, residual_row, first, rows.N)
-                piece = num.zero  # added as one, so that a long row's sum keeps its last bits
-                for i in range(len(frag)):
-                    piece += frag[i]
-                total += piece
-            row_mean = group.sum(total, i32(0), parts) / mem.number(rows.N)
-        squares = num.zero
-        for first in range(tid * vec.vector, rows.N, COLUMNS):
-            read(frag, inputs, x_row, residual_row, first, rows.N)
-            piece = num.zero
-            for j in range(config.vectors):
-                if first + j * config.threads * vec.vector < rows.N:
-                    for i in range(j * vec.vector, (j + 1) * vec.vector):
-                        piece += (frag[i] - row_mean) * (frag[i] - row_mean)
-            squares += piece
-        squares = group.sum(squares, i32(1), parts)
-        row_rstd = num.rsqrt(squares / mem.number(rows.N) + eps)
-
-        y_row, summed_row = axes.start(place, to.y), axes.start(place, to.summed)
-        for first in range(tid * vec.vector, rows.N, COLUMNS):
-            read(frag, inputs, x_row, residual_row, first, rows.N)
-            for j in range(config.vectors):
-                at = first + j * config.threads * vec.vector
-                if variant.added:
-                    vec.store(to.summed.data, summed_row + at, at < rows.N, frag, j * vec.vector)
-                for i in range(j * vec.vector, (j + 1) * vec.vector):
-                    frag[i] = (frag[i] - row_mean) * row_rstd
-                w_and_b.load_w(other, j * vec.vector, inputs.w, i64(at), at < rows.N)
-                if variant.w is not None:
-                    for i in range(j * vec.vector, (j + 1) * vec.vector):
-                        frag[i] *= other[i] + offset
-                w_and_b.load_b(other, j * vec.vector, inputs.b, i64(at), at < rows.N)
-                if variant.b is not None:
-                    for i in range(j * vec.vector, (j + 1) * vec.vector):
-                        frag[i] += other[i]
-                vec.store(to.y.data, y_row + at, at < rows.N, frag, j * vec.vector)
-        if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
-            if tid == 0:
-                axes.write_statistics(place, to, row_mean, row_rstd)
-
-    return norm_long_rows
+from .variant import Variant, backward_types, gradient_types
+from .verbs import meet_block, norm_axes, weights
 
 
 @builds
@@ -121,7 +29,7 @@ def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
     """
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes = numbers(mem.number), norm_axes(variant)
-    w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.threads, 1)
+    w_and_b, group = weights(variant, config.aligned), in_block(mem.number, config.threads, 1)
     COLUMNS = config.columns(variant.dtype)
 
     @kernel(pointer(mem.number), *gradient_types(variant), mem.number, threads=config.threads)
@@ -153,8 +61,8 @@ def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
                     along_piece += g * ((x_frag[i] - row_mean) * row_rstd)
             level += level_piece
             along += along_piece
-        level = group.sum(level, i32(0), parts) / mem.number(rows.N)
-        along = group.sum(along, i32(1), parts) / mem.number(rows.N)
+        level = group.sum_of_row(level, i32(0), parts) / mem.number(rows.N)
+        along = group.sum_of_row(along, i32(1), parts) / mem.number(rows.N)
         if tid == 0:
             means[row] = level if variant.centred else num.zero
             means[rows.M + row] = along

@@ -1,122 +1,28 @@
-"""Norms of rows that are kept in registers between their one reading and their writing.
+"""The gradient of norms of rows that are kept in registers between their one reading and their writing.
 
-    1  a row is shared by `row_threads` threads of a block; a thread loads `vectors` times 16 bytes
-    2  h = x + residual, rounded; layer_norm: mean = sum(h) / N, c = h - mean; rms_norm: c = h     (shuffles, a barrier)
-    3  rstd = 1 / sqrt(sum(c * c) / N + eps)                                                        (the same)
-    4  y = c * rstd * (w + offset) + b
+Blocks take one row after another and keep dw and db of their columns in registers:
 
-Backward, where blocks take one row after another and keep dw and db of their columns in registers:
-
-    1  g = dy * (w + offset),  xhat = c * rstd
+    1  g = dy * (w + offset),  xhat = (h - mean) * rstd
     2  level = sum(g) / N (layer_norm alone),  along = sum(g * xhat) / N              (shuffles, two barriers)
     3  dx = rstd * (g - level - xhat * along) + dsummed;  dw += dy * xhat;  db += dy
     4  the blocks' dw and db are summed by a second kernel (sums.py)
 
 Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. Registers: vectors * 16 / itemsize numbers a
-thread for each of x, dy, dw and db, and for w where there is no db. Shared memory: two numbers a warp; backward a row
-of numbers where a block has several rows at once.
+thread for each of x, dy, dw and db, and for w where there is no db. Shared memory: four numbers a warp, and a row of
+numbers where a block has several rows at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
+from ..rows.exchange import in_block
+from ..rows.operator import Columns
+from ..rows.registers import RowsConfig
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .sums import PIECE, partial_sums
-from .variant import Variant, backward_types, forward_types
-from .verbs import Columns, meet_block, norm_axes, row_sums, weights
-
-
-@dataclass(frozen=True)
-class RowsConfig:
-    """How a row is dealt to threads. A block has `row_threads * rows` threads, a multiple of 32."""
-
-    row_threads: int  # threads of one block that share a row: a power of two
-    vectors: int  # loads a thread makes
-    rows: int  # rows a block works on at once
-    aligned: bool = True  # rows begin at multiples of 16 bytes and hold whole 16-byte vectors
-    min_blocks: int = 1  # blocks that the registers must leave room for on an SM
-
-    @cached_property
-    def threads(self) -> int:
-        return self.row_threads * self.rows
-
-    def columns(self, dtype: str) -> int:
-        """Longest row."""
-        return self.row_threads * self.vectors * (storage(dtype).vector if self.aligned else 1)
-
-
-@builds
-def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
-    """norm_rows(to, inputs, rows, eps, offset): M rows of N columns."""
-    mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
-    num, axes = numbers(mem.number), norm_axes(variant)
-    w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.row_threads, config.rows)
-
-    @kernel(*forward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
-    def norm_rows(to, inputs, rows, eps, offset):
-        parts = group.smem()
-        tid = cuda.threadIdx.x
-        column = tid % config.row_threads * vec.vector
-        row = i64(cuda.blockIdx.x) * config.rows + tid // config.row_threads
-        own = row < rows.M
-        frag = cuda.local.array(config.vectors * vec.vector, mem.number)  # my part of x[row]
-        other = cuda.local.array(config.vectors * vec.vector, mem.number)
-        w_frag = cuda.local.array(vec.vector, mem.number)
-        b_frag = cuda.local.array(vec.vector, mem.number)
-        place = axes.place()
-        axes.locate(place, row, rows.sizes)
-        x_row, residual_row = axes.start(place, inputs.x), axes.start(place, inputs.residual)
-        for j in range(config.vectors):
-            at = column + j * config.row_threads * vec.vector
-            vec.load(frag, j * vec.vector, inputs.x.data, x_row + at, own & (at < rows.N), num.zero)
-            if variant.added:
-                vec.load(other, j * vec.vector, inputs.residual.data, residual_row + at, own & (at < rows.N), num.zero)
-        if variant.added:
-            summed_row = axes.start(place, to.summed)
-            for i in range(len(frag)):
-                frag[i] = mem.rounded(frag[i] + other[i])
-            for j in range(config.vectors):
-                at = column + j * config.row_threads * vec.vector
-                vec.store(to.summed.data, summed_row + at, own & (at < rows.N), frag, j * vec.vector)
-
-        row_mean = num.zero
-        if variant.centred:
-            total = num.zero
-            for i in range(len(frag)):
-                total += frag[i]
-            row_mean = group.sum(total, i32(0), parts) / mem.number(rows.N)
-            for j in range(config.vectors):
-                inside = column + j * config.row_threads * vec.vector < rows.N
-                for i in range(j * vec.vector, (j + 1) * vec.vector):
-                    frag[i] = frag[i] - row_mean if inside else num.zero
-        squares = num.zero
-        for i in range(len(frag)):
-            squares += frag[i] * frag[i]
-        squares = group.sum(squares, i32(1), parts)
-        row_rstd = num.rsqrt(squares / mem.number(rows.N) + eps)
-
-        y_row = axes.start(place, to.y)
-        for j in range(config.vectors):
-            at = column + j * config.row_threads * vec.vector
-            w_and_b.load_w(w_frag, 0, inputs.w, i64(at), at < rows.N)
-            w_and_b.load_b(b_frag, 0, inputs.b, i64(at), at < rows.N)
-            for c in range(vec.vector):
-                i = j * vec.vector + c
-                frag[i] *= row_rstd
-                if variant.w is not None:
-                    frag[i] *= w_frag[c] + offset
-                if variant.b is not None:
-                    frag[i] += b_frag[c]
-            vec.store(to.y.data, y_row + at, own & (at < rows.N), frag, j * vec.vector)
-        if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
-            if own & (column == 0):
-                axes.write_statistics(place, to, row_mean, row_rstd)
-
-    return norm_rows
+from .variant import Variant, backward_types
+from .verbs import meet_block, norm_axes, weights
 
 
 @builds
@@ -127,7 +33,7 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
     """
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes = numbers(mem.number), norm_axes(variant)
-    w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.row_threads, config.rows)
+    w_and_b, group = weights(variant, config.aligned), in_block(mem.number, config.row_threads, config.rows)
     sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, config.aligned, meet_block)
     STEP = config.row_threads * vec.vector  # columns between a thread's accesses
     W_KEPT = variant.weight_gradients < 2  # with both dw and db there are no registers for it
@@ -187,9 +93,9 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
                             level += g
                         along += g * x_frag[i]
                 if variant.centred:
-                    level = group.sum(level, half, parts) / mem.number(rows.N)
+                    level = group.sum_of_row(level, half, parts) / mem.number(rows.N)
                     half ^= 1
-                along = group.sum(along, half, parts) / mem.number(rows.N)
+                along = group.sum_of_row(along, half, parts) / mem.number(rows.N)
                 half ^= 1
 
                 dx_row = axes.start(place, dx) + column
