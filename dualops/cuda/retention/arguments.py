@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import e, log2
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
-from ..compiler.backend import Members, Noun, i32, i64, members, noun, types, u32, verb
+from ..compiler.backend import i32, i64, types, u32, verb
 from ..launch.arrays import cdiv
 from ..launch.step import Step
 from ..launch.views import boundary, number_type, strided
-from ..tile.numbers import numbers
 from ..tile.storage import storage
 from ..unowned import filled, unowned_steps
 
@@ -186,59 +184,3 @@ def slot_of(call, first, b, chunk):
     if call.varlen != 0:
         return i64(u32(first) // u32(call.state_chunk)) + b + chunk
     return b * call.slots + chunk
-
-
-Decay = Noun  # the result of `decay`
-
-
-@cache
-@noun
-def decay(dtype: str) -> Members:
-    """Verbs for the decay of a head, in the arithmetic of problems of this dtype."""
-    number = storage(dtype).number
-    num = numbers(number)
-    HALF, TWO, SQRT_HALF = (number(x) for x in (0.5, 2, 0.5**0.5))
-    # log2(1 + x) = 2 * log2(e) * atanh(x / (2 + x)), |x| < 0.42: the next term is below any rounding error
-    C0, C1, C2, C3, C4, C5 = (number(2 * log2(e) / (2 * k + 1)) for k in range(6))
-
-    @verb
-    def less_than_one(h):
-        """Return gamma - 1 for the default gamma: -2^(-5 - h)."""
-        less = -num.one
-        for _ in range(5 + h):
-            less *= HALF
-        return less
-
-    @verb
-    def value(gamma, call, h):
-        """Return gamma. Each step multiplies by it. The error of a rounded logarithm's power would add up."""
-        return gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else num.one + less_than_one(h)
-
-    @verb
-    def _log2_double(gamma, call, h):
-        return num.log2(value(gamma, call, h))
-
-    @verb
-    def _log2_single(gamma, call, h):
-        exponent = num.zero  # gamma = 2^exponent * (1 + less)
-        if call.has_gamma != 0:
-            mantissa = gamma.data[h * gamma.strides[0]]
-            while (mantissa > num.zero) & (mantissa < SQRT_HALF):
-                mantissa, exponent = mantissa * TWO, exponent - num.one
-            less = mantissa - num.one
-        else:
-            less = less_than_one(h)
-        s = less / (TWO + less)
-        s2 = s * s
-        return exponent + s * (C0 + s2 * (C1 + s2 * (C2 + s2 * (C3 + s2 * (C4 + s2 * C5)))))
-
-    @verb
-    def power(log2_gamma, n):
-        """Return gamma^n."""
-        return num.exp2(log2_gamma * number(n))
-
-    return members(
-        locals(),
-        # (gamma, call, h) -> its logarithm, exact even if gamma is nearly 1
-        log2=_log2_double if dtype == "float64" else _log2_single,
-    )

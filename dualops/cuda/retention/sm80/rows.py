@@ -41,11 +41,10 @@ from ...tile.tile_copies import tile_copies
 from ...tile.warp_rows import COLUMNS, warp_output
 from ..arguments import OF_COLUMNS, OF_ROWS, Variant, origin, slot_of, span
 from ..decays import decays_of
-from ..float_strips import rounding_left, strip_of_floats
-from ..float_tiles import float_tile
 from ..nan_repair import warp_repair
 from ..simt_rows import rows_types
 from .config import BOX, ROWS, SLICE, Shape, Sm80Rows
+from .floats import float_tile, rounding_left, strip_of_floats
 from .pairs import NARROW, Place, pairs_of
 
 LANES = 4  # of a row

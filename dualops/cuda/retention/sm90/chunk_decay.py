@@ -20,7 +20,7 @@ from ...launch.views import number_type
 from ...tile.epilogue import opaque_f32
 from ...tile.numbers import numbers
 from ...tile.products import anew_i32, opaque_i32
-from ..arguments import decay
+from ..decays import decay
 from .config import DTYPE
 from .decay_tables import EIGHT, EIGHTS, ld_shared_v2_f32, load_float, tables_at
 from .states import column_of, my_column, my_row, row_of

@@ -199,8 +199,8 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                 half.hand(warpgroup)
                 if warpgroup == 1:  # both have put their sums
                     token = i32(anew_i32(i32(cuda.threadIdx.x)) - 128)
-                    chunk_range = i32(walk_of.last(call.rows) - m0) if walk.back else m0  # tokens before it
-                    there = i32(u32(chunk_range) // u32(CHUNK)) >= call.first_chunk  # there is a state before it
+                    tokens_before = i32(walk_of.last(call.rows) - m0) if walk.back else m0
+                    there = i32(u32(tokens_before) // u32(CHUNK)) >= call.first_chunk
                     if token < count:
                         total = sums.total(smem, turn, token) * decays.of_row(mine, token, count) * call.state_scale
                         met.tokens.data[start(met.tokens, b, h, m0 + token)] = total if there else num.zero
