@@ -127,12 +127,12 @@ class Extent(NamedTuple):
     """Numbers of heads, lengths of the longest sequence, and the size of a section."""
 
     heads: Any  # of all batches
+    section: Any  # heads, or for tiles of keys heads of keys; for packed tiles, queries
     H: Any
     group: Any
     Sq: Any
     Sk: Any
     aligned: Any
-    section: Any  # heads, or for tiles of keys heads of keys; for packed tiles, queries
 
 
 class TiledWork(NamedTuple):
@@ -144,17 +144,10 @@ class TiledWork(NamedTuple):
     options: Any
 
 
-@verb
-def tiled(heads, section, sizes):
-    """Return `Work` as `TiledWork`; in a kernel."""
-    extent = Extent(heads, sizes.H, sizes.group, sizes.Sq, sizes.Sk, sizes.aligned, section)
-    return TiledWork(extent, sizes.scale, sizes.lengths, sizes.options)
-
-
 def tiled_work(problem: Problem, section: Any, sizes: tuple[Any, ...]) -> TiledWork:
     """Return the work of a problem. section: as in `Extent`. sizes: of `arguments.sizes` or `sizes_by_keys`."""
     H, group, Sq, Sk, aligned, scale, lengths, options = sizes
-    return TiledWork(Extent(problem.B * H, H, group, Sq, Sk, aligned, section), scale, lengths, options)
+    return TiledWork(Extent(problem.B * H, section, H, group, Sq, Sk, aligned), scale, lengths, options)
 
 
 def tiled_work_type(found: Variant) -> Any:

@@ -174,7 +174,7 @@ def test_numbers_of_tiles(section, left):
     ends = [random_ends(total, 5, 40, rng) for total in (90, 110)]
     lengths = tuple(Strided(each, (1,)) for each in ends)
     for side, (name, each, heads) in enumerate((("q", group, H), ("k", 1, H // group))):
-        pieces, extent = packed_pieces(block, side), Extent(5 * H, H, group, 40, 40, 1, section)
+        pieces, extent = packed_pieces(block, side), Extent(5 * H, section, H, group, 40, 40, 1)
         count, whole = (packed_count(ends[side][-1] + more, block, 5) for more in (left, 0))
         everything = [pieces(n, extent, each, lengths) for n in range(heads * count)]
         found, nobodys = everything[: heads * whole], everything[heads * whole :]

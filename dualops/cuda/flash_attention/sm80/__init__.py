@@ -21,7 +21,7 @@ from ...launch.views import SIZES, by_token
 from ...tile.warp_mma import MMA_TYPES
 from ..arguments import has_usual_scale, inputs_of, is_varlen, sizes, variant
 from ..options import having
-from ..tile_scheduler import section_of
+from ..tile_scheduler import section_of, tiled_work
 from .config import ROWS, Sm80Config, configs
 from .forward import build_forward
 from .rows import vectors_of
@@ -60,5 +60,5 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
     p, metas, varlen, heads = problem, {**problem.arrays, **results}, is_varlen(problem), problem.B * problem.H
     build = build_forward(config, variant(p), p.return_lse, vectors_of(metas))
     o, lse = (by_token(metas, name, varlen) for name in ("o", "lse"))
-    args = (heads, section_of(p), o, lse, inputs_of(metas, varlen), sizes(p))
+    args = (o, lse, inputs_of(metas, varlen), tiled_work(p, section_of(p), sizes(p)))
     return [Step(build, (heads * cdiv(p.Sq, config.block_q),), args, config.shared_bytes(p.D, p.Dv, itemsize(p.dtype)))]

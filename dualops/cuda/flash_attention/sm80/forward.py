@@ -47,11 +47,11 @@ from ...tile.storage import storage
 from ...tile.strips import APART, strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
 from ...tile.unrolled import one_after_another
-from ..arguments import Variant, array_type, inputs_type, size_types, statistic_type
+from ..arguments import Variant, array_type, inputs_type, statistic_type
 from ..fragment_scores import FragmentScores, fragment_scores, my_row, store_lse
 from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled, walk_by_queries
+from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
 from ..tiles import Where, lines, where_of
 from .config import ROW_BYTES, ROWS, Sm80Config
 from .rows import Vectors, output_of
@@ -130,8 +130,7 @@ def rows_kept(at: int) -> Members:
 
 @builds
 def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors: Vectors) -> Kernel:
-    """flash_attention_sm80(heads, section, o, lse, x, sizes). heads, section: of `Extent`. x: `Inputs`. sizes: `Work`.
-    As one `TiledWork` these would spill registers of two strips.
+    """flash_attention_sm80(o, lse, x, work). x: `Inputs`. work: `TiledWork`.
 
     vectors: elements of copies of q, k and v, and of stores of o.
     """
@@ -176,11 +175,10 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
     KEPT, kept = STRIPS > 1, rows_kept(config.rows_at(tile))
     end_all = one_after_another([end_of(strip) for strip in range(STRIPS)])
 
-    array, statistic, inputs, work = (of(variant) for of in (array_type, statistic_type, inputs_type, size_types))
+    types = (of(variant) for of in (array_type, statistic_type, inputs_type, tiled_work_type))
 
-    @kernel(i32, i32, array, statistic, inputs, work, threads=config.threads, min_blocks=config.min_blocks)
-    def flash_attention_sm80(heads, section, o, lse, x, sizes):
-        work = tiled(heads, section, sizes)
+    @kernel(*types, threads=config.threads, min_blocks=config.min_blocks)
+    def flash_attention_sm80(o, lse, x, work):
         smem = cuda.shared.array(0, mem.element, alignment=128)
         task = walk.task(i32(cuda.blockIdx.x), work)
         if task.m0 >= task.Sq:
