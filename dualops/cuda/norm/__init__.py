@@ -5,8 +5,8 @@ forward:
     ../rows/cluster.py  long rows, kept in the registers of a cluster of blocks, on sm_90, with weights of x's dtype:
                   rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
     ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
-    ring_prefetch.py  long ones of these; the next row's sums are under way while a row is written: with weights wider
-                  than x, and of layer_norm from 384 to 512 KiB
+                  of long ones with weights wider than x, and of layer_norm from 384 to 512 KiB, the next row's sums
+                  are under way while a row is written
     ../rows/reread.py  rows without such copies, and those too long for the kernels above, read twice: more than 512
                   KiB, rms_norm with weights of x's dtype 1 MiB, layer_norm with a residual and wider weights 128 KiB
 gradients:
@@ -34,7 +34,7 @@ from ..rows import cluster, registers, reread
 from ..rows.cluster import ClusterRowsConfig, share_of
 from ..rows.registers import RowsConfig
 from ..rows.reread import LongRowsConfig
-from . import long_rows_backward, naive, ring, ring_backward, ring_prefetch, rows_backward
+from . import long_rows_backward, naive, ring, ring_backward, rows_backward
 from .arguments import Call
 from .configs import cluster_config, ring_config, rows_config, sums_config
 from .gradient_configs import comes_first
@@ -120,8 +120,7 @@ def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
     config = ring_config(call.N, call.variant, device) if call.aligned and call.N else None
     if config is not None:
         blocks = cdiv(call.M, config.rows) * config.cluster
-        build = ring_prefetch.build_forward if config.overlap else ring.build_forward
-        make = partial(_ring_step, build, config, call, blocks, call.args)
+        make = partial(_ring_step, ring.build_forward, config, call, blocks, call.args)
         yield Choice("sm90", config, "rows are copied to shared memory ahead", make)
 
 

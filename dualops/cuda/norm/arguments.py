@@ -46,7 +46,7 @@ class Call:
             inputs = GradientInputs(*walked.of("x", "mean", "rstd", "dy", "dsummed"), w="w")
             self.args: tuple[Argument, ...] = (inputs, rows, offset)
         else:
-            params = Params(*walked.of("mean", "rstd"), "w", "b", problem.eps, offset)
+            params = Params(*walked.of("mean", "rstd"), w="w", b="b", eps=problem.eps, offset=offset)
             self.args = (RowArrays(*walked.of("y", "summed", "x", "residual")), params, rows)
 
     def _aligned(self, metas: Mapping[str, ArrayMeta], strides: list[tuple[int, ...]]) -> bool:

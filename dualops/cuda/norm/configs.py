@@ -136,7 +136,7 @@ def rows_config(N: int, variant: Variant, aligned: bool) -> RowsConfig | None:
 def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfig | None:
     """The smallest cluster that holds a row of N elements; None where none does, and where a block holds it.
 
-    Of weights no wider than x: ring_prefetch.py reads wider ones less often. On Hopper alone: built for Blackwell,
+    Of weights no wider than x: a ring reads wider ones less often. On Hopper alone: built for Blackwell,
     loops over a thread's vectors stay loops, and rows would lie in local memory.
     """
     if not {variant.w, variant.b} <= {None, variant.dtype} or not device.has_wgmma:
