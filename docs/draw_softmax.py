@@ -47,8 +47,8 @@ class Reads(NamedTuple):
 
 def steps_of_a_warp() -> dict[str, Step]:
     """The launches of all steps for x, with blocks of one warp."""
+    from dualops.cuda.rows.reread import LongRowsConfig
     from dualops.cuda.softmax.ladder import STEPS, KeepConfig, ReadAgainConfig
-    from dualops.cuda.softmax.long_rows import LongRowsConfig
     from dualops.cuda.softmax.naive import NaiveConfig
 
     configs = {
@@ -65,7 +65,7 @@ def steps_of_a_warp() -> dict[str, Step]:
 def reads(step: Step) -> Reads:
     """Run the first block on an x that notes who reads it. Needs the simulator."""
     from dualops.cuda import simulator
-    from dualops.cuda.launch.step import flat
+    from dualops.cuda.launch.step import flat, leaves, nested
 
     require_simulator("reads")
     seen: list[tuple[int, int, int]] = []  # thread, element, elements of this load
@@ -81,7 +81,7 @@ def reads(step: Step) -> Reads:
 
     x = flat(np.random.default_rng(0).standard_normal((M, N), np.float32), "x")
     arrays = {"x": Watched(x.data, "x"), "y": flat(np.empty((M, N), np.float32), "y")}
-    args = [arrays[arg] if isinstance(arg, str) else arg for arg in step.args]
+    args = nested(step.args, (arrays.get(arg) if isinstance(arg, str) else arg for arg in leaves(step.args)))
     simulator.launch(step.kernel.function, (1,), (step.kernel.threads,), args)
 
     first, own, times = (np.zeros(M * N, int) for _ in "abc")

@@ -79,5 +79,5 @@ def test_what_is_named_is_there(folder):
 
 
 def test_what_is_not_there_is_found():
-    text = "see softmax/rows.py, softmax/gone.py, `dualops.cuda.softmax.rows.build_forward` and dualops.cuda.gone.build"
+    text = "see softmax/naive.py, softmax/gone.py, `dualops.cuda.rows.registers.build` and dualops.cuda.gone.build"
     assert [*missing(text)] == ["softmax/gone.py", "dualops.cuda.gone.build"]

@@ -216,10 +216,20 @@ class Kernel:
 
 
 def kernel(
-    *argtypes: Any, threads: int, min_blocks: int = 1, cluster: int = 1
+    *argtypes: Any, threads: int, min_blocks: int = 1, cluster: int = 1, name: str = ""
 ) -> Callable[[Callable[..., Any]], Kernel]:
-    """Decorator: a kernel whose arguments have these Numba types, launched with `threads` threads a block."""
-    return lambda function: Kernel(function, argtypes, threads, min_blocks, cluster)
+    """Decorator: a kernel whose arguments have these Numba types, launched with `threads` threads a block.
+
+    name: of the kernel, if it is not that of the function.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Kernel:
+        if name:
+            function.__qualname__ = f"{function.__qualname__.rpartition('.')[0]}.{name}"
+            function.__name__ = name
+        return Kernel(function, argtypes, threads, min_blocks, cluster)
+
+    return decorate
 
 
 def builds(build: Callable[..., Kernel]) -> Callable[..., Kernel]:

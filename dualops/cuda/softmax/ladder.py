@@ -5,10 +5,10 @@
     shuffles       they agree within a warp first, without shared memory
     registers      a thread keeps what it has read: x is read once
     vectors        a load brings 16 bytes
-    online         maximum and sum in one reading, for rows too long to be kept            long_rows.py
+    online         maximum and sum in one reading, for rows too long to be kept            ../rows/reread.py
 
 For learning, tests and benchmarks: `run_step("tree", x)` on contiguous rows, forward only, wherever kernels run. What
-`dualops.cuda.softmax` takes instead, rows.py and cluster_rows.py, goes on from here.
+`dualops.cuda.softmax` takes instead, rows/registers.py and rows/cluster.py, goes on from here.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem, softmax as SPEC
+from ...spec.meta import Strided
 from ..compiler.backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
 from ..launch.device import Device
 from ..launch.operation import Choice, Operation
 from ..launch.step import Step
+from ..launch.views import absent
+from ..rows import reread
+from ..rows.operator import RowArrays, Rows
+from ..rows.reread import LongRowsConfig
 from ..tile.numbers import numbers
 from ..tile.rows import lane_reductions
 from ..tile.storage import access, storage
-from . import long_rows, naive
-from .long_rows import LongRowsConfig
+from . import naive
 from .naive import NaiveConfig
+from .operator import Softmax
 
 THREADS = 256  # of a block, in every step but the first
 MOST_TERMS = 256  # that a thread adds one by one: float32 loses the last bits of longer sums
@@ -239,7 +244,9 @@ def _keep(config: KeepConfig, dtype: str, M: int, N: int) -> Step:
 
 
 def _online(config: LongRowsConfig, dtype: str, M: int, N: int) -> Step:
-    return Step(long_rows.build_forward(config, dtype), (M,), ("y", "x", N, N, N))
+    y, x, none = Strided("y", (N,)), Strided("x", (N,)), absent(1)
+    (step,) = reread.steps_of(config, Softmax(dtype), (RowArrays(y, none, x, none), (), Rows(M, N, (M,))))
+    return step
 
 
 def _configure_read_again(agree: str, N: int, dtype: str, aligned: bool) -> ReadAgainConfig | None:
