@@ -46,7 +46,7 @@ was measured; dualops/estimate/README.md says how far off that may be."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = "flash_attention, matmul, retention, softmax, rms_norm or layer_norm"
+    names = "flash_attention, matmul, retention, softmax, rms_norm, layer_norm, rope or lion"
     parser.add_argument("operator", metavar="OPERATOR", help=names)
     parser.add_argument(
         "--problem", default="", metavar="TEXT", help="sizes, parameters and dtype; default: a typical one"
