@@ -81,6 +81,8 @@ CLUSTER_BLOCKS = {
 }
 # vectors of 16-bit numbers with which the blocks above spill nothing; without w
 MOST_NARROW, MOST_WITHOUT_W = 15, 6
+# dtype, whether rows lie along several axes, vectors: with the blocks above these spill, though more vectors do not
+SPILL = {("float32", False, 10), ("float16", True, 10), ("float16", True, 11)}
 FEW_VECTORS = {False: 6, True: 5}  # more of which only the largest cluster takes; with a residual
 LEAST_VECTORS = 8  # rows of which a block holds
 FORWARD_RING = (
@@ -163,7 +165,9 @@ def _blocks_of_cluster(vectors: int, variant: Variant) -> int:
     resident = next(blocks[most] for most in blocks if vectors <= most)
     narrow = itemsize(variant.dtype) == 2 and not variant.added
     many = narrow and vectors > (MOST_NARROW if variant.w else MOST_WITHOUT_W)
-    return max(1, resident - (variant.dtype == "float64") - (variant.rank > 1) - many)
+    several = variant.rank > 1
+    spills = not variant.added and (variant.dtype, several, vectors) in SPILL
+    return max(1, resident - (variant.dtype == "float64") - several - many - spills)
 
 
 def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
