@@ -113,7 +113,6 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
         i, more = i32(0), row < rows.M if STAYS else True
         while more:
             axes.locate(here, row, rows.sizes)
-            axes.locate(coming, row + step, rows.sizes)
             known, left = op.none(), i32(anew_i32(left)) if STAYS else left
             for v in range(config.vectors):
                 regs.unpack(frag, 0, held, v)
@@ -132,6 +131,7 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
             op.wait(own)
             found = op.merge(sent, group.wait(sent, i), own, rows.N, params)
 
+            axes.locate(coming, row + step, rows.sizes)
             regs.anew(held)
             if kind.inputs > 1 and not op.ADDS:
                 regs.anew(held_other)
