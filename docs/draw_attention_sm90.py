@@ -271,7 +271,7 @@ def pieces(title: str) -> tuple[list[Piece], int, int]:
     from dualops.cuda.flash_attention.arguments import sizes, variant
     from dualops.cuda.flash_attention.options import chain_of
     from dualops.cuda.flash_attention.sm90.config import configs
-    from dualops.cuda.flash_attention.tile_scheduler import Extent, range_of, walk_by_queries
+    from dualops.cuda.flash_attention.tile_scheduler import range_of, tiled_work, walk_by_queries
     from dualops.spec import ArrayMeta, flash_attention as SPEC
     from dualops.spec.meta import contiguous_strides
 
@@ -283,9 +283,8 @@ def pieces(title: str) -> tuple[list[Piece], int, int]:
     config, _ = next(configs(128, 128, ["band"]))
     chain = chain_of(found.having, found.dtype)
     walk = walk_by_queries(config.block_q, range_of(config.block_kv).between, False, chain)
-    H, group, Sq, Sk, aligned, _, lengths, options = sizes(problem)
-    extent = Extent(HEADS, H, group, Sq, Sk, aligned, HEADS)
-    tasks = [walk.task(number, extent, lengths, options) for number in range(walk.total(extent))]
+    work = tiled_work(problem, HEADS, sizes(problem))
+    tasks = [walk.task(number, work) for number in range(walk.total(work.extent))]
     drawn = [Piece(task.h, task.m0, task.first, int(task.count)) for task in tasks]
     return drawn, config.block_q, config.block_kv
 

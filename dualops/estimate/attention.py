@@ -12,7 +12,7 @@ from ..cuda.flash_attention.arguments import variant
 from ..cuda.flash_attention.options import having
 from ..cuda.flash_attention.sm80.config import Sm80Config, configs as sm80_configs
 from ..cuda.flash_attention.sm90.config import SLACK, Sm90Config, configs as sm90_configs, padded
-from ..cuda.flash_attention.sm90.static_schedule import is_static
+from ..cuda.flash_attention.sm90.schedule import is_static
 from ..cuda.tile.roles import REGISTERS
 from ..spec import Problem
 from ..spec.attention.band import band

@@ -8,17 +8,27 @@ from heapq import nsmallest
 from itertools import product
 from typing import Any
 
-from ..cuda.flash_attention.bias_tiles import boxed_bias
 from ..cuda.flash_attention.options import having
 from ..cuda.flash_attention.sm80 import backward as sm80
-from ..cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig, dkv_configs as sm80_dkv_configs
-from ..cuda.flash_attention.sm80.dq_config import Sm80DqConfig, dq_configs as sm80_dq_configs
+from ..cuda.flash_attention.sm80.config import (
+    Sm80DkvConfig,
+    Sm80DqConfig,
+    dkv_configs as sm80_dkv_configs,
+    dq_configs as sm80_dq_configs,
+)
 from ..cuda.flash_attention.sm90 import backward as sm90
-from ..cuda.flash_attention.sm90.config import BOX, SLACK, padded
-from ..cuda.flash_attention.sm90.dkv_config import AnyDkvConfig, DkvApartConfig, DkvConfig, dkv_configs
-from ..cuda.flash_attention.sm90.dkv_launch import dkv_step
-from ..cuda.flash_attention.sm90.dq_config import DqConfig, dq_configs
-from ..cuda.flash_attention.sm90.fused_config import CONSUMERS, FRAGMENT_BYTES, FusedConfig
+from ..cuda.flash_attention.sm90.backward import dkv_step
+from ..cuda.flash_attention.sm90.bias import boxed_bias
+from ..cuda.flash_attention.sm90.config import BOX, SLACK, DqConfig, dq_configs, padded
+from ..cuda.flash_attention.sm90.dkv_config import (
+    CONSUMERS,
+    FRAGMENT_BYTES,
+    AnyDkvConfig,
+    DkvApartConfig,
+    DkvConfig,
+    FusedConfig,
+    dkv_configs,
+)
 from ..cuda.flash_attention.sm90.fused_launch import fused_choices
 from ..cuda.launch.plans import Choice
 from ..cuda.launch.step import Step

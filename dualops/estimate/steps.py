@@ -10,7 +10,7 @@ from .architectures import Architecture
 from .model import Units
 
 # clocks of a step that threads wait: for a barrier, and for the first of a product's results. This, HANDOVER and the
-# shares of `exposed` are fitted: to the seven figures of dq that its page (section 13) and dq_config.py have, of 128,
+# shares of `exposed` are fitted: to the seven figures of dq that its page (section 13) and sm90/config.py have, of 128,
 # 96 and 64 keys a tile in turns (702, 644, 563), of 128 and 96 not in turns (643, 611), and of 48 with D = 256
 # both ways (626, 686), and for forward to three of sm90/config.py: 620 in turns and 627 not in turns, D = 128, and 506
 # of three warpgroups, D = 64. The working clock of `architectures` is the one with which they agree. Everything else

@@ -15,33 +15,28 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from dualops.cuda import norm
-from dualops.cuda.flash_attention import nan_repair, nan_repair_keys, sm80 as attention_sm80, sm90 as attention_sm90
+from dualops.cuda.flash_attention import (
+    nan_repair,
+    sm80 as attention_sm80,
+    sm90 as attention_sm90,
+)
 from dualops.cuda.flash_attention.sm80 import (
     backward as attention_sm80_backward,
 )
-from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config
-from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig
-from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig
+from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config, Sm80DkvConfig, Sm80DqConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
     bias_tile_scheduler as attention_bias_walk,
     dbias_launch as attention_dbias_launch,
-    dkv_launch as attention_dkv_launch,
     dkv_split as attention_dkv_split,
-    dkv_split_f32 as attention_dkv_split_f32,
     dq as attention_dq,
-    dq_split_f32 as attention_dq_split_f32,
     float32 as attention_float32,
-    float32_backward as attention_float32_backward,
     fused as attention_fused,
     fused_launch as attention_fused_launch,
 )
-from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
-from dualops.cuda.flash_attention.sm90.dbias_config import DbiasConfig
+from dualops.cuda.flash_attention.sm90.config import DqConfig, DqThirdsConfig, Sm90Config as AttentionSm90Config
+from dualops.cuda.flash_attention.sm90.dbias import DbiasConfig
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, DkvThirdsConfig
-from dualops.cuda.flash_attention.sm90.dq_config import DqConfig, DqThirdsConfig
-from dualops.cuda.matmul import ladder
-from dualops.cuda.matmul.ladder.tiles import TilesConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
@@ -49,15 +44,19 @@ from dualops.cuda.norm.staging import (
     RingConfig as NormRing,
 )
 from dualops.cuda.norm.sums import SumsConfig
-from dualops.cuda.retention import decay_prefix_sums as retention_marks, sm80 as retention_sm80, sm90 as retention
-from dualops.cuda.retention.sm80 import nan_repair as retention_sm80_hidden, pairs as retention_sm80_pairs
+from dualops.cuda.retention import (
+    decay_prefix_sums as retention_marks,
+    nan_repair as retention_hidden,
+    sm80 as retention_sm80,
+    sm90 as retention,
+)
+from dualops.cuda.retention.sm80 import pairs as retention_sm80_pairs
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States
 from dualops.cuda.retention.sm90 import (
     chunks as retention_chunks,
     config as retention_config,
     decay_grad_chunks as retention_decay_grad_chunks,
     decay_grad_pairs as retention_decay_grad_pairs,
-    nan_repair as retention_hidden,
     wide as retention_wide,
 )
 from dualops.cuda.rows import cluster as rows_cluster
@@ -71,6 +70,8 @@ from dualops.cuda.softmax import (
 from dualops.cuda.tile.boxes import Cluster
 from dualops.cuda.tile.roles import Roles, roles
 from dualops.spec import OPERATORS, Case, Tag
+from examples.ladder import matmul as matmul_ladder
+from examples.ladder.matmul.tiles import TilesConfig
 from tests.checks import Rejected, check
 from tests.cuda.configs import Change, alone, changed
 from tests.cuda.operators import Direction
@@ -85,7 +86,7 @@ def _anew(*_: Any) -> NoReturn:
 # what rows that are not finite are made anew of is not found: that would heal what a step left out has made NaN
 NO_ELEMENT_ANEW: Change = (retention_hidden, {"start": _anew})
 TWO_KERNELS: Change = (attention_sm90_backward, {"fused_choices": lambda *_: iter(())})
-NONE_ANEW: tuple[Change, ...] = ((nan_repair, {"start": _anew}), (nan_repair_keys, {"start": _anew}))
+NONE_ANEW: tuple[Change, ...] = ((nan_repair, {"start": _anew}),)
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ def _attention_gradient() -> Iterator[Problem]:
         ("dkv_split", "boxes", "flash_attention", DKV_THREE, {"causal": True}, DkvApartConfig(16, 2)),
         ("dkv_split", *seen_less, DkvApartConfig(16, 2, beside=False, exact=True)),
     ):
-        chosen = (attention_dkv_launch, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
+        chosen = (attention_sm90_backward, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dkv_split, {"roles": _roles_of_any_registers}))
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=configs)
@@ -333,18 +334,16 @@ def _attention_in_thirds() -> Iterator[Problem]:
     yield Problem("flash_attention_sm90", "flash_attention", False, "sm90", case, configs=changes)
     narrow = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, beside=False, thirds=True)
     wide = DqThirdsConfig(16), DkvThirdsConfig(16)
-    plain = [
-        (module, {"roles": _roles_of_any_registers}) for module in (attention_dq_split_f32, attention_dkv_split_f32)
-    ]
+    plain = [(module, {"roles": _roles_of_any_registers}) for module in (attention_dq, attention_dkv_split)]
     for kernel, operator, pair, shapes, params in (
         ("dq", "flash_attention", narrow, {**DKV_FEWER, "q": FEWER["q"]}, {}),
         ("dkv", "flash_attention", narrow, DKV_FEWER, {}),
         ("dq_split_f32", "flash_attention_varlen", wide, TOKENS, MASKED),
         ("dkv_split_f32", "flash_attention", wide, {**DKV_FEWER, "q": (1, 1, 60, 64)}, {}),
     ):
-        few = {"LEAST_QUERIES": 1, "LEAST_KEYS": 1, "thirds_configs": lambda *_, pair=pair: (pair, "alone")}
+        few = {"LEAST_QUERIES": 1, "LEAST_KEYS": 1, "gradient_configs": lambda *_, pair=pair: (pair, "alone")}
         case = Case("thirds", "float32", shapes, {"return_lse": True, **params})
-        changes = ((attention_float32_backward, few), *NONE_ANEW, *plain)
+        changes = ((attention_float32, few), *NONE_ANEW, *plain)
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=changes)
 
 
@@ -385,7 +384,7 @@ def _retention_sm80() -> Iterator[Problem]:
     for kernel, chunk, Sq, D in (("retention_rows_sm80", 64, 100, 128), ("retention_states_sm80", 128, 129, 16)):
         config = RetentionSm80Config(chunk, Sm80Rows(block_kv=32), Sm80States(tokens=32))
         plain = (retention_sm80_pairs, {"FEW_SEEN": 0})  # what rounding takes is no step of the protocol
-        changes = alone(retention_sm80, config), (retention_sm80_hidden, {"start": _anew}), plain
+        changes = alone(retention_sm80, config), NO_ELEMENT_ANEW, plain
         case = Case("two chunks", "bfloat16", dict.fromkeys("qkv", (1, 1, Sq, D)), {"return_state": True})
         yield Problem(kernel, "retention", False, "sm80", case, configs=changes)
 
@@ -485,7 +484,7 @@ class StepProblem(Problem):
     """One call of a step of matmul's ladder, which no rung of the operator launches."""
 
     def run(self) -> None:
-        check(OPERATORS[self.operator], self.case, partial(ladder.run_step, self.rung), ways=("given",))
+        check(OPERATORS[self.operator], self.case, partial(matmul_ladder.run_step, self.rung), ways=("given",))
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -510,9 +509,9 @@ SMALL_STEPS: dict[str, Any] = {
 @contextmanager
 def small_steps() -> Iterator[None]:
     """Inside the with statement, the steps of matmul's ladder have small tiles."""
-    small = {name: step._replace(config=SMALL_STEPS[name]) for name, step in ladder.STEPS.items()}
-    kept = mock.patch.multiple(ladder.forward, plans={}, families={})
-    with mock.patch.dict(ladder.STEPS, small), kept:
+    small = {name: step._replace(config=SMALL_STEPS[name]) for name, step in matmul_ladder.STEPS.items()}
+    kept = mock.patch.multiple(matmul_ladder.forward, plans={}, families={})
+    with mock.patch.dict(matmul_ladder.STEPS, small), kept:
         yield
 
 

@@ -4,8 +4,7 @@ naive.py                 not fused: scores, softmax and product are a kernel eac
 simt.py                  fused and tiled, on CUDA cores: any GPU, dtype and width
 sm80                     tensor cores, products of one warp: 16-bit dtypes and their gradient, float32 in two parts
 sm90                     Hopper's tensor cores, fed by TMA: 16-bit dtypes, float32 in three parts, and gradients
-block_masks.py           the tiles of keys that a mask_mod shows to a tile of queries
-block_mask_transpose.py  the tiles of queries that see a tile of keys, for dk and dv
+block_masks.py           the tiles of keys that a mask_mod shows to a tile of queries, and their transpose
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from .arguments import unowned
 from .block_masks import block_mask as block_mask
 from .key_ranges import with_key_ranges
 from .sm80 import backward as sm80_backward
-from .sm90 import backward as sm90_backward, float32 as sm90_float32, float32_backward as sm90_float32_backward
+from .sm90 import backward as sm90_backward, float32 as sm90_float32
 
 
 class _Options(OptionKeywords[Array], Launch, Generic[Array], total=False):
-    """What does not change what is returned."""
+    """Options that do not change the type of the result."""
 
 
 class _OptionsVarlen(OptionKeywordsVarlen[Array], Launch, Generic[Array], total=False):
-    """The same of sequences of different lengths."""
+    """`_Options`, for sequences of different lengths."""
 
 
 @overload
@@ -81,65 +80,63 @@ def flash_attention(
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv]: device arrays of one library and dtype (float64, float32,
     float16, bfloat16), any strides with a contiguous last axis, H a multiple of Hkv, D and Dv up to 512. The position
-    of query i is i + Sk - Sq; with causal="top_left" it is i. What happens to a score, in this order:
+    of query i is i + Sk - Sq; with causal="top_left" it is i. Options are applied to a score in this order:
 
     scale: of q @ k.T, 1 / sqrt(D) if None
     softcap: scores become softcap * tanh(score / softcap)
     score_mod: (score, b, h, i, j) -> score, a function of numbers that Numba can compile; or a pair of it and its
-        derivative by the score. The derivative is made from the source where none is given
-    bias: added; q's dtype, any shape that broadcasts to [B, H, Sq, Sk]
-    alibi_slopes [H]: - slope * |position - j| is added; float32 (float64 for float64) or q's dtype
-    causal: key j is seen up to the query's position
-    window (left, right): key j is seen from position - left to position + right; None is unbounded
-    key_padding_mask [B, Sk] of bool: True keeps a key
-    mask_mod: (b, h, i, j) -> whether query i sees key j
-    block_mask: what `block_mask(mask_mod, ...)` made of it for so many queries and keys; or the `lists` of one, of
-        which nothing but the shape is checked. Results are those without it. On sm90, where Sq is above 64, tiles of
-        128 keys that no query of 128 sees are neither loaded nor multiplied, and mask_mod is asked in tiles alone that
-        it cuts, and so in the gradient, of any Sq; elsewhere it is asked everywhere
+        derivative by the score. Without one, the derivative is generated from the source
+    bias: added; q's dtype, any shape that broadcasts to [B, H, Sq, Sk] alibi_slopes [H]: - slope * |position - j| is
+    added; float32 (float64 for float64) or q's dtype causal: key j is seen up to the query's position window (left,
+    right): key j is seen from position - left to position + right; None is unbounded key_padding_mask [B, Sk] of bool:
+    True keeps a key mask_mod: (b, h, i, j) -> whether query i sees key j block_mask: the result of
+    `block_mask(mask_mod, ...)` for this number of queries and keys, or its `lists`, of which only the shape is checked.
+    It does not change results. On sm90, if Sq is above 64, tiles of 128 keys that no query of 128 sees are neither
+    loaded nor multiplied, and mask_mod is evaluated only in tiles that it cuts. The gradient does the same for any Sq.
+    Elsewhere mask_mod is evaluated for all pairs
     sinks [H]: one more logit in the softmax, without a value; dtypes as alibi_slopes
     dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-15.
-        seed is an integer of 64 bits, or an int64 array without axes on the device (for CUDA graphs); the mask is that
-        of every rung and of the reference
+        seed is an integer of 64 bits, or an int64 array without axes on the device (for CUDA graphs). All rungs and the
+        reference draw the same mask
 
-    What score_mod and mask_mod read from outside counts as it is at this call: variables, globals, arrays, attributes
-    of modules and objects, functions that they call. It becomes part of the kernel: other values need another, which
-    takes seconds to compile. A function of which nothing has changed is recognised in microseconds; its arrays are
-    compared with what they were.
+    score_mod and mask_mod read values from outside at this call: variables, globals, arrays, attributes of modules and
+    objects, and functions that they call. The values become part of the kernel: other values need another kernel, which
+    takes seconds to compile. An unchanged function is recognised in microseconds; its arrays are compared with their
+    previous values.
 
     Returns o [B, H, Sq, Dv] in q's dtype and axis order; with return_lse also lse [B, H, Sq], natural logarithm,
-    float32 (float64 for float64), the sink's part included. A query that sees no key gives 0 and -inf (or the sink);
-    so does one whose scores are all -inf. NaN in a key or value that it does not see does not reach it, nor where the
-    key's score is -inf. A row with a score of NaN or +inf is NaN; its gradient makes NaN of dk and dv of all keys that
-    it sees, also where a score is -inf, and of none that a mask hides. Bit-equal from run to run.
+    float32 (float64 for float64), including the sink. A query that sees no key, or only scores of -inf, gives 0 and
+    -inf (or the sink). NaN in a hidden key or value does not reach the query, nor does it if the key's score is -inf. A
+    row with a score of NaN or +inf is NaN. Its gradient sets dk and dv to NaN for all keys that it sees, even if a
+    score is -inf. Keys that a mask hides are not affected. Results are bit-equal from run to run.
 
-    Which rung a call takes, as `dualops.cuda.plan` says:
+    Which rung serves a call, as `dualops.cuda.plan` shows:
 
-    sm90, on Hopper, serves 16-bit dtypes and D to 256, where scale is above 0 and rows of q, k and v lie at multiples
-    of 16 bytes. It makes the scores once for every 256 columns of v, or every 128 with a bias or dropout and where Sq
-    is up to 64. There it splits the keys among blocks, in up to 64 parts, as many as Sk alone says, and merges in their
-    order what they find; heads of a group then read their keys once.
+    sm90, on Hopper, serves 16-bit dtypes and D to 256, if scale is above 0 and rows of q, k and v lie at multiples of
+    16 bytes. It computes the scores once for every 256 columns of v, or for every 128 with a bias or dropout, or if Sq
+    is at most 64. Then it splits the keys among blocks, in up to 64 parts that depend on Sk alone, and merges the
+    results in order; heads of a group read their keys once.
 
-    sm90 serves float32 too, with float32's error, where Sq is above 64 and D and Dv are to 128, of any strides: as
-    three parts of bfloat16 each, which a pass writes first; of heads wider than 64 not with five options and more, one
-    of them a bias or dropout.
+    sm90 also serves float32, with float32's error, if Sq is above 64 and D and Dv are at most 128, with any strides. It
+    splits each number in three parts of bfloat16, which a first launch writes. Heads wider than 64 exclude five options
+    and more, one of them a bias or dropout.
 
-    sm80, from Ampere on, serves what is left of 16-bit dtypes, and by its name float32, as two parts of tf32 each, with
-    float32's error: D and Dv to 256 (Dv of float32: 192), scale above 0, beside Dv above 128 no bias and one option
-    that costs registers.
+    sm80, from Ampere on, serves other calls of 16-bit dtypes: D and Dv to 256, scale above 0; with Dv above 128 no
+    bias, and one option that takes registers. On request (kernel="sm80") it serves float32, as two parts of tf32 each,
+    with float32's error, Dv to 192.
 
-    simt serves all else; naive where shared memory is too small for that (float64 with the widest heads outside data
-    centres).
+    simt serves all other calls; naive those for which simt has too little shared memory (float64 with the widest heads
+    outside data centres).
 
-    On tensor cores a row that comes out NaN or infinite under a mask, though its lse is finite, is made again without
-    them, which is slow: where v has a NaN that queries see, all those rows. Memory beside the results: of sm90 a
-    counter of 8 bytes where keys are masked, split or varlen, and for each part B * H * Sq * (Dv + 1) floats; of
-    float32 6 bytes for each number of q, k and v, whose rows count as whole 64s; of sm80 and simt none; of naive
-    B * H * Sq * Sk scores.
+    On tensor cores, a row that is NaN or infinite under a mask, although its lse is finite, is recomputed without them,
+    which is slow: if v has a NaN that queries see, all those rows. Memory in addition to the results: sm90 needs a
+    counter of 8 bytes for masked, split or varlen keys, and for each part B * H * Sq * (Dv + 1) floats; for float32 6
+    bytes for each number of q, k and v, with rows padded to multiples of 64; sm80 and simt need none; naive B * H * Sq
+    * Sk scores.
 
     out: an array for o, or (o, lse), sharing no memory with the inputs. kernel: a rung instead of the best. stream: a
     stream object or handle instead of the library's current one.
-    Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
+    Raises TypeError and ValueError for a wrong call, NotImplementedError if this device or rung can't serve it. No
     gradient is recorded.
     """
     score_mod, mask_mod = as_they_are(score_mod, mask_mod)
@@ -171,28 +168,26 @@ def flash_attention_backward(
     stream: Any = None,
     **options: Unpack[Keywords[Array]],
 ) -> tuple[Array, ...]:
-    """The gradient of `flash_attention`, from what it took, o and lse as it gave them, and do [B, H, Sq, Dv].
+    """The gradient of `flash_attention`, from its inputs, o, lse, and do [B, H, Sq, Dv].
 
-    dlse [B, H, Sq]: the gradient of lse, where it was used. bias_gradient: whether dbias is wanted. options are those
-    of `flash_attention`, and must be what they were: variables of score_mod and mask_mod, which count as they are at
-    this call, as much as the rest.
-    Returns dq, dk, dv, then dbias (the bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if
-    there are sinks, each in the dtype of its input. Bit-equal from run to run: each sum has one order.
-    On Hopper the rung sm90 makes dq, dk and dv of 16-bit dtypes, D and Dv to 256, where scale is above 0 and rows of q,
-    k, v and do lie at multiples of 16 bytes, but of heads wider than 128 with five options and more, one of them a bias
-    or dropout; and of float32, as forward does, where Sk is above 64 too. It makes dbias of 16-bit dtypes too; that of
-    float32, and dsinks, are simt's. A row of dq, dk or dv that comes out NaN or infinite is made
-    again without tensor cores, which is slow: after an overflow, all rows. On GPUs from Ampere on the rung sm80 makes
-    them of what is left of 16-bit dtypes, D and Dv to 128, of the same scales, with up to four options that cost
-    registers, where D + Dv is above 192 with one; there too rows are made again. Elsewhere simt serves.
-    Beside its results simt needs delta, as large as lse, and so do sm80 and sm90, this with a counter of 8 bytes; where
-    one kernel of sm90 makes it all, dq in float32 and 8 bytes a tile of 64 queries (`plan` says it). sm90 needs of
-    float32 6 bytes for each number of q, k, v and do, of a block mask 4 bytes for 128 * 128 pairs of each head that has
-    its own, or of a group's where all have one, and of a bias that has one row, or is small beside what it was added
-    to, parts of dbias in float32; naive twice B * H * Sq * Sk scores.
-    out: arrays for all results. kernel, stream and errors as for `flash_attention`.
+    dlse [B, H, Sq]: the gradient of lse, if lse was used. bias_gradient: whether to compute dbias. options: those of
+    `flash_attention`, unchanged, including the values that score_mod and mask_mod read. Returns dq, dk, dv, then dbias
+    (the bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if there are sinks, each in the
+    dtype of its input. Bit-equal from run to run: each sum has one order. On Hopper the rung sm90 computes dq, dk and
+    dv of 16-bit dtypes, D and Dv to 256, if scale is above 0 and rows of q, k, v and do lie at multiples of 16 bytes.
+    Heads wider than 128 exclude five options and more, one of them a bias or dropout. It computes those of float32
+    under forward's conditions, if Sk is above 64 too; and dbias of 16-bit dtypes. simt computes dbias of float32, and
+    dsinks. A row of dq, dk or dv that is NaN or infinite is recomputed without tensor cores, which is slow: after an
+    overflow, all rows. From Ampere on, the rung sm80 serves other calls of 16-bit dtypes, D and Dv to 128, of the same
+    scales, with up to four options that take registers, or one if D + Dv is above 192; it recomputes rows, too. simt
+    serves all other calls. Memory in addition to the results: simt, sm80 and sm90 need delta, as large as lse, and sm90
+    a counter of 8 bytes. If one kernel of sm90 computes everything (see `plan`), dq in float32 and 8 bytes for each
+    tile of 64 queries. For float32 sm90 needs 6 bytes for each number of q, k, v and do; for a block mask 4 bytes for
+    128 * 128 pairs of each head, or of each group if all heads have the same mask; and parts of dbias in float32 for a
+    bias that has one row, or is much smaller than the scores. naive needs twice B * H * Sq * Sk scores. out: arrays for
+    all results. kernel, stream and errors as for `flash_attention`.
     """
-    raise NotImplementedError  # `calls` makes it
+    raise NotImplementedError  # `calls` replaces it
 
 
 @overload
@@ -240,7 +235,7 @@ def flash_attention_varlen(
     stream: Any = None,
     **options: Unpack[KeywordsVarlen[Any]],
 ) -> Any:
-    """`flash_attention` of B sequences whose tokens lie one after another, without padding and without waiting.
+    """`flash_attention` of B sequences whose tokens follow one another, without padding and without waiting.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
     cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]; cu_seqlens [B + 1] of int32 begin at 0 and
@@ -249,11 +244,11 @@ def flash_attention_varlen(
     In place of cu_seqlens_k, k_starts and k_lengths [B] of int32 say where keys are: sequence b has the keys
     k_starts[b] to k_starts[b] + k_lengths[b]. Such ranges may overlap, repeat, leave gaps, be empty and come in any
     order; k and v are not copied.
-    Values on a GPU are not looked at: a wrong one of cu_seqlens, k_starts or k_lengths reads and writes beyond its
-    sequence, a query beyond max_seqlen_q is left out.
-    options are those of `flash_attention`; their b, i and j count the sequences, and places in a sequence.
-    A max_seqlen of None is as many as there are tokens: the same result, maybe later. float32 goes by sm90 however few
-    queries and keys there are.
+    Values on a GPU are not checked: a wrong one of cu_seqlens, k_starts or k_lengths reads and writes beyond its
+    sequence, and a query beyond max_seqlen_q is left out.
+    options are those of `flash_attention`; their b counts sequences, and i and j count within a sequence.
+    A max_seqlen of None means the number of tokens: the same result, maybe later. float32 uses sm90 for any number of
+    queries and keys.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
     """
 
@@ -279,11 +274,11 @@ def flash_attention_varlen_backward(
 ) -> tuple[Array, ...]:
     """The gradient of `flash_attention_varlen`: dq, dk, dv as q, k, v, then dsinks [H] if there are sinks.
 
-    Arguments as `flash_attention_backward` and `flash_attention_varlen` have them; dlse is as lse, [H, total_q].
-    With k_starts and k_lengths dk and dv of a key are sums over the sequences that have it, in float32 and in the order
-    of b. Each sequence's own dk and dv take memory then: total_k_lengths rows of Hkv * (D + Dv) numbers of q's dtype.
+    Arguments are those of `flash_attention_backward` and `flash_attention_varlen`; dlse is like lse, [H, total_q]. With
+    k_starts and k_lengths, dk and dv of a key are sums over the sequences that have it, in float32 and in the order of
+    b. Then each sequence's own dk and dv take memory: total_k_lengths rows of Hkv * (D + Dv) numbers of q's dtype.
     """
-    raise NotImplementedError  # `calls` makes it
+    raise NotImplementedError  # `calls` replaces it
 
 
 FORWARD = (
@@ -296,7 +291,7 @@ FORWARD = (
 )
 BACKWARD = (
     sm90_backward.backward_choices,
-    sm90_float32_backward.backward_choices,
+    sm90_float32.backward_choices,
     sm80_backward.backward_choices,
     simt.backward_choices,
     naive.backward_choices,

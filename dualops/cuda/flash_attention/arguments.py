@@ -1,4 +1,4 @@
-"""The arguments that every kernel of attention has: arrays by batch, head and token, sizes, lengths, options."""
+"""Arguments of all attention kernels: arrays along batch, head and token; sizes; lengths; options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .options import WITHOUT_OPTIONS, Having, arguments, having
 
 @dataclass(frozen=True)
 class Variant:
-    """What kernels are built for, in addition to their Config."""
+    """What a kernel is built for, in addition to its Config."""
 
     dtype: str
     D: int
@@ -29,12 +29,12 @@ class Variant:
 
 
 def variant(problem: Problem) -> Variant:
-    """What kernels for this problem are built for."""
+    """Return the variant of a problem."""
     return Variant(problem.dtype, problem.D, problem.Dv, having(problem), is_varlen(problem))
 
 
 def general(found: Variant) -> Variant:
-    """What kernels are built for that know no options, and widths only at the launch."""
+    """Return the variant of kernels that have no options and get widths at the launch."""
     return replace(found, D=0, Dv=0, having=WITHOUT_OPTIONS)
 
 
@@ -43,7 +43,7 @@ def is_varlen(problem: Problem) -> bool:
 
 
 class Served(NamedTuple):
-    """Which sequences of varlen a launch takes for its own; to it others are empty."""
+    """Which sequences of varlen a launch computes; the others look empty to it."""
 
     few: int  # 1: those of at most most_queries queries and at least least_keys keys; 0: all others
     most_queries: int
@@ -55,7 +55,7 @@ ALL = Served(0, -1)
 
 
 def serving(problem: Problem, served: Served) -> Problem:
-    """The same problem of varlen with those sequences alone, the longest of which may be shorter then."""
+    """Return the problem with only these sequences; the longest may be shorter then."""
     p, dims = problem, dict(problem.dims)
     if served.few:
         dims["Sq"] = min(p.Sq, served.most_queries)
@@ -63,14 +63,14 @@ def serving(problem: Problem, served: Served) -> Problem:
 
 
 def has_usual_scale(problem: Problem) -> bool:
-    """Whether tensor-core kernels take `scale`: the greatest product has the greatest score, and scale * log2(e) is
-    finite in float32.
+    """Return whether tensor-core kernels can use `scale`: the largest product gives the largest score, and scale *
+    log2(e) is finite in float32.
     """
     return 0 < problem.scale <= MOST_SCALE
 
 
 def fewest_queries(problem: Problem) -> Any:
-    """Queries that every sequence of varlen has at least, as the host knows it: where others are as long as can be."""
+    """Return a lower bound of the queries of a sequence of varlen, from what the host knows."""
     p = problem
     return min(p.Sq, p.total_q - (p.B - 1) * p.Sq)
 
@@ -84,7 +84,7 @@ class Work(NamedTuple):
     Sk: Any  # keys of the longest sequence
     aligned: Any  # 1: the last query has the position of the last key; 0: the first query that of the first key
     scale: Any
-    lengths: Any  # of varlen cu_seqlens_q, cu_seqlens_k, k_starts and `Served`; otherwise ()
+    lengths: Any  # of varlen: as in `spans`; otherwise ()
     options: Any  # the arguments of each option, in order
 
 
@@ -108,12 +108,12 @@ def size_types(found: Variant) -> Any:
 
 
 def unowned(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
-    """What results of varlen, of either direction, have for tokens that belong to no sequence."""
+    """Return the steps that fill results for tokens of varlen that belong to no sequence; of either direction."""
     if "o" in results:
         lse = [filled(results, "lse", -inf, heads_first=True)] if "lse" in results else []
         return unowned_steps(problem, results, "cu_seqlens_q", [filled(results, "o"), *lse])
     found = list(unowned_steps(problem, results, "cu_seqlens_q", [filled(results, "dq")]))
-    if "cu_seqlens_k" in problem.arrays:  # of ranges `key_ranges` writes all keys
+    if "cu_seqlens_k" in problem.arrays:  # with key ranges, `key_ranges` writes all keys
         found += unowned_steps(problem, results, "cu_seqlens_k", [filled(results, name) for name in ("dk", "dv")])
     return found
 
@@ -162,14 +162,14 @@ def array_type(found: Variant) -> Any:
 
 
 def statistic_type(found: Variant) -> Any:
-    """The type of lse and delta."""
+    """Return the type of lse and delta."""
     return number_type(found.dtype, 3)
 
 
 @cache
 @noun
 def spans(varlen: bool) -> Members:
-    """Where sequences lie among the tokens: sequences of different lengths, or batches of one shape.
+    """Where a sequence lies among the tokens. Without varlen, sequences are batches of one shape.
 
     lengths: cu_seqlens_q, cu_seqlens_k, k_starts and `Served`.
     """
@@ -199,6 +199,6 @@ def spans(varlen: bool) -> Members:
         locals(),
         # (lengths, b, Sq, Sk of the longest) -> first query, first key, Sq and Sk of batch b, 0 if it is not served
         of_batch=_part if varlen else _batch,
-        # (lengths, b) -> row of dk and dv of the first key: of ranges not the key's own, as sequences may share it
+        # (lengths, b) -> row of dk and dv of the first key; key ranges have rows of their own, as they may share keys
         key_out=_part_out if varlen else _batch_out,
     )

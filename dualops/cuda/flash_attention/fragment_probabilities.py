@@ -1,14 +1,14 @@
-"""How a tile's scores become probabilities, in the registers of whoever multiplies: exponents of 2, less their rows'.
+"""Turn a tile's scores into probabilities, in registers: exponents to base 2, relative to the row's maximum.
 
-Where a score is a curve of its product alone (`Curve`), products are compared instead of scores, and each becomes a
-probability at once: no score waits in a register until its row's greatest is known. A curve has a quick form for what
-is near 0; if all of a warp is, the other is not needed.
+If a score is a curve of its product alone (`Curve`), products are compared instead of scores, and each becomes a
+probability at once. No score waits in a register for its row's maximum. A curve has fast forms for products near 0,
+which are used if all products of a warp are near 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..compiler.backend import Namespace, f32, i32, verb
 from ..tile.numbers import LOG2_E, numbers
@@ -19,19 +19,28 @@ from ..tile.unrolled import one_after_another
 from .fragment_scores import FragmentScores
 from .options import OptionChain
 
-GROUP = 8  # scores of which a loop is left to the compiler
+GROUP = 8  # scores whose loop the compiler unrolls
+
+
+class RowStatistics(NamedTuple):
+    """Local arrays with a number for each of a thread's two rows."""
+
+    row_max: Any
+    row_sum: Any
+    rescale: Any
+    new_max: Any  # of a tile
 
 
 class FragmentProbabilities(Namespace):
-    """The verbs. rows: row_max, row_sum, rescale, and a pair for a tile's own maxima."""
+    """The verbs. rows: `RowStatistics`."""
 
-    factors: Callable[..., Any]  # (options, scale) -> what exponents are made by; first the `units` of rows' maxima
-    exponentials: Callable[..., None]  # (scores, rows, factors, options, where): of this tile, too
+    factors: Callable[..., Any]  # (options, scale) -> factors for exponents; the first are the `units` of row maxima
+    exponentials: Callable[..., None]  # (scores, rows, factors, options, where)
 
 
 def are_curves(chain: OptionChain) -> bool:
-    """Whether `exponentials` takes products, -inf where ranges hide one: -inf is not what another mask's scores, or a
-    sink, would be on the curve.
+    """Return whether `exponentials` takes products, -inf where ranges hide one. Other masks and sinks rule it out:
+    their -inf is no point of the curve.
     """
     return chain.curve is not None and not chain.picks and not chain.sinks
 
@@ -47,13 +56,12 @@ def _of_scores(softmax: SoftmaxRows, score: FragmentScores) -> FragmentProbabili
 
     @verb
     def exponentials(scores, rows, factors, options, where):
-        row_max, row_sum, rescale, new_max = rows
-        softmax.new_max(new_max, scores, row_max)
+        softmax.new_max(rows.new_max, scores, rows.row_max)
         base, factor = softmax.pair(), softmax.pair()
-        softmax.exponents(base, factor, new_max, factors[0])
-        softmax.rescale_of(rescale, row_max, new_max, base, factor)
+        softmax.exponents(base, factor, rows.new_max, factors[0])
+        softmax.rescale_of(rows.rescale, rows.row_max, rows.new_max, base, factor)
         softmax.exp2(scores, base, factor)
-        softmax.add(row_sum, scores, rescale)
+        softmax.add(rows.row_sum, scores, rows.rescale)
 
     return FragmentProbabilities.from_locals(locals())
 
@@ -93,20 +101,20 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
 
         @verb
         def exponentials(largest, scores, rows, numbers, options, where):
-            row_max, row_sum, rescale, new_max = rows
+            row_max, new_max = rows.row_max, rows.new_max
             for h in range(2):
                 new_max[h] = num.maximum(row_max[h], curve.any(new_max[h], numbers, num.zero))
-                rescale[h] = num.exp2(row_max[h] - new_max[h])
+                rows.rescale[h] = num.exp2(row_max[h] - new_max[h])
                 row_max[h] = new_max[h]
             make(scores, row_max, numbers, 0)
-            if ANY:  # what is hidden is far away
+            if ANY:  # a hidden score is far from 0
                 score.clear(scores, options, where)
-            softmax.add(row_sum, scores, rescale)
+            softmax.add(rows.row_sum, scores, rows.rescale)
 
         return exponentials
 
     def nearest_of(ways: Sequence[tuple[Callable[..., Any], Callable[..., Any]]]) -> Callable[..., None]:
-        """The quickest way that is for all products of a warp."""
+        """Return the fastest of these ways that is valid for all products of a warp."""
         if not ways:
             return through(curve.any)
         farther, (less, is_for) = nearest_of(ways[:-1]), ways[-1]
@@ -125,13 +133,13 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
 
     @verb
     def exponentials(scores, rows, factors, options, where):
-        nothing, least, new_max, largest = softmax.pair(), softmax.pair(), rows[3], num.zero
+        nothing, least, new_max, largest = softmax.pair(), softmax.pair(), rows.new_max, num.zero
         for h in range(2):
             nothing[h], least[h] = num.minus_inf, num.zero
         softmax.new_max(new_max, scores, nothing)
         measure(least, scores, 0, 0)
         for h in range(2):
-            if score.there(where, h):  # what is beyond the last query may be another sequence's
+            if score.there(where, h):  # rows beyond the last query may be another sequence's
                 largest = num.maximum(largest, num.maximum(new_max[h], abs(least[h])))
         numbers = curve.numbers(opaque_f32(factors[1]), opaque_f32(factors[2]))  # each time: registers are few
         quickest(largest, scores, rows, numbers, options, where)

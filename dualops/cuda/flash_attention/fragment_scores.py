@@ -1,4 +1,4 @@
-"""What happens to scores in the registers of tensor cores' products: through the options, masked, weighted."""
+"""Turn products in registers into scores: options, masks, weights."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES as LANES
 from ..tile.unrolled import one_after_another
-from .dropout_mask import dropout_mask
-from .fragment_keys import fragment_keys
-from .fragment_score_mod import fragment_score_mod
-from .masked import is_marked, mark
 from .options import OptionChain
-from .score_coords import my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
-from .score_mod_grad import PairBends, PairProbabilities, pair_probabilities, pair_slopes
+from .score_coords import is_marked, mark, my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
+from .score_masks import dropout_mask, fragment_keys
+from .score_mod import PairBends, PairProbabilities, fragment_score_mod, pair_probabilities, pair_slopes
 
-GROUP = 2  # quads of which a loop is left to the compiler: what options do to one may be long
+GROUP = 2  # quads whose loop the compiler unrolls: an option may take many instructions for one
 
 
-FragmentScores = Noun  # what `fragment_scores` makes
+FragmentScores = Noun  # of `fragment_scores`
 
 
 @verb
 def store_lse(lse, task, row, value):
-    """Of a row of a head's queries, by one of the lanes that share it."""
+    """Store lse of a row; by one of the lanes that share it."""
     i = i32(task.m0 + row)
     if i < task.Sq and cuda.threadIdx.x % LANES == 0:
         lse.data[start(lse, task.b, task.h, task.q_first + i)] = value
@@ -49,25 +46,23 @@ def fragment_scores(
     parts: int = 1,
     others: bool = False,
 ) -> Members:
-    """The verbs of a tile of scores, of which a thread has quads: rows r and r + 8, of each two neighbours.
+    """The verbs of tiles [rows, columns] of scores of a warpgroup, or of a warp. A thread has quads: rows r and r + 8,
+    two neighbours of each. where: as in `Places`.
 
-    where: as `Places` has it.
+    Scores are multiplied by `scale` if an option changes them; otherwise the exponents include it.
 
-    The verbs for tiles [rows, columns] of a warpgroup, or of a warp. Scores are multiplied by `scale` where options
-    change them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that
-    follow one another; there are no weights then. apart: tiles that have nothing beyond the last query or key are
-    treated apart, which takes registers, where options read arrays. bent: `finish` marks products
-    (`flash_attention.masked`), which `bend` then takes on. marks: it marks scores that a mask hides, instead of making
-    them -inf. products: it leaves products, -inf where ranges hide one. transposed: rows are keys and columns queries,
-    which `weigh` is not
-    for. word: the verb (held, number) for fetched words that lie elsewhere than in `held`'s array, 2 * j + h of quad j
-    and row h. parts: as `dropout_mask` has it. others: rows beyond the last may be another sequence's; else they are
-    zeros.
+    heads: rows of each query, for heads that follow one another; then there is no dropout. apart: tiles without rows or
+        columns beyond the end get code of their own if options read arrays; this takes registers. bent: `finish` marks
+        hidden products (`score_coords.mark`) for `bend`. marks: `finish` marks hidden scores instead of making them
+        -inf. products: `finish` leaves products, -inf where ranges hide one. transposed: rows are keys and columns
+        queries; then there is no `weigh`. word: the verb (held, number) that returns fetched words, number 2 * j + h
+        for quad j and row h; None: they are in the array `held`. parts: as in `dropout_mask`. others: rows beyond the
+        end may be another sequence's; otherwise they are zeros.
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not (bent or products)
     places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
     groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
-    fetches = chain.fetches and changes and (word is not None or not transposed)  # what is fetched are two keys' words
+    fetches = chain.fetches and changes and (word is not None or not transposed)  # a fetched word has two keys
 
     @verb
     def there(where, h):
@@ -107,7 +102,7 @@ def fragment_scores(
 
     @verb
     def _before(column):
-        """Bits for those of a row's scores of mine that stand before this column, counted from my first one."""
+        """Return bits for those of my scores of a row that lie before this column, counted from my first one."""
         column = min(max(column, i32(0)), i32(columns))
         count = 2 * (u32(column) // u32(8)) + min(u32(column) % u32(8), u32(2))
         return u32(u64(u64(0xFFFFFFFF) << u64(count)) >> u64(32))
@@ -138,7 +133,7 @@ def fragment_scores(
 
     @verb
     def _hide_columns(scores, shown):
-        """Of both rows."""
+        """Hide columns of both rows."""
         for j in range(quads):
             for e in range(2):
                 if shown & u32(1 << (2 * j + e)) == u32(0):
@@ -158,10 +153,8 @@ def fragment_scores(
         return pick
 
     pairs = [(j, h) for j in range(quads) for h in range(2)]
-    pick, hide = (
-        one_after_another([picked(*pair) for pair in pairs]),
-        one_after_another([hidden(h, masked) for h in range(2)]),
-    )
+    pick = one_after_another([picked(*pair) for pair in pairs])
+    hide = one_after_another([hidden(h, masked) for h in range(2)])
     hide_probs = one_after_another([hidden(h, _zero) for h in range(2)])
 
     @verb
@@ -218,9 +211,8 @@ def fragment_scores(
 
     @verb
     def bend(scores, held, options, factors, where):
-        """Turn products, marked where a mask hides them, into probabilities times the options' slopes. held: what
-        `word` takes, if it is given. factors: scale, and for each of my two rows what is subtracted from its
-        exponents of 2.
+        """Turn products, marked where hidden, into probabilities times the options' slopes. held: the first argument of
+        `word`. factors: scale, and for each of my two rows what its exponents are relative to.
         """
         if NEAR and change.near(scores, options, factors[0], where):
             bend_near((scores, held), options, factors, where)
@@ -232,8 +224,8 @@ def fragment_scores(
 
     @verb
     def picks(options, where, all_seen):
-        """Return a bit for each score of a thread: whether picks let it through. all_seen: 1 if that is known of all.
-        Asked before the scores are there, so that registers are left for whatever a user's function needs.
+        """Return a bit for each score of a thread: whether mask_mod and key_padding_mask show it. all_seen: 1 if all
+        are known to be shown. Evaluated before there are scores, so that a user's function has registers.
         """
         row, first, found, j = my_row(), places.first(where), ALL, i32(0)
         if all_seen == 0:
@@ -280,14 +272,14 @@ def fragment_scores(
 
     @verb
     def weigh(scores, options, where):
-        """Multiply numbers that lie as probabilities do by the weights of those that stay."""
+        """Multiply numbers in the layout of probabilities by the weights of dropout."""
         if chain.weighs:
             weigh_all(scores, options, f32(1), where)
 
     return members(
         locals(),
         size=4 * quads,  # scores of a thread
-        # (scale) -> factors of a number in `scores`: of its exponent of 2, and of its score
+        # (scale) -> what turns a number of `scores` into its exponent to base 2, and into its score
         units=_units_of_scores if chain.scores else _units_of_products,
         # of `fragment_score_mod`
         fetches=change.fetches,
@@ -304,7 +296,7 @@ def fragment_scores(
         growth=keeping.growth,
         again=keeping.again,
         weight=keeping.weight,
-        near=change.near,  # (scores, options, scale, where) -> whether `near_score` is for all products of its quads
-        # no verb: (j, h, near) -> that of `pair_probabilities` for quad j and row h, near where the quad may be so
+        near=change.near,  # (scores, options, scale, where) -> whether `near_score` is valid for its quads
+        # no verb: (j, h, near) -> the verb of `pair_probabilities` for quad j and row h
         pair=pair,
     )

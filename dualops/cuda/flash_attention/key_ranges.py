@@ -1,11 +1,12 @@
-"""Keys of varlen as ranges that may overlap: what is launched around the kernels of a rung.
+"""Key ranges of varlen, which may overlap: launches around the kernels of a rung.
 
     before: cu_seqlens_k = cumulative sum of k_lengths        one warp
     after the gradient: dk[t] = sum of a sequence's dk at t   over the sequences whose range has t, in the order of b
 
-Kernels read k and v at k_starts[b]. They number tiles of keys by cu_seqlens_k, as for sequences one after another, and
-write dk and dv of sequence b to the rows cu_seqlens_k[b] and following of arrays of their own ("parts"), rounded to the
-storage dtype. So two sequences never write one row. Sums are float32 (float64 of float64), and rounded once.
+Kernels read k and v from k_starts[b] on. They number tiles of keys by cu_seqlens_k, as if the sequences followed one
+another, and write dk and dv of sequence b to rows cu_seqlens_k[b] and following of arrays of their own ("parts"),
+rounded to the storage dtype. So no two sequences write the same row. Sums are float32 (float64 for float64), rounded
+once.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PARTS = {"dk": "dk of each sequence", "dv": "dv of each sequence"}
 
 @builds
 def build_ends() -> Kernel:
-    """ends_of_lengths(ends, lengths, B): ends [B + 1] of so many lengths, by one warp."""
+    """ends_of_lengths(ends, lengths, B): ends [B + 1] from lengths [B], by one warp."""
 
     @kernel(*[strided("int32", 1)] * 2, i32, threads=LANES)
     def ends_of_lengths(ends, lengths, B):
@@ -42,7 +43,7 @@ def build_ends() -> Kernel:
         own = i32(0)
         for b in range(first, last):
             own = i32(own + boundary(lengths, b))
-        end = own  # of my lengths and those of lanes before
+        end = own  # the sum of my lengths and those of earlier lanes
         for step in range(STEPS):
             before = shfl_idx_i32(end, max(i32(lane - (1 << step)), i32(0)), FULL_WARP)
             if lane >= 1 << step:
@@ -94,7 +95,7 @@ def build_sum(dtype: str, aligned: bool) -> Kernel:
 
 
 def with_key_ranges(choices: Choices) -> Choices:
-    """A rung's choices, of calls with key ranges those of the same call with sequences one after another."""
+    """Return a rung's choices. A call with key ranges gets those of the call whose sequences follow one another."""
 
     def found(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
         if "k_starts" not in problem.arrays:
@@ -111,7 +112,7 @@ def with_key_ranges(choices: Choices) -> Choices:
 
 
 def workspace(problem: Problem, results: Mapping[str, ArrayMeta]) -> dict[str, ArrayMeta]:
-    """cu_seqlens_k, and of a gradient the parts of dk and dv."""
+    """Return cu_seqlens_k, and for a gradient the parts of dk and dv."""
     p, device = problem, problem.arrays["k"].device
     found = {ENDS: ArrayMeta((p.B + 1,), "int32", (1,), device, 0)}
     for name, meta in results.items():
@@ -127,7 +128,7 @@ def around(
     results: Mapping[str, ArrayMeta],
     parts: Mapping[str, ArrayMeta],
 ) -> Sequence[Step]:
-    """The launches of a rung with those before and after."""
+    """Return the launches of a rung with those before and after."""
     p, (ends, lengths, starts) = problem, (whole(problem.arrays, name, 1) for name in (ENDS, "k_lengths", "k_starts"))
     found = [Step(build_ends(), (1,), (ends, lengths, p.B)), *map(_into_parts, steps())]
     for name in [name for name in PARTS if name in results]:
@@ -140,6 +141,6 @@ def around(
 
 
 def _into_parts(step: Step) -> Step:
-    """The launch with parts of dk and dv in their place."""
+    """Return the launch with parts of dk and dv in their place."""
     names = (PARTS.get(arg, arg) if isinstance(arg, str) else arg for arg in leaves(step.args))
     return step._replace(args=nested(step.args, names))

@@ -1,13 +1,12 @@
-"""lse and delta of a tile's queries, where the queries are columns of scores: from memory through shared memory.
+"""lse and delta of a tile's queries, where queries are columns of scores: from memory through shared memory.
 
-A warp brings those of a tile beside the copies of its boxes, so that nothing is asked of their addresses. A thread
-needs the columns that it has scores of, two of every eight, and finds them side by side.
+A warp loads them as ordinary numbers, so their addresses need no alignment. A thread needs the columns of its scores,
+two of every eight, and finds them next to each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from ..compiler.backend import Members, Noun, cuda, f32, i32, noun, u32, verb
 from ..launch.views import start
@@ -18,43 +17,32 @@ from ..tile.unrolled import one_after_another
 from .options import OptionChain
 from .saved_lse import base_of
 
-PAD = 4  # floats between the columns of a lane and the next lane's, so that lanes meet different banks
+PAD = 4  # floats between the columns of a lane and the next lane's, so that lanes use different banks
 
 
 def lane_columns(block_q: int) -> int:
-    """Floats from a lane's columns to the next one's, of a statistic of so many queries."""
+    """Return how many floats lie between a lane's columns and the next lane's, for a statistic of `block_q` queries."""
     return block_q // 4 + PAD
 
 
-class QueryTiles(Protocol):
-    """A Config of tiles of queries."""
-
-    @property
-    def block_q(self) -> int: ...
-
-    @property
-    def stages(self) -> int: ...
-
-
-Columns = Noun  # what `lse_delta_of` makes
+Columns = Noun  # of `lse_delta_of`
 
 
 @verb
 def my_lane():
-    """Without a sign to look after."""
+    """Return my lane, unsigned."""
     return u32(cuda.threadIdx.x) % u32(32)
 
 
 @noun
-def lse_delta_of(config: QueryTiles, chain: OptionChain) -> Members:
-    """The verbs of tiles of the Config's queries.
-
-    lse is there as the base of exponents (`saved_lse`), 0 for a query that sees nothing.
+def lse_delta_of(block_q: int, stages: int, chain: OptionChain) -> Members:
+    """The verbs of tiles of `block_q` queries. lse is stored as the base of exponents (`saved_lse`), 0 for a query
+    that sees nothing.
     """
     num, to_base = numbers(f32), base_of(chain)
-    BLOCK_Q, LANE = config.block_q, lane_columns(config.block_q)
+    BLOCK_Q, LANE = block_q, lane_columns(block_q)
     STAGE, DELTA, PER_LANE = 2 * LANES * LANE, LANES * LANE, -(-BLOCK_Q // 32)
-    SIZE, OWN = config.stages * STAGE, 2 * PER_LANE
+    SIZE, OWN = stages * STAGE, 2 * PER_LANE
 
     @verb
     def slots():
@@ -63,7 +51,7 @@ def lse_delta_of(config: QueryTiles, chain: OptionChain) -> Members:
 
     @verb
     def own():
-        """Return a local array for the numbers that a lane of the loading warp has under way."""
+        """Return a local array for the numbers that a lane of the loading warp has in flight."""
         return cuda.local.array(OWN, f32)
 
     def fetch_one(n: int, which: int) -> Callable[..., None]:
@@ -72,7 +60,7 @@ def lse_delta_of(config: QueryTiles, chain: OptionChain) -> Members:
             h, m0 = tile
             m = i32(m0 + i32(my_lane()) + 32 * n)
             own[2 * n + which] = num.zero
-            if m < task.Sq:  # its place is found anew each time: a thread that loads has no register to keep one in
+            if m < task.Sq:  # the address is computed each time: a thread that loads has no register to keep it
                 own[2 * n + which] = x.data[start(x, opaque_i32(task.b), h, task.q_first + m)]
 
         return fetch
@@ -80,14 +68,14 @@ def lse_delta_of(config: QueryTiles, chain: OptionChain) -> Members:
     fetch_lse, fetch_delta = (one_after_another([fetch_one(n, which) for n in range(PER_LANE)]) for which in range(2))
 
     @verb
-    def fetch(own, lse, delta, task, h, m0):
+    def fetch(own, x, task, h, m0):
         """Start to load lse and delta of the queries from m0 on; by all lanes of a warp."""
-        fetch_lse(own, lse, task, (h, m0))
-        fetch_delta(own, delta, task, (h, m0))
+        fetch_lse(own, x.lse, task, (h, m0))
+        fetch_delta(own, x.delta, task, (h, m0))
 
     @verb
     def put(slots, stage, own):
-        """Write what was fetched into a stage that is free."""
+        """Write the fetched numbers into a free stage."""
         lane = my_lane()
         at = i32(stage * STAGE + i32(lane % u32(8) // u32(2) * u32(LANE) + lane // u32(8) * u32(2) + lane % u32(2)))
         for n in range(PER_LANE):
@@ -97,7 +85,7 @@ def lse_delta_of(config: QueryTiles, chain: OptionChain) -> Members:
 
     @verb
     def lse(stage):
-        """Return where lse of my columns begins in a stage: number 2 * j + e is of my column 8 * j + e."""
+        """Return where lse of my columns begins in a stage: number 2 * j + e belongs to my column 8 * j + e."""
         return i32(stage * STAGE + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
 
     @verb

@@ -1,4 +1,4 @@
-"""The naive rung: its launches and the arrays that live between them, forward and backward."""
+"""The naive rung: its launches and workspaces, forward and backward."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ REASON = "all scores in memory: for what needs more shared memory on simt than t
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the one way to do attention."""
+    """Yield the only way to compute attention."""
     yield Choice("naive", None, REASON, partial(forward_steps, problem, results), forward_workspace(problem))
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the one way to do its gradient."""
+    """Yield the only way to compute its gradient."""
     yield Choice("naive", None, REASON, partial(backward_steps, problem, results), backward_workspace(problem))
 
 
 def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """All scores, and a sum for each row."""
+    """Return all scores, and a sum for each row."""
     return {"scores": _scores(problem), "row_sums": _rows(problem)}
 
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
-    """Scores, softmax, product."""
+    """Return the launches: scores, softmax, product."""
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     o, lse, q, k, v = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
     work = sizes(p)
@@ -61,12 +61,12 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequenc
 
 
 def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """Scores that become probabilities, their gradient, and a number for each row."""
+    """Return scores that become probabilities, their gradient, and a number for each row."""
     return {"probs": _scores(problem), "d_scores": _scores(problem), "delta": _rows(problem)}
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
-    """The equations of naive_backward.py, in order."""
+    """Return the launches: the equations of naive_backward.py, in order."""
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     q, k, v, o, lse = (by_token(metas, name, varlen) for name in ("q", "k", "v", "o", "lse"))
     do, dlse, dq, dk, dv = (by_token(metas, name, varlen) for name in ("do", "dlse", "dq", "dk", "dv"))
@@ -105,7 +105,7 @@ def _bias_gradient(p: Problem, meta: ArrayMeta) -> Sequence[Step]:
 
 
 def _step(kernel: Kernel, count: int, *args: Argument) -> Sequence[Step]:
-    """A launch with `count` threads, or none where there is nothing to do."""
+    """Return a launch of `count` threads, or none for 0."""
     return [Step(kernel, (cdiv(count, THREADS),), args)] if count else []
 
 
@@ -118,5 +118,5 @@ def _rows(p: Problem) -> ArrayMeta:
 
 
 def _number_meta(p: Problem, shape: tuple[int, ...]) -> ArrayMeta:
-    """An array of the dtype in which arithmetic is done, on q's device."""
+    """Return an array of the dtype of arithmetic, on q's device."""
     return ArrayMeta(shape, compute_dtype(p.dtype), contiguous_strides(shape), p.arrays["q"].device, 0)

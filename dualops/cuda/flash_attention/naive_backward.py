@@ -1,17 +1,17 @@
 """The gradient of attention, the first idea: scores and their gradient lie in memory; each element has a thread.
 
-    1  scores, as forward makes them
+    1  scores, as forward computes them
     2  delta = rowsum(do * o) - dlse
     3  P = exp(S - lse),  dS = P * (weight * (do @ v.T) - delta);  weight * P replaces the scores
     4  dv = (weight * P).T @ do,  summed over the heads that share a key
-    5  dbias = dS, summed over what the bias is broadcast on
-    6  ds0 = dS * slope, which replaces dS; where every slope is 1, dS is ds0
+    5  dbias = dS, summed over the axes that the bias is broadcast on
+    6  ds0 = dS * slope, which replaces dS; without options that have slopes, dS is ds0
     7  dq = scale * ds0 @ k     the product of forward
     8  dk = scale * ds0.T @ q   as dv
     9  dsinks = -sum(exp(sink - lse) * delta)
 
 Memory besides the results: itemsize * B * H * Sq * (2 * Sk + 1), with an itemsize of 4 (8 for float64). There are no
-atomics: every element of a result is one thread's sum, the same from run to run.
+atomics: every element of a result is one thread's sum, the same in each run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .saved_lse import exponential_of
 
 @builds
 def build_delta(variant: Variant) -> Kernel:
-    """flash_attention_naive_delta(delta, o, do, dlse, has_dlse, Dv, B, work). A row a thread."""
+    """flash_attention_naive_delta(delta, o, do, dlse, has_dlse, Dv, B, work): a thread a row."""
     mem, inner, span = storage(variant.dtype), inner_products(variant.dtype), spans(variant.varlen)
 
     array, number = array_type(variant), pointer(mem.number)
@@ -52,7 +52,7 @@ def build_delta(variant: Variant) -> Kernel:
 
 
 class Operands(NamedTuple):
-    """What dS is made of, in addition to the scores."""
+    """What dS is computed from, in addition to the scores."""
 
     v: Any  # [B, Hkv, Sk, Dv]
     do: Any  # [B, H, Sq, Dv]
@@ -63,9 +63,9 @@ class Operands(NamedTuple):
 
 @builds
 def build_score_gradients(variant: Variant) -> Kernel:
-    """flash_attention_naive_score_gradients(probs, d_scores, x, B, work). x: `Operands`.
+    """flash_attention_naive_score_gradients(probs, d_scores, x, B, work): a thread a score. x: `Operands`.
 
-    A score a thread. `probs` has the scores, which weight * P replaces; what does not count is -0 in both results.
+    weight * P replaces the scores in `probs`. In both results, -0 marks what does not count.
     """
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
@@ -86,7 +86,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
                 weighted, d_score, token = num.minus_zero, num.minus_zero, q_first + m
                 row_lse = x.lse.data[start(x.lse, b, h, token)]
                 at = pair_at(b, h, m, n, work.aligned * (own_Sk - own_Sq))
-                # all that a NaN row sees is NaN
+                # a NaN row makes all keys that it sees NaN
                 if probs[index] != num.minus_inf or (row_lse != row_lse and chain.visible(work.options, at)):
                     prob = exponential(probs[index], row_lse)
                     weight = chain.weight(work.options, at)
@@ -103,10 +103,10 @@ def build_score_gradients(variant: Variant) -> Kernel:
 
 @builds
 def build_transposed_product(variant: Variant) -> Kernel:
-    """flash_attention_naive_transposed_product(x, B, Hkv, work). x: `Product`.
+    """flash_attention_naive_transposed_product(x, B, Hkv, work): a thread an element. x: `Product`.
 
-    out [B, Hkv, Sk, width] = factor * left.T @ right [B, H, Sq, width], an element a thread, summed over the heads of a
-    group. dv = (weight * P).T @ do and dk = scale * ds0.T @ q are such products.
+    out [B, Hkv, Sk, width] = factor * left.T @ right [B, H, Sq, width], summed over the heads of a group, for dv =
+    (weight * P).T @ do and dk = scale * ds0.T @ q.
     """
     mem, span = storage(variant.dtype), spans(variant.varlen)
     num = numbers(mem.number)
@@ -133,10 +133,9 @@ def build_transposed_product(variant: Variant) -> Kernel:
 
 @builds
 def build_bias_gradient(dtype: str) -> Kernel:
-    """flash_attention_naive_bias_gradient(dbias, d_scores, sizes, over, H, Sq, Sk).
+    """flash_attention_naive_bias_gradient(dbias, d_scores, sizes, over, H, Sq, Sk): a thread an element of the bias.
 
-    An element of the bias a thread. sizes: of the bias along B, H, Sq and Sk. over: how many scores along each axis
-    share an element of the bias.
+    sizes: of the bias along B, H, Sq and Sk. over: how many scores along each axis share an element of the bias.
     """
     mem = storage(dtype)
     num = numbers(mem.number)
@@ -161,7 +160,7 @@ def build_bias_gradient(dtype: str) -> Kernel:
 
 @builds
 def build_bend(variant: Variant) -> Kernel:
-    """flash_attention_naive_bend(d_scores, q, k, D, B, work): ds0 = dS * slope. A score a thread."""
+    """flash_attention_naive_bend(d_scores, q, k, D, B, work): ds0 = dS * slope, a thread a score."""
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
     chain, pair_at = chain_of(variant.having, variant.dtype, gradient=True), pair_places(mem.number)
@@ -188,7 +187,7 @@ def build_bend(variant: Variant) -> Kernel:
 
 @builds
 def build_sinks_gradient(variant: Variant, sinks_dtype: str) -> Kernel:
-    """flash_attention_naive_sinks_gradient(dsinks, lse, delta, B, work). A head a thread."""
+    """flash_attention_naive_sinks_gradient(dsinks, lse, delta, B, work): a thread a head."""
     mem, sinks_mem = storage(variant.dtype), storage(sinks_dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
     chain = chain_of(variant.having, variant.dtype)

@@ -1,14 +1,14 @@
 """Attention, the first idea: all scores lie in memory, and each element has a thread. A reader starts here.
 
-    1  scores [B, H, Sq, Sk] = options(scale * q @ k.T)     -inf where a mask is
+    1  scores [B, H, Sq, Sk] = options(scale * q @ k.T)     -inf where a mask hides one
     2  probs = exp(scores - row_max), which replace them;  row_sum,  lse = row_max + log(row_sum)
     3  o = probs @ v / row_sum
 
 Memory besides the results: itemsize * B * H * Sq * (Sk + 1), with an itemsize of 4 (8 for float64). Every score is
 written, read twice and written again before it meets v, and neighbouring threads read keys a row apart.
 
-A probability that does not count is stored as -0 and left out of the product, so that a NaN in a key or value that is
-not seen does not spread. Sums over tokens are compensated: one thread adds up as many terms as there are tokens.
+-0 marks a probability that does not count. The product leaves it out, so that a NaN in a hidden key or value does not
+spread. Sums over tokens are compensated: one thread adds as many terms as there are tokens.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PIECE = 32  # terms of an inner product
 
 
 def naive_variant(problem: Problem) -> Variant:
-    """What kernels that know the options are built for; widths are arguments."""
+    """Return the variant of kernels that have the options and get widths at the launch."""
     return replace(variant(problem), D=0, Dv=0)
 
 
 @verb
 def my_index():
-    """Return the number of my element: neighbouring threads have neighbours."""
+    """Return the number of my element; neighbouring threads have neighbouring elements."""
     return i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
 
 
@@ -49,9 +49,8 @@ def place(row, heads, tokens):
 @cache
 @noun
 def inner_products(dtype: str) -> Members:
-    """The verb for arrays of a dtype: inner products of rows, which one thread reads.
-
-    It sums pieces and then adds these sums: hundreds of terms one after another would lose too much in float32.
+    """The verb for inner products of rows, each by one thread. It adds sums of pieces: hundreds of terms one after
+    another would lose too much in float32.
     """
     mem = storage(dtype)
     num = numbers(mem.number)
@@ -72,7 +71,7 @@ def inner_products(dtype: str) -> Members:
 
 @builds
 def build_scores(variant: Variant) -> Kernel:
-    """flash_attention_naive_scores(scores, q, k, D, B, work). A score a thread."""
+    """flash_attention_naive_scores(scores, q, k, D, B, work): a thread a score."""
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
     chain, pair_at = chain_of(variant.having, variant.dtype), pair_places(mem.number)
@@ -97,9 +96,9 @@ def build_scores(variant: Variant) -> Kernel:
 
 @builds
 def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
-    """flash_attention_naive_softmax(scores, row_sums, lse, B, work).
+    """flash_attention_naive_softmax(scores, row_sums, lse, B, work): a thread a row.
 
-    A row a thread. Scores become probabilities, times row_sum and through dropout, or -0 where they do not count.
+    Scores become probabilities times row_sum, after dropout, or -0 where they do not count.
     """
     mem = storage(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
@@ -133,10 +132,10 @@ def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
 
 
 class Product(NamedTuple):
-    """What a product over tokens reads and writes."""
+    """Operands and result of a product over tokens."""
 
     out: Any  # [B, heads, tokens, width]
-    left: Any  # [B, H, Sq, Sk]; an element of -0 is left out
+    left: Any  # [B, H, Sq, Sk]; elements of -0 are left out
     right: Any  # [B, heads, tokens, width]
     factor: Any  # of every element of out
     width: Any
@@ -150,10 +149,10 @@ def product_type(variant: Variant) -> Any:
 
 @builds
 def build_product(variant: Variant) -> Kernel:
-    """flash_attention_naive_product(x, row_sums, divided, B, work).
+    """flash_attention_naive_product(x, row_sums, divided, B, work): a thread an element. x: `Product`.
 
-    out [B, H, Sq, width] = factor * left @ right [B, Hkv, Sk, width], an element a thread. Where `divided` is not 0,
-    rows are divided by their sums. o = probs @ v and dq = scale * ds0 @ k are such products.
+    out [B, H, Sq, width] = factor * left @ right [B, Hkv, Sk, width], divided by the row sums if `divided` is not 0: o
+    = probs @ v and dq = scale * ds0 @ k.
     """
     mem, span = storage(variant.dtype), spans(variant.varlen)
     num = numbers(mem.number)

@@ -1,26 +1,23 @@
-"""Rows that a NaN or an infinity of V may have reached though a mask hides its key.
+"""Recompute rows that are not finite, without tensor cores.
 
-Products of tensor cores leave nothing out: 0 * NaN is NaN. So a row of o that is not finite, though the sum of its
-exponentials is, is made anew by its warp: score after score, and of V what the row sees. So is a row of dq whose lse is
-large (`saved_lse`).
+Tensor cores multiply masked elements too, and 0 * NaN is NaN. So a NaN or an infinity of an input may reach a row that
+a mask hides it from. A warp recomputes such a row: one score after the other, and only of what the row sees.
 
-    p = exp(score - lse),  o += p * v[j]          for each key j that is seen
+    o:          p = exp(score - lse),  o += weight * p * v[j]                          for each key j that the row sees
+    dq:         dS = p * (weight * do @ v[j] - delta) * slope,  dq += dS * k[j]
+    dk and dv:  dk += dS * q[i],  dv += weight * p * do[i]       for each query i, of each head, that sees the key
 
-The same of dq, which K may have reached:
-
-    dS = p * (weight * do @ v[j] - delta) * slope,  dq += dS * k[j]
-
-which is 0 where nothing is seen, though a sink made lse NaN. There, something is left out always: an infinity of K can
-make a score -inf, whose P is 0, and 0 times that infinity is NaN.
+A row of o is recomputed if the sum of its exponentials is finite; a row of dq unless it sees nothing, which makes it 0
+even if a sink made lse NaN; a key's dk and dv always. Rows of large lse are NaN on purpose (`saved_lse`).
+A score of -inf is left out, but not in a row that is NaN: all that such a row sees is NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-from ..compiler.backend import Members, cuda, f32, i32, members, noun, verb
+from ..compiler.backend import Members, Namespace, cuda, f32, i32, members, noun, verb
 from ..launch.views import start
 from ..tile.non_finite import non_finite_of
 from ..tile.numbers import numbers
@@ -29,128 +26,90 @@ from ..tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32, shfl_idx_i32, 
 from ..tile.storage import storage
 from ..tile.unrolled import one_after_another
 from .arguments import Variant
-from .fragment_scores import LANES, my_column
+from .fragment_scores import LANES
 from .options import OptionChain, pair_places
 from .saved_lse import exponential
+from .score_coords import my_column
 from .tile_scheduler import Rows
 
 HIDING_NOTHING = ("dropout", "sinks", "softcap", "alibi")
+ERROR = 2.0**-20  # of a product on tensor cores, as a share of the sum of its terms' sizes
 
 
-@cache
-def warp_product(dtype: str) -> Callable[..., Any]:
-    """The verb (x, x_row, y, y_row, width) -> a row of x times one of y, and how far the same product on tensor cores
-    may be from it; in all lanes of a warp.
-    """
-    mem, num, lanes, ERROR = storage(dtype), numbers(f32), lane_reductions(f32, 32), f32(2.0**-20)
+@noun
+def _pairs(chain: OptionChain, variant: Variant) -> Members:
+    """The verbs of a pair of a query and a key, by all lanes of a warp."""
+    mem, num, lanes = storage(variant.dtype), numbers(f32), lane_reductions(f32, 32)
+    D, Dv, SLACK = variant.D, variant.Dv, f32(ERROR)
 
     @verb
-    def product(x, x_row, y, y_row, width):
+    def _product(x, x_row, y, y_row, width):
         total, size, d = num.zero, num.zero, i32(cuda.threadIdx.x % 32)
         while d < width:
             term = mem.load(x.data, x_row + d) * mem.load(y.data, y_row + d)
             total += term
             size += abs(term)
             d = opaque_i32(d + 32)
-        return lanes.sum(total), lanes.sum(size) * ERROR
-
-    return product
-
-
-@noun
-def nan_repair(
-    chain: OptionChain,
-    variant: Variant,
-    queries: Rows,
-    keys: Callable[..., Any],
-    acc_size: int,
-    *,
-    passes: bool,
-    gradient: bool = False,
-) -> Members:
-    """The verb for acc [64, 2 * acc_size] of a warpgroup; it does nothing where no option hides a key from o.
-
-    keys: the verb that says which keys a task's tiles have among them. passes: whether tiles pass the ends of
-    sequences. gradient: acc is of dq, before it is scaled, instead of o. Called by all lanes of a warp that has rows of
-    acc.
-    """
-    mem, num, pair_at, totals = storage(variant.dtype), numbers(f32), pair_places(f32), non_finite_of(acc_size)
-    quad = lane_reductions(f32, LANES)
-    D, Dv, slots = variant.D, variant.Dv, acc_size // 16  # columns of a lane: lane, lane + 32, ...
-    WIDTH, ADDED = (D, 1) if gradient else (Dv, 2)  # of rows that are added up, and which of the arrays has them
+        return lanes.sum(total), lanes.sum(size) * SLACK
 
     @verb
-    def _nothing(acc, lse, arrays, task, row, column, scale, options):
-        pass
-
-    if not gradient and not passes and all(option.name in HIDING_NOTHING for option, _ in variant.having.variants):
-        return members(locals(), repair=_nothing)
+    def score(x, q_row, k_row, at, work):
+        """Return the scaled product, the score, and how far tensor cores' score may be from it."""
+        found, error = _product(x.q, q_row, x.k, k_row, D)
+        scaled, slack = found * work.scale, error * work.scale
+        score = scaled
+        if chain.bends:
+            slack *= abs(chain.slope(scaled, work.options, at))
+        if chain.scores:
+            score = chain.score(scaled, work.options, at)
+        return scaled, score, slack
 
     @verb
-    def _is_finite(x):
-        return x - x == num.zero
+    def gradient(x, q_token, v_row, at, prob, scaled, options):
+        """Return weight * prob and dS."""
+        weighted = prob
+        d_prob, _ = _product(x.do, start(x.do, at.b, at.h, q_token), x.v, v_row, Dv)
+        if chain.weighs:
+            weight = chain.weight(options, at)
+            d_prob *= weight
+            weighted *= weight
+        d_score = prob * (d_prob - x.delta.data[start(x.delta, at.b, at.h, q_token)])
+        if chain.bends:
+            d_score *= chain.slope(scaled, options, at)
+        return weighted, d_score
 
-    product = warp_product(variant.dtype)
+    return locals()
+
+
+class WarpRow(Namespace):
+    """A row of accumulators. A lane has columns lane, lane + 32, ... in `slots` numbers."""
+
+    slots: int
+    clear: Callable[..., None]  # (own)
+    add: Callable[..., None]  # (own, factor, x, place): adds a row of x. place: where it begins, and its first column
+    put: Callable[..., None]  # (acc, own, upper, lower): to acc, if it is my upper row, or my lower one
+    doubts: Callable[..., Any]  # (acc) -> for my upper row and my lower one: 0, or NaN if not finite
+
+
+def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
+    """For acc [64, 2 * acc_size] of a warpgroup and arrays of this width; of size 0 for another warpgroup's acc."""
+    if not acc_size:
+        return _others_row()
+    mem, num, slots = storage(dtype), numbers(f32), acc_size // 16
+
+    @verb
+    def clear(own):
+        for slot in range(slots):
+            own[slot] = num.zero
 
     def add_slot(slot: int) -> Callable[..., None]:
         @verb
-        def add(own, prob, v, place):
-            first, column = place
-            column = i32(column + 32 * slot + cuda.threadIdx.x % 32)
-            if column < WIDTH:
-                own[slot] += prob * mem.load(v, first + column)
+        def add(own, factor, x, place):
+            column = i32(place[1] + 32 * slot + cuda.threadIdx.x % 32)
+            if column < width:
+                own[slot] += factor * mem.load(x, place[0] + column)
 
         return add
-
-    add = one_after_another([add_slot(slot) for slot in range(slots)])
-
-    @verb
-    def _share(prob, arrays, task, at, scaled, options):
-        """What a key's row counts for, by its probability and its scaled product."""
-        if chain.weighs:
-            prob *= chain.weight(options, at)
-        return prob
-
-    @verb
-    def _gradient_share(prob, arrays, task, at, scaled, options):
-        do, delta = arrays[3], arrays[4]
-        token = task.q_first + at.i
-        v_row = start(arrays[2], task.b, task.h_kv, task.k_first + at.j)
-        d_prob, _ = product(do, start(do, task.b, at.h, token), arrays[2], v_row, Dv)
-        if chain.weighs:
-            d_prob *= chain.weight(options, at)
-        d_score = prob * (d_prob - delta.data[start(delta, task.b, at.h, token)])
-        if chain.bends:
-            d_score *= chain.slope(scaled, options, at)
-        return d_score
-
-    share_of = _gradient_share if gradient else _share
-
-    @verb
-    def _again(own, row_lse, arrays, task, row, column, scale, options):
-        """One row, of which a lane has columns."""
-        q, k, added = arrays[0], arrays[1], arrays[ADDED]
-        i, h = queries.query(task, row), queries.head(task, row)
-        q_row = start(q, task.b, h, task.q_first + i)
-        first, end = chain.keys(options, i, i32(i + task.offset), task.Sk)
-        for slot in range(slots):
-            own[slot] = num.zero
-        of_first, of_end = keys(task)
-        j, end = max(i32(first), of_first), min(i32(end), of_end)
-        while j < end:
-            at = pair_at(task.b, h, i, j, task.offset)
-            found, error = product(q, q_row, k, start(k, task.b, task.h_kv, task.k_first + j), D)
-            scaled, slack = found * scale, error * scale
-            score = scaled
-            if chain.bends:
-                slack *= abs(chain.slope(scaled, options, at))
-            if chain.scores:
-                score = chain.score(scaled, options, at)
-            nan_row = gradient and row_lse != row_lse
-            if (score != num.minus_inf or nan_row) and chain.pick(options, at):
-                counts = share_of(exponential(score, row_lse, slack), arrays, task, at, scaled, options)
-                add(own, counts, added.data, (start(added, task.b, task.h_kv, task.k_first + j), column))
-            j = opaque_i32(j + 1)
 
     def put_slot(slot: int) -> Callable[..., None]:
         @verb
@@ -165,35 +124,180 @@ def nan_repair(
 
         return put
 
-    put = one_after_another([put_slot(slot) for slot in range(slots)])
+    add, put = (one_after_another([made(slot) for slot in range(slots)]) for made in (add_slot, put_slot))
+    return WarpRow.from_locals(locals(), doubts=non_finite_of(acc_size))
+
+
+def _others_row() -> WarpRow:
+    @verb
+    def clear(own):
+        pass
+
+    @verb
+    def add(own, factor, x, place):
+        pass
+
+    @verb
+    def put(acc, own, upper, lower):
+        pass
+
+    @verb
+    def doubts(acc):
+        return f32(0), f32(0)
+
+    return WarpRow.from_locals(locals(), slots=1)
+
+
+@noun
+def nan_repair(
+    chain: OptionChain,
+    variant: Variant,
+    queries: Rows,
+    keys: Callable[..., Any],
+    acc_size: int,
+    *,
+    passes: bool,
+    gradient: bool = False,
+) -> Members:
+    """The verb for acc [64, 2 * acc_size] of a warpgroup: o, or with `gradient` dq before it is scaled. It does nothing
+    if no option hides a key from o.
+
+    keys: the verb (task) -> first and end of the keys of all tiles. passes: whether tiles may extend beyond the end of
+    a sequence.
+    """
+    num, pair_at, quad = numbers(f32), pair_places(f32), lane_reductions(f32, LANES)
+    pair, of_row = _pairs(chain, variant), warp_row(variant.dtype, variant.D if gradient else variant.Dv, acc_size)
+    SLOTS = of_row.slots
+
+    @verb
+    def _nothing(acc, lse, x, task, row, column, work):
+        pass
+
+    if not gradient and not passes and all(option.name in HIDING_NOTHING for option, _ in variant.having.variants):
+        return members(locals(), repair=_nothing)
+
+    @verb
+    def _is_finite(x):
+        return x - x == num.zero
+
+    @verb
+    def _share(x, task, at, prob, scaled, options):
+        return prob * chain.weight(options, at) if chain.weighs else prob
+
+    @verb
+    def _gradient_share(x, task, at, prob, scaled, options):
+        v_row = start(x.v, task.b, task.h_kv, task.k_first + at.j)
+        _, d_score = pair.gradient(x, task.q_first + at.i, v_row, at, prob, scaled, options)
+        return d_score
+
+    share_of = _gradient_share if gradient else _share
+
+    @verb
+    def _recompute(own, row_lse, x, task, row, column, work):
+        options, added = work.options, x.k if gradient else x.v
+        i, h = queries.query(task, row), queries.head(task, row)
+        q_row = start(x.q, task.b, h, task.q_first + i)
+        first, end = chain.keys(options, i, i32(i + task.offset), task.Sk)
+        of_row.clear(own)
+        of_first, of_end = keys(task)
+        j, end = max(i32(first), of_first), min(i32(end), of_end)
+        while j < end:
+            at = pair_at(task.b, h, i, j, task.offset)
+            scaled, score, slack = pair.score(x, q_row, start(x.k, task.b, task.h_kv, task.k_first + j), at, work)
+            nan_row = gradient and row_lse != row_lse
+            if (score != num.minus_inf or nan_row) and chain.pick(options, at):
+                share = share_of(x, task, at, exponential(score, row_lse, slack), scaled, options)
+                of_row.add(own, share, added.data, (start(added, task.b, task.h_kv, task.k_first + j), column))
+            j = opaque_i32(j + 1)
 
     @verb
     def _doubtful(total, row_lse):
-        """Whether a row of mine, of which `total` tells, is not finite though the sum of its exponentials is, or in a
-        gradient whatever that is.
-        """
+        """Whether to recompute a row of mine. total: NaN if one of its numbers is not finite."""
         may_be_finite = row_lse != num.minus_inf if gradient else _is_finite(row_lse)
         return i32(not _is_finite(quad.sum(total)) and may_be_finite)
 
     @verb
-    def repair(acc, lse, arrays, task, row, column, scale, options):
-        """Repair rows of acc. lse: of my two rows. arrays: q, k and v, of a gradient do and delta too. row: the
-        warpgroup's first. column: the first of acc.
+    def repair(acc, lse, x, task, row, column, work):
+        """Recompute rows of acc; by all lanes of a warp that has rows of it. lse: of my two rows. x: `Inputs` or
+        `GradientInputs`. row: the warpgroup's first. column: the first of acc.
         """
-        upper_total, lower_total = totals(acc)
-        upper_lse, lower_lse = lse
+        upper_total, lower_total = of_row.doubts(acc)
         lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
-        doubt = _doubtful(upper_total, upper_lse) + 2 * _doubtful(lower_total, lower_lse)
-        own = cuda.local.array(slots, f32)
+        doubt = _doubtful(upper_total, lse[0]) + 2 * _doubtful(lower_total, lse[1])
+        own = cuda.local.array(SLOTS, f32)
         r, end = i32(0), i32(16 * vote_any(doubt, FULL_WARP))
-        while True:  # asked at its end: a loop that could be skipped made registers spill
+        while True:  # the condition is at the end: a loop that could be skipped made registers spill
             owner, this = i32(r % 8 * LANES), i32(row + 16 * warp + r)
             if shfl_idx_i32(doubt, owner, FULL_WARP) >> r // 8 & 1 and queries.there(task, this):
-                above, below = shfl_idx_f32(upper_lse, owner, FULL_WARP), shfl_idx_f32(lower_lse, owner, FULL_WARP)
+                above, below = shfl_idx_f32(lse[0], owner, FULL_WARP), shfl_idx_f32(lse[1], owner, FULL_WARP)
                 row_lse = above if r < 8 else below
                 mine = lane // LANES == r % 8
-                _again(own, row_lse, arrays, task, this, column, scale, options)
-                put(acc, own, i32(mine and r < 8), i32(mine and r >= 8))
+                _recompute(own, row_lse, x, task, this, column, work)
+                of_row.put(acc, own, i32(mine and r < 8), i32(mine and r >= 8))
+            r = opaque_i32(r + 1)
+            if r >= end:
+                break
+
+    return locals()
+
+
+@noun
+def nan_repair_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int) -> Members:
+    """The verb for accumulators of dk and dv of these sizes, 0 if they are another warpgroup's.
+
+    It is always needed: an infinite q, say, makes a score -inf, which hides it.
+    """
+    num, pair_at, quad, pair = numbers(f32), pair_places(f32), lane_reductions(f32, LANES), _pairs(chain, variant)
+    of_k, of_v = warp_row(variant.dtype, variant.D, dk_size), warp_row(variant.dtype, variant.Dv, dv_size)
+    K_SLOTS, V_SLOTS = of_k.slots, of_v.slots
+
+    @verb
+    def _add_query(own_k, own_v, x, q_token, at, rows, work):
+        q_row, do_row = start(x.q, at.b, at.h, q_token), start(x.do, at.b, at.h, q_token)
+        scaled, score, slack = pair.score(x, q_row, rows[0], at, work)
+        row_lse = x.lse.data[start(x.lse, at.b, at.h, q_token)]
+        if (score != num.minus_inf or row_lse != row_lse) and chain.pick(work.options, at):
+            prob = exponential(score, row_lse, slack)
+            weighted, d_score = pair.gradient(x, q_token, rows[1], at, prob, scaled, work.options)
+            of_k.add(own_k, d_score, x.q.data, (q_row, 0))
+            of_v.add(own_v, weighted, x.do.data, (do_row, 0))
+
+    @verb
+    def _recompute(own_k, own_v, x, task, j, work):
+        first, end = chain.queries(work.options, j, i32(j - task.offset), task.Sq)
+        rows = start(x.k, task.b, task.h_kv, task.k_first + j), start(x.v, task.b, task.h_kv, task.k_first + j)
+        of_k.clear(own_k)
+        of_v.clear(own_v)
+        h, group = i32(task.h_kv * work.extent.group), work.extent.group
+        while h < i32((task.h_kv + 1) * group):
+            i = i32(first)
+            while i < end:
+                _add_query(own_k, own_v, x, task.q_first + i, pair_at(task.b, h, i, j, task.offset), rows, work)
+                i = opaque_i32(i + 1)
+            h = opaque_i32(h + 1)
+
+    @verb
+    def _doubtful(total):
+        return i32(quad.sum(total) != num.zero)  # a NaN is not 0
+
+    @verb
+    def repair(dk_acc, dv_acc, x, task, row, work):
+        """Recompute rows of dk, before it is scaled, and of dv; by all lanes of a warp that has rows of them. x:
+        `GradientInputs`. row: the warpgroup's first.
+        """
+        k_upper, k_lower = of_k.doubts(dk_acc)
+        v_upper, v_lower = of_v.doubts(dv_acc)
+        lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
+        doubt = _doubtful(k_upper + v_upper) + 2 * _doubtful(k_lower + v_lower)
+        own_k, own_v = cuda.local.array(K_SLOTS, f32), cuda.local.array(V_SLOTS, f32)
+        r, end = i32(0), i32(16 * vote_any(doubt, FULL_WARP))
+        while True:  # the condition is at the end: a loop that could be skipped made registers spill
+            j = i32(task.n0 + row + 16 * warp + r)
+            if shfl_idx_i32(doubt, i32(r % 8 * LANES), FULL_WARP) >> r // 8 & 1 and j < task.Sk:
+                mine = lane // LANES == r % 8
+                _recompute(own_k, own_v, x, task, j, work)
+                of_k.put(dk_acc, own_k, i32(mine and r < 8), i32(mine and r >= 8))
+                of_v.put(dv_acc, own_v, i32(mine and r < 8), i32(mine and r >= 8))
             r = opaque_i32(r + 1)
             if r >= end:
                 break

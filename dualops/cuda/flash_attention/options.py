@@ -1,4 +1,4 @@
-"""The options of attention in a kernel: the verbs that they are written in, and their arguments."""
+"""The options of attention in kernels: the verbs that they are written in, and their arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..user_functions import typed
 
 
 class Having(NamedTuple):
-    """What a kernel is built for: the options that a problem has, and the types of their arguments."""
+    """What a kernel is built for: the problem's options, and the types of their arguments."""
 
     variants: tuple[OptionVariant, ...]
     argtypes: Any
@@ -34,34 +34,34 @@ WITHOUT_OPTIONS = Having((), types.Tuple([]))
 
 
 def having(problem: Problem) -> Having:
-    """What a kernel for this problem must know of its options."""
+    """Return what a kernel for this problem must know of its options."""
     found = variants(OPTIONS, problem)
     return Having(found, types.Tuple([_typed(option.args(problem), problem) for option, _ in found]))
 
 
 def arguments(problem: Problem) -> tuple[Any, ...]:
-    """The options' arguments at a launch, in order."""
+    """Return the options' arguments of a launch, in order."""
     return tuple(option.args(problem) for option, _ in variants(OPTIONS, problem))
 
 
 class OptionChain(Namespace):
     """A `Chain` as a noun of kernels.
 
-    near_score, near_slope: `score` and `slope` with fewer special functions, of scores up to near_bound(args) in size;
-    None: there are none.
+    near_score, near_slope: `score` and `slope` with fewer special functions, valid for scores up to near_bound(args) in
+    size; None if there are none.
     """
 
     __annotations__ = {**Chain.__annotations__, "near_score": Any, "near_slope": Any, "near_bound": Any}
 
 
 def chain_of(found: Having, dtype: str, *, gradient: bool = False) -> OptionChain:
-    """The options as device functions, in the arithmetic of problems of this dtype; with slopes for a gradient."""
+    """Return the options as device functions, in the arithmetic of this dtype; with slopes for a gradient."""
     verbs = _verbs(dtype, gradient)
     return OptionChain(**compose(found.variants, verbs)._asdict(), **_near(found, verbs))
 
 
 def _near(found: Having, verbs: Verbs) -> dict[str, Any]:
-    """Where softcap alone changes scores: most lie below it."""
+    """Return the near verbs if softcap alone changes scores: most scores lie below it."""
     changing = [option for option in found.variants if option.option.make(verbs, option.facts).score is not None]
     if verbs.bounded is not bounded_fast_tanh or [option.option for option in changing] != [SOFTCAP]:
         return {"near_score": None, "near_slope": None, "near_bound": None}
@@ -77,7 +77,7 @@ def _near(found: Having, verbs: Verbs) -> dict[str, Any]:
 
 @cache
 def pair_places(number: Any) -> Callable[..., At]:
-    """The verb that says where the score of query i and key j stands; offset: position of query 0 among the keys."""
+    """Return the verb that says where the score of query i and key j is. offset: position of query 0 among the keys."""
 
     @verb
     def pair_at(b, h, i, j, offset):
@@ -87,7 +87,7 @@ def pair_places(number: Any) -> Callable[..., At]:
 
 
 def _typed(args: Any, problem: Problem) -> Any:
-    """The Numba type of an option's arguments."""
+    """Return the Numba type of an option's arguments."""
     number = storage(problem.dtype).number
 
     def kind(value: Any) -> Any:
@@ -99,12 +99,12 @@ def _typed(args: Any, problem: Problem) -> Any:
 
 
 def _word(value: Any) -> Any:
-    """In the simulator: 64 bits of an integer that may be negative."""
+    """Return the 64 bits of an integer that may be negative; in the simulator."""
     return np.uint64(int(value) & 0xFFFFFFFFFFFFFFFF)
 
 
 def _low(value: Any) -> Any:
-    """The same of 32 bits."""
+    """Return the 32 lowest bits of an integer that may be negative; in the simulator."""
     return np.uint64(int(value) & 0xFFFFFFFF)
 
 
@@ -128,7 +128,9 @@ def _verbs(dtype: str, gradient: bool) -> Verbs:
 
     @verb
     def wide(place):
-        """No place is negative: what divides one need not ask, and does so in 32 bits."""
+        """Convert a place without its sign, which is never negative. Divisions of it take 32 bits and no test of a
+        sign.
+        """
         return i64(u32(place))
 
     return Verbs(
@@ -156,7 +158,7 @@ def _verbs(dtype: str, gradient: bool) -> Verbs:
 
 
 def _reader(dtype: str, rank: int) -> Callable[..., Any]:
-    """What reads an element of a Strided array."""
+    """Return the verb that reads an element of a Strided array."""
     mem: Any = storage(dtype) if dtype not in ("bool", "int64") else None
 
     @verb
@@ -176,12 +178,14 @@ def _reader(dtype: str, rank: int) -> Callable[..., Any]:
 
 @verb
 def _row(array, at):
-    """Where a Strided array has the row of a query."""
+    """Return where a Strided array has the row of a query."""
     return i64(at.b) * array.strides[0] + i64(at.h) * array.strides[1] + i64(at.i) * array.strides[2]
 
 
 def _fetcher(dtype: str) -> tuple[Callable[..., Any], Any]:
-    """What fetches two neighbours at once of a Strided array of 16 bits, and what says which number each is."""
+    """Return the verb that fetches two neighbours at once from a Strided array of 16 bits, and the verb that unpacks
+    one.
+    """
 
     @verb
     def fetch(array, at):
@@ -191,7 +195,7 @@ def _fetcher(dtype: str) -> tuple[Callable[..., Any], Any]:
 
 
 def _reader_at(dtype: str, order: str) -> Callable[..., Any]:
-    """What reads an element of a Strided array along batch, head, query and key."""
+    """Return the verb that reads an element of a Strided array along batch, head, query and key."""
     mem, STEP = storage(dtype), order == ""
 
     @verb

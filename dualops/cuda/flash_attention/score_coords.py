@@ -1,7 +1,10 @@
-"""Where the scores of a tile in registers stand: of which query and which key each is.
+"""Which query and which key each score of a tile in registers belongs to; and the mark of hidden products.
 
 Rows are queries and columns keys, or, transposed, rows are keys and columns queries. A thread has rows r and r + 8, and
-of each of them two neighbours of every eight columns (`tile.fragment`).
+in each of them two neighbours of every eight columns (`tile.fragment`).
+
+The mark is a NaN that no arithmetic produces. -inf cannot mark a product: one may be -inf without a mask, and an option
+such as softcap makes a finite score of it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import Any
 
 from ...spec.attention import At
 from ..compiler.backend import Namespace, cuda, f32, i32, i64, u32, verb
+from ..ptx.arithmetic import bits_of_f32, f32_of_bits, max_nan_f32 as max_or_nan, min_nan_f32 as min_or_nan
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES
 from .options import OptionChain
@@ -18,39 +22,39 @@ from .options import OptionChain
 
 @verb
 def my_row():
-    """The first row of this thread among those of its warpgroup."""
-    tid = u32(cuda.threadIdx.x)  # no sign to look after
+    """Return the first row of this thread in its warpgroup."""
+    tid = u32(cuda.threadIdx.x)  # unsigned: shorter code for % and //
     return i32(tid % u32(128) // u32(32) * u32(16) + tid % u32(32) // u32(LANES))
 
 
 @verb
 def my_column():
-    """The first of the columns of this thread among those of each quad of lanes."""
+    """Return the first column of this thread among those of each quad of lanes."""
     return i32(u32(2) * (u32(cuda.threadIdx.x) % u32(LANES)))
 
 
 class Places(Namespace):
-    """The verbs. where: the tile's, whose first row is the first of those that the thread's warpgroup (or warp) has."""
+    """The verbs. where: the tile's; its first row is the first row of the thread's warpgroup (or warp)."""
 
-    # (where) -> the number of my first column, an even one; of 64 bits, so that a constant beside it is an address's
+    # (where) -> my first column, which is even; 64 bits, so that an added constant becomes part of an address
     first: Callable[..., Any]
-    ahead: Callable[..., Any]  # (where, row, first) -> how far the query is ahead of the key, there
-    inside: Callable[..., Any]  # (where) -> whether nothing of the tile is beyond the last query or key
-    steady: bool  # whether 8 rows further are 8 places further: a row may not be a head of the same query
-    # (where, row, first, e, distance, down=0) -> At of column `first + e`. distance: what `ahead` said of `first`, and
-    # of the row so far before, if rows are `steady`: equal distances are the same sums then, and made once
-    at_inside: Callable[..., At]  # where nothing is beyond
-    # what is beyond the last query or key, and is masked, stands at that one, or next to it: options read arrays there
+    ahead: Callable[..., Any]  # (where, row, first) -> how far the query is ahead of the key
+    inside: Callable[..., Any]  # (where) -> whether the tile ends before the last query and key
+    steady: bool  # whether 8 rows further are 8 positions further: false if rows are heads of the same query
+    # (where, row, first, e, distance, down=0) -> At of column `first + e`. distance: what `ahead` returned for `first`
+    # and the row `down` rows before, if rows are `steady`: then equal distances are computed once
+    at_inside: Callable[..., At]  # for tiles that are `inside`
+    # for all tiles; pairs beyond the end get the last query or key, so that options can read arrays
     at: Callable[..., At]
     seen: Callable[..., Any]  # (options, where, row) -> first and end of the columns that ranges show to a row
-    there: Callable[..., Any]  # (where, row) -> whether a row is one: what is beyond may be another sequence's
-    passes: Callable[..., Any]  # (where) -> whether some rows of the tile are none
+    there: Callable[..., Any]  # (where, row) -> whether a row exists; one beyond the end may be another sequence's
+    passes: Callable[..., Any]  # (where) -> whether the tile has rows beyond the end
     origin: Callable[..., Any]  # (where) -> the tile's first column
     within: Callable[..., Any]  # (options, where) -> whether ranges show all of the tile
 
 
 def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -> Places:
-    """Of tiles [queries, keys]. heads: each query has so many rows, of heads that follow one another."""
+    """For tiles [queries, keys]. heads: rows of each query, for heads that follow one another."""
 
     @verb
     def first(where):
@@ -100,7 +104,7 @@ def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -
 
 
 def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
-    """Of tiles [keys, queries]."""
+    """For tiles [keys, queries]."""
 
     @verb
     def first(where):
@@ -147,3 +151,18 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
         return chain.within(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
 
     return Places.from_locals(locals(), steady=True)
+
+
+__all__ = ["is_marked", "mark", "max_or_nan", "min_or_nan"]
+
+MARK = u32(0x7FC0D0A1)  # tensor cores' own NaN is 0x7FFFFFFF
+
+
+@verb
+def mark():
+    return f32_of_bits(MARK)
+
+
+@verb
+def is_marked(x):
+    return bits_of_f32(x) == MARK

@@ -16,18 +16,15 @@ from ..launch.step import Step
 from ..launch.views import by_token, how_stored, whole
 from .arguments import GradientInputs, general, gradient_inputs_of, inputs_of, is_varlen, sizes, variant
 from .options import having
-from .simt_dbias import BiasSizes, build_dbias
-from .simt_delta import ROWS, build_delta
-from .simt_dkv import BackwardConfig, build_dkv
-from .simt_dq import build_dq
-from .simt_dsinks import build_dsinks
 from .simt_forward import ForwardConfig, build_forward
+from .simt_gradient import BackwardConfig, build_dkv, build_dq
+from .simt_sums import ROWS, BiasSizes, build_dbias, build_delta, build_dsinks
 
 LIGHT_OPTIONS = ("band", "block_mask", "key_padding_mask", "mask_mod", "sinks")
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for attention, best first."""
+    """Yield tiles for attention, best first."""
     p = problem
     for config, reason in forward_configs(p):
         steps = partial(forward_steps, p, results, config)
@@ -35,7 +32,7 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for its gradient, best first."""
+    """Yield tiles for its gradient, best first."""
     p = problem
     for configs, reason in backward_configs(p):
         steps = partial(backward_steps, p, results, configs)
@@ -43,7 +40,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 def forward_configs(problem: Problem) -> Iterator[tuple[ForwardConfig, str]]:
-    """Tiles for forward, best first. Of varlen they are those of many queries, as others may have these."""
+    """Yield tiles for forward, best first. Varlen gets those of many queries, since some sequences may have many."""
     p, varlen = problem, is_varlen(problem)
     if (p.Sq > 32 or varlen) and p.dtype != "float64":
         # share of torch's memory-efficient attention, float32, S=4096 D=64 and S=2048 D=128, H200, 2026-11-21
@@ -66,20 +63,20 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Fo
 
 
 class BackwardConfigs(NamedTuple):
-    """A Config for each of the kernels that work on tiles."""
+    """A Config for each kernel that works on tiles."""
 
     dkv: BackwardConfig
     dq: BackwardConfig
     dbias: BackwardConfig
 
     def shared_bytes(self, D: int, Dv: int, dtype: str) -> int:
-        """Return the most bytes that one of them needs for all blocks that an SM should hold."""
+        """Return the most bytes that a kernel needs for all blocks that an SM should hold."""
         parts = ((self.dkv, 2), (self.dq, 1), (self.dbias, 1))
         return max(each.min_blocks * each.shared_bytes(D, Dv, dtype, count) for each, count in parts)
 
 
 def backward_configs(problem: Problem) -> Iterator[tuple[BackwardConfigs, str]]:
-    """Tiles for backward, best first. Of varlen they are those of many queries and keys, as others may have these."""
+    """Yield tiles for backward, best first. Varlen gets those of many queries and keys."""
     p = problem
     small, medium = BackwardConfig(1, 1, share=True), BackwardConfig(2, 2)
     medium_dbias = BackwardConfig(2, 2, share=True)
@@ -107,12 +104,12 @@ def backward_configs(problem: Problem) -> Iterator[tuple[BackwardConfigs, str]]:
 
 
 def rich(problem: Problem) -> bool:
-    """Whether the scores meet more than masks and sinks, which costs registers."""
+    """Return whether options other than masks and sinks change scores, which takes registers."""
     return any(option.name not in LIGHT_OPTIONS for option, _ in having(problem).variants)
 
 
 def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """delta, of the shape of lse."""
+    """Return delta, of the shape of lse."""
     lse = problem.arrays["lse"]
     return {"delta": ArrayMeta(lse.shape, compute_dtype(problem.dtype), contiguous_strides(lse.shape), lse.device, 0)}
 
@@ -120,7 +117,9 @@ def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
 def backward_steps(
     problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs, elsewhere: Container[str] = ()
 ) -> Sequence[Step]:
-    """Return the launches, delta first. elsewhere: results of other kernels, of "dk" (with dv), "dq" and "dbias"."""
+    """Return the launches, delta first. elsewhere: results that other kernels compute, of "dk" (with dv), "dq" and
+    "dbias".
+    """
     p, varlen, found = problem, is_varlen(problem), variant(problem)
     metas = {**p.arrays, **results, **backward_workspace(p)}
     batches, tokens = (1, p.total_q) if varlen else (p.B, p.Sq)

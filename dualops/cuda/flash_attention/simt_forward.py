@@ -1,17 +1,17 @@
 """Attention forward without tensor cores: any GPU, any dtype, any D and Dv to 512. Dao 2023, arXiv:2307.08691, Alg. 1.
 
-A block of 16 x 16 threads has BLOCK_Q queries of one head; Q stays in shared memory, K and V pass through one buffer.
+A block of 16 x 16 threads has BLOCK_Q queries of one head. Q stays in shared memory; K and V pass through one buffer.
 
     1  for each tile of BLOCK_KV keys that some of the queries see:
     2      scores [BLOCK_Q, BLOCK_KV] = scale * Q @ K.T           a thread has tile_q x tile_kv of them in registers
-    3      scores through the options; -inf where a mask is
+    3      options change the scores; -inf where a mask hides one
     4      row_max, rescale = exp(old maximum - new maximum)      16 lanes share a row
     5      probs = exp(scores - row_max), to shared memory; row_sum, acc rescaled
     6      acc [BLOCK_Q, Dv] += probs @ V
     7  o = acc / row_sum,  lse = row_max + log(row_sum)
 
-A tile that no query sees is not visited. A probability that does not count is stored as -0, which adds nothing. Where a
-tile of V holds a NaN or an infinity, -0 says what to leave out, so that a NaN that is not seen does not spread.
+Tiles that no query sees are skipped. -0 marks a probability that does not count, and adds nothing. If a tile of V holds
+a NaN or an infinity, marked elements are left out, so that a hidden NaN does not spread.
 
 Shared memory: `ForwardConfig.layout`, itemsize * (BLOCK_Q * (D4 + 4) + BLOCK_KV * max(D4 + 4, Dv64 + 4) + BLOCK_Q *
 (BLOCK_KV + 4)) with D4, Dv64 the widths rounded up to 4 and 64. Registers: tile_q * (tile_kv + Dv64 / 16) numbers and
@@ -36,7 +36,7 @@ from .tiles import Where, lines, score_tile
 
 
 class ForwardLayout(NamedTuple):
-    """Tiles in shared memory; K and V take turns in one place."""
+    """Tiles in shared memory. K and V take turns in one place."""
 
     q: Tile  # [BLOCK_Q, D]
     k: Tile  # [BLOCK_KV, D]
@@ -85,21 +85,16 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
     score = score_tile(chain, variant.dtype, qk, tile.probs)
     BLOCK_Q, BLOCK_KV = config.block_q, config.block_kv
 
-    @kernel(
-        array_type(variant),
-        statistic_type(variant),
-        inputs_type(variant),
-        size_types(variant),
-        threads=THREADS,
-        min_blocks=config.min_blocks,
-    )
+    array, statistic, inputs, sizes = (of(variant) for of in (array_type, statistic_type, inputs_type, size_types))
+
+    @kernel(array, statistic, inputs, sizes, threads=THREADS, min_blocks=config.min_blocks)
     def flash_attention_simt(o, lse, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % LANES, tid // LANES
         q_blocks = (work.Sq + BLOCK_Q - 1) // BLOCK_Q
         head = cuda.blockIdx.x // q_blocks
-        m0 = (q_blocks - 1 - cuda.blockIdx.x % q_blocks) * BLOCK_Q  # the last first: under a causal mask the longest
+        m0 = (q_blocks - 1 - cuda.blockIdx.x % q_blocks) * BLOCK_Q  # the last first: with a causal mask the longest
         b, h = i64(head // work.H), i64(head % work.H)
         h_kv = h // work.group
         q_first, k_first, Sq, Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
@@ -110,9 +105,9 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
 
         m = m0 + line * qk.rows  # my first query
         row_max = cuda.local.array(qk.rows, mem.number)
-        row_sum = cuda.local.array(qk.rows, mem.number)  # my share; the lanes meet after the loop
+        row_sum = cuda.local.array(qk.rows, mem.number)  # my share; lanes add theirs after the loop
         for i in range(qk.rows):
-            row_max[i] = chain.sink(work.options, h)  # -inf where there is none
+            row_max[i] = chain.sink(work.options, h)  # -inf if there is none
             row_sum[i] = num.zero
             if lane == 0:
                 row_sum[i] = num.exp(row_max[i] - num.base(row_max[i]))

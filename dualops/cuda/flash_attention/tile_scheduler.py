@@ -1,5 +1,11 @@
-"""Which queries of which head a block of attention's tensor-core rungs has, and which tiles of keys they see; or which
-keys, and which tiles of queries see them.
+"""Work items of tensor-core kernels: which queries or keys of which head a block has, and which tiles see them.
+
+Items are ordered so that the longest come first, and so that blocks that run at the same time share keys or queries in
+L2: heads are taken a section at a time.
+
+Sequences of varlen may be packed: their tiles are numbered so that few numbers are unused. Those of sequence b begin at
+number ends[b] // block + b. So total // block + B numbers are enough, however long the longest sequence is. A tile's
+sequence is found by binary search.
 """
 
 from __future__ import annotations
@@ -10,21 +16,93 @@ from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ...spec.meta import itemsize
-from ..compiler.backend import Members, Namespace, i32, noun, u32, verb
-from .arguments import spans
+from ..compiler.backend import Members, Namespace, i32, noun, types, u32, verb
+from ..launch.views import boundary
+from .arguments import Variant, size_types, spans
 from .options import OptionChain
-from .varlen_tiles import packed_pieces
+
+# heads of keys in a section: few, so that their inputs and sums stay in L2, but enough that not all keys of a head run
+# at once, each block waiting for the one before
+LEAST_HEADS, MOST_HEADS = 2, 16
+
+
+def packed_count(total: Any, block: int, B: Any) -> Any:
+    """Return how many numbers the tiles of `total` tokens in B sequences have."""
+    return total // block + B
+
+
+@noun
+def packed_tiles(block: int) -> Members:
+    """The verbs of packed tiles of `block` tokens.
+
+    ends [B + 1]: cu_seqlens of one side; of key ranges their cumulative lengths.
+    """
+
+    @verb
+    def after(tokens, b):
+        """Return the number of sequence b's first tile. tokens: how many are before it."""
+        return i32(u32(tokens) // u32(block) + u32(b))
+
+    @verb
+    def first(ends, b):
+        """Return the number of sequence b's first tile."""
+        return after(boundary(ends, b), b)
+
+    @verb
+    def sequence(ends, B, number):
+        """Return the sequence that has the tile with this number."""
+        low, high = i32(0), i32(B - 1)
+        while low < high:
+            middle = i32((low + high + 1) // 2)
+            if first(ends, middle) <= number:
+                low = middle
+            else:
+                high = i32(middle - 1)
+        return low
+
+    return locals()
+
+
+def packed_pieces(block: int, side: int) -> Callable[..., Any]:
+    """Return the verb (number, extent, each, lengths) -> heads of a batch; head, counted through all batches; its tile;
+    and how many numbers its tiles have. Numbers after the last sequence's are tiles beyond its last token.
+
+    side: 0 for tiles of queries, 1 for tiles of keys. each: heads for each head of keys. extent.section: queries that
+    L2 has room for. A section has as many heads of a sequence as have these queries.
+    """
+    tiles = packed_tiles(block)
+
+    @verb
+    def piece(number, extent, each, lengths):
+        ends, ends_q, heads = lengths[side], lengths[0], u32(u32(extent.H) // u32(extent.group) * u32(each))
+        b = tiles.sequence(ends, i32(u32(extent.heads) // u32(extent.H)), i32(u32(number) // heads))
+        first = u32(tiles.first(ends, b))
+        count = u32(u32(tiles.first(ends, i32(b + 1))) - first)
+        Sq = max(i32(boundary(ends_q, b + 1) - boundary(ends_q, b)), i32(1))
+        room = min(max(u32(extent.section) // u32(Sq), u32(LEAST_HEADS)), u32(MOST_HEADS))
+        section, place = min(u32(room * u32(each)), heads), u32(u32(number) - u32(first * heads))
+        nobodys = place >= u32(heads * count)
+        if nobodys:
+            place = u32(0)
+        before = u32(place // u32(section * count) * section)  # heads of earlier sections
+        place, here = u32(place - u32(before * count)), min(u32(heads - before), section)
+        head, tile = u32(u32(b) * heads + u32(before + place % here)), u32(place // here)
+        # the same tile from the front and from the back
+        return heads, head, count if nobodys else tile, u32(u32(2) * count + u32(1)) if nobodys else count
+
+    return piece
+
 
 KEYS_IN_L2 = 32 << 20  # bytes of K and V that blocks share at a time, of H200's 50 MiB
-# groups of heads, where pieces are all alike, so that none must come first: of S = 8192 and 16384, D = 128, the kernel
-# takes 0.97 to 0.98 of the time that it does with those 32 MiB (H200, 2026-11-25)
+# groups of heads in a section of a static schedule. For S = 8192 and 16384, D = 128, the kernel takes 0.97 to 0.98 of
+# the time that it takes with sections of 32 MiB (H200, 2026-11-25)
 ALIKE_GROUPS = 2
-MOST_GROUPS = 2**15  # of heads in a section, whose number of heads is of 32 bits
+MOST_GROUPS = 2**15  # in a section; the number of heads has 32 bits
 
 
 def section_of(problem: Problem, alike: bool = False) -> Any:
-    """Heads whose keys and values blocks share at a time: of whole groups, as many as L2 has room for; of pieces that
-    are all alike few.
+    """Return how many heads, of whole groups, form a section: as many as have their keys and values in L2, or few for a
+    static schedule.
     """
     p = problem
     if alike:
@@ -34,7 +112,9 @@ def section_of(problem: Problem, alike: bool = False) -> Any:
 
 
 def section_of_queries(problem: Problem, *, packed: bool = False) -> Any:
-    """Heads of keys whose queries blocks share at a time, as many as L2 has room for; of packed tiles the queries."""
+    """Return how many heads of keys form a section: as many as have their queries in L2. Packed: return these
+    queries.
+    """
     p = problem
     of_query = itemsize(p.dtype) * (p.D + p.Dv) * p.group
     if packed:
@@ -44,26 +124,41 @@ def section_of_queries(problem: Problem, *, packed: bool = False) -> Any:
 
 
 class Extent(NamedTuple):
-    """How much there is: of heads and their groups, of the longest sequence, and heads that blocks share at a time."""
+    """Numbers of heads, lengths of the longest sequence, and the size of a section."""
 
     heads: Any  # of all batches
+    section: Any  # heads, or for tiles of keys heads of keys; for packed tiles, queries
     H: Any
     group: Any
     Sq: Any
     Sk: Any
     aligned: Any
-    section: Any  # heads, or for tiles of keys heads of keys; of packed tiles queries, of as many heads as have these
 
 
-@verb
-def extent_of(heads, section, work):
-    """Return the extent of `Work`."""
-    return Extent(heads, work.H, work.group, work.Sq, work.Sk, work.aligned, section)
+class TiledWork(NamedTuple):
+    """How large a problem is, how its tiles are numbered, and how its scores are computed."""
+
+    extent: Any  # `Extent`
+    scale: Any
+    lengths: Any  # of varlen: `spans`
+    options: Any
+
+
+def tiled_work(problem: Problem, section: Any, sizes: tuple[Any, ...]) -> TiledWork:
+    """Return the work of a problem. section: as in `Extent`. sizes: of `arguments.sizes` or `sizes_by_keys`."""
+    H, group, Sq, Sk, aligned, scale, lengths, options = sizes
+    return TiledWork(Extent(problem.B * H, section, H, group, Sq, Sk, aligned), scale, lengths, options)
+
+
+def tiled_work_type(found: Variant) -> Any:
+    """Return the type of `TiledWork`."""
+    *_, scale, lengths, options = size_types(found)
+    return types.NamedTuple((types.NamedUniTuple(i32, len(Extent._fields), Extent), scale, lengths, options), TiledWork)
 
 
 class Task(NamedTuple):
-    """`queries` of a head, or of `heads` of a group from h on: those from m0 on. And the tiles of keys that some of
-    them see: `count` from `first` on (`range_of`, or sm90's `visits`).
+    """Queries of a head from m0 on, or of several heads of a group from h on; and the tiles of keys that some of them
+    see: `count` from `first` on (`range_of`, or sm90's `visible_tiles`).
     """
 
     b: Any
@@ -77,12 +172,12 @@ class Task(NamedTuple):
     k_first: Any
     first: Any
     count: Any
-    split: Any  # which of the parts that keys are split into
+    split: Any  # of the keys (`sm90.split_kv`)
 
 
 class KeysTask(NamedTuple):
-    """Keys of a head, those from n0 on. And of the queries of each head of its group those in tiles from `first` to
-    `end`, which is excluded: the tiles with some that see some of the keys.
+    """Keys of a head from n0 on; and for each head of the group the tiles of queries from `first` to `end`, excluded,
+    that see some of the keys.
     """
 
     b: Any
@@ -99,18 +194,18 @@ class KeysTask(NamedTuple):
 
 
 class Walk(Namespace):
-    """The verbs."""
+    """The verbs of a schedule."""
 
-    total: Callable[..., Any]  # (extent) -> how many pieces of work there are
-    task: Callable[..., Task]  # (number, extent, lengths, options)
+    total: Callable[..., Any]  # (extent) -> how many work items there are
+    task: Callable[..., Task]  # (number, work)
 
 
 class Rows(Namespace):
-    """What the rows of a tile of queries are."""
+    """Query and head of the rows of a tile of queries."""
 
-    query: Callable[..., Any]  # (task, row) -> its number in the sequence
+    query: Callable[..., Any]  # (task, row) -> number in the sequence
     head: Callable[..., Any]  # (task, row)
-    there: Callable[..., Any]  # (task, row) -> whether there is such a query
+    there: Callable[..., Any]  # (task, row) -> whether the query exists
 
 
 @verb
@@ -133,7 +228,9 @@ ROWS_OF_A_HEAD = Rows(query=_query, head=_head, there=_there)  # row r is query 
 
 @verb
 def place_in_list(numbers, row, count, tile):
-    """Of a block mask's row, which begins there: the place of the first tile from this one on, or the list's end."""
+    """Return the place of the first tile from `tile` on in a row of a block mask, or the list's end. row: where the row
+    begins.
+    """
     low, high = i32(0), count
     while low < high:
         middle = i32((low + high) // 2)
@@ -147,26 +244,25 @@ def place_in_list(numbers, row, count, tile):
 @cache
 @noun
 def range_of(block_kv: int) -> Members:
-    """The verbs of tiles of block_kv keys, which follow one another."""
+    """The verbs of tiles of block_kv keys, one after another."""
 
     @verb
     def between(b, h, m0, n_first, n_end, options):
-        """Return the first of the tiles with some of these keys, and how many there are."""
+        """Return the first of the tiles that have some of these keys, and how many there are."""
         first = i32(n_first // block_kv)
         return first, max(i32((n_end + (block_kv - 1)) // block_kv - first), i32(0))
 
     @verb
     def keys(task):
-        """Return the first and the end of the keys, among which those of all tiles are."""
+        """Return first and end of the keys of all tiles of a task."""
         return i32(task.first * block_kv), i32((task.first + i32(task.count)) * block_kv)
 
     return locals()
 
 
 def pieces_of_longest(block: int, side: int) -> Callable[..., Any]:
-    """The verb (number, extent, each, lengths) -> heads of a batch, head, counted through all batches, its tile of that
-    number, and how many tiles a head has, as many as of the longest sequence. side, each: as `packed_pieces` has them.
-    extent.section: heads that follow one another, tile by tile.
+    """Return the verb (number, extent, each, lengths) -> heads of a batch; head, counted through all batches; its tile;
+    and how many tiles a head has, as many as for the longest sequence. side, each: as in `packed_pieces`.
     """
 
     @verb
@@ -191,10 +287,11 @@ def walk_by_queries(
     first_first: bool = False,
     packed: bool = False,
 ) -> Walk:
-    """Pieces are numbered so that the longest come first, and heads, a section at a time, that find one another's keys
-    in L2: of each section the last queries of all heads, then those before them. between: as `range_of` has it.
-    first_first: the first queries come first. packed: sequences come one after another (`packed_pieces`), and there are
-    no more pieces than for all tokens.
+    """The schedule of tiles of queries: a section of heads at a time, first the last queries of all its heads, then
+    those before them. With a causal mask, the last queries have the most work.
+
+    between: as in `range_of`. first_first: the first queries come first. packed: sequences are packed
+    (`packed_pieces`), so that there are no more items than for all tokens.
     """
     span, pieces = spans(varlen), (packed_pieces if packed else pieces_of_longest)(block_q, 0)
 
@@ -207,7 +304,8 @@ def walk_by_queries(
         return i32(u32(extent.heads) * q_blocks(extent))
 
     @verb
-    def task(number, extent, lengths, options):
+    def task(number, work):
+        extent, lengths, options = work.extent, work.lengths, work.options
         _, head, m_block, blocks = pieces(number, extent, extent.group, lengths)
         if not first_first:
             m_block = u32(blocks - 1 - m_block)
@@ -226,14 +324,14 @@ def walk_by_queries(
 def walk_by_keys(
     block_kv: int, block_q: int, varlen: bool, chain: OptionChain, *, last_first: bool = False, packed: bool = False
 ) -> Callable[..., KeysTask]:
-    """The verb (number, extent, lengths, options) -> the task of that number. They are numbered so that those come
-    first that most queries of a causal mask see, or the last keys of all, and heads, a section at a time, that find
-    their queries in L2. packed: as `walk_by_queries` has it.
+    """Return the verb (number, work) -> the task of that number: a section of heads at a time, first the first keys,
+    which most queries see under a causal mask. last_first: the last keys come first. packed: as in `walk_by_queries`.
     """
     span, pieces = spans(varlen), (packed_pieces if packed else pieces_of_longest)(block_kv, 1)
 
     @verb
-    def task(number, extent, lengths, options):
+    def task(number, work):
+        extent, lengths, options = work.extent, work.lengths, work.options
         heads_kv, head, n_block, blocks = pieces(number, extent, i32(1), lengths)
         if last_first:
             n_block = u32(blocks - 1 - n_block)
@@ -247,3 +345,26 @@ def walk_by_keys(
         return KeysTask(b, h_kv, n0, Sq, Sk, offset, q_first, k_first, first, end, span.key_out(lengths, b))
 
     return task
+
+
+class KeyRows(NamedTuple):
+    """Rows of dk or dv, as `output` stores those of a tile of queries."""
+
+    b: Any
+    h: Any
+    m0: Any
+    Sq: Any
+    q_first: Any
+
+
+@verb
+def key_rows_of(task):
+    """Return the rows of a task's keys."""
+    return KeyRows(task.b, task.h_kv, task.n0, task.Sk, task.k_out)
+
+
+@verb
+def tile_after(task, h, m0, block_q):
+    """Return head and first query of the tile after this one: of the same head, or the first tile of the next head."""
+    m0 = i32(m0 + block_q)
+    return (i32(h), m0) if m0 < task.end else (i32(h + 1), i32(task.first))

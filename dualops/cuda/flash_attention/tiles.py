@@ -1,4 +1,4 @@
-"""What 16 x 16 threads do with a tile of scores: through the options, and to shared memory for the next product."""
+"""A tile of scores of 16 x 16 threads: options change it, and it goes to shared memory for the next product."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..tile.shared import Lines, Tile
 from ..tile.storage import storage
 from .options import OptionChain, pair_places
 
-Scores = Noun  # what `score_tile` makes
+Scores = Noun  # of `score_tile`
 
 
 class Where(NamedTuple):
-    """Where a tile of scores stands: batch, head, its first query and key, how many there are in their sequences."""
+    """Where a tile of scores is: batch, head, its first query and key; and the lengths of the sequence."""
 
     b: Any
     h: Any
@@ -27,22 +27,25 @@ class Where(NamedTuple):
     offset: Any  # position of query 0 among the keys
 
 
+@verb
+def where_of(task, h, m0, n0):
+    """Return where a tile of a task's scores is."""
+    return Where(task.b, h, m0, n0, task.Sq, task.Sk, task.offset)
+
+
 @noun
 def score_tile(
     chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, gradient: bool = False, transposed: bool = False
 ) -> Members:
-    """The verbs of a tile of scores: rows are queries and columns keys, or the other way round.
+    """The verbs for the scores of `product`, in a tile of shared memory. Rows are queries and columns keys, or
+    transposed.
 
-    Where masks are ranges and nothing else comes upon the scores, these stay in registers. What options do to a score
-    may be long, so it is not repeated for each that a thread holds: the thread's scores go through its own places of a
-    tile of shared memory, and a loop takes one after another.
+    If only ranges mask scores, they stay in registers. An option may take many instructions for one score, so its code
+    is not repeated for each of a thread's scores: they go through the thread's own places of the tile, in a loop.
 
-    The verbs for the scores that `product` makes; `tile` holds as many.
-
-    finish: through all options; where a mask is or where there is nothing, -inf, or -0 in a gradient, where no score is
-    -0 then: a NaN row makes NaN of the gradient of a key that has a score of -inf, but not of one that a mask hides.
-    slopes: d score / d (scale * product), 0 where there is nothing or a range hides it. weights: of all pairs that are
-    there; other places hold anything.
+    finish: applies all options. A hidden score becomes -inf, or in a gradient -0, which no other score is. A NaN row
+    makes the gradient of a key with a score of -inf NaN, but not that of a hidden key. slopes: d score / d (scale *
+    product), 0 where a range hides it. weights: for all pairs within the sequence; other places are undefined.
     """
     number = storage(dtype).number
     num, pair_at = numbers(number), pair_places(number)
@@ -52,13 +55,13 @@ def score_tile(
 
     @verb
     def at(e):
-        """Return where number e of a thread lies in the tile."""
+        """Return where score e of this thread lies in the tile."""
         line, lane = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
         return tile.at + (line * ROWS + e // COLUMNS) * tile.row + lane + LANES * (e % COLUMNS)
 
     @verb
     def _seen(options, where, r):
-        """What counts in row r of mine: a first and an end, which is excluded, counted from my first column on."""
+        """Return first and end of the columns that row r of mine sees, counted from my first column."""
         mine, lane = cuda.threadIdx.x // LANES * ROWS, cuda.threadIdx.x % LANES
         if TRANSPOSED:
             j = i32(apart(where.n0 + mine, where.m0) + r)
@@ -83,7 +86,7 @@ def score_tile(
 
     @verb
     def counts(score, lse):
-        """Return whether a finished score has a part in gradients, by its row's lse."""
+        """Return whether a finished score counts in a gradient. lse: of its row."""
         return not num.is_minus_zero(score) and (score != num.minus_inf or lse != lse)
 
     @verb
@@ -133,7 +136,7 @@ def score_tile(
 
     @verb
     def slopes(slopes, scores, smem, options, scale, where):
-        """Find the slopes of products, before `finish`."""
+        """Compute the slopes of products, before `finish`."""
         for e in range(COUNT):
             smem[at(e)] = scores[e] * scale
         for e in range(COUNT):
@@ -145,7 +148,7 @@ def score_tile(
         for e in range(COUNT):
             slopes[e] = smem[at(e)]
 
-    # eight weights come at once: of queries i, i + 8, BELOW apart in the tile, and keys j, j + 1, j + 8, j + 9
+    # a call returns eight weights: queries i and i + 8, BELOW apart in the tile, by keys j, j + 1, j + 8 and j + 9
     CALLS = tile.rows * tile.width // 8
     ACROSS = (tile.rows if transposed else tile.width) // 4
     BELOW, RIGHT = (8, tile.row) if transposed else (8 * tile.row, 1)
@@ -156,9 +159,9 @@ def score_tile(
 
     @verb
     def weights(smem, options, where):
-        """Write the weights of all places of the tile; by all threads of the block."""
+        """Write the weights of the whole tile; by all threads of the block."""
         if not RANGES_ALONE:
-            cuda.syncthreads()  # scores have gone through these places
+            cuda.syncthreads()  # scores used these places before
         for call in range(cuda.threadIdx.x, CALLS, THREADS):
             upper, pair = call // ACROSS, call % ACROSS
             i, j = i32(upper // 8 * 16 + upper % 8), i32(pair // 4 * 16 + 2 * (pair % 4))
@@ -175,11 +178,11 @@ def score_tile(
 
 @verb
 def apart(row, passing):
-    """A row's number, computed anew in each tile that passes: the ranges of all rows would else stay in registers."""
+    """Return a row's number, recomputed for each tile: otherwise the ranges of all rows would stay in registers."""
     return opaque_i32(i32(row - passing)) + passing
 
 
 @verb
 def lines(x, b, h, token, count):
-    """`count` rows of an array, from a token's on."""
+    """Return `count` rows of an array, from a token on."""
     return Lines(x.data, start(x, b, h, token), x.strides[2], count)

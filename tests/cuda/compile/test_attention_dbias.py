@@ -8,8 +8,7 @@ import pytest
 
 from dualops.cuda.flash_attention.sm90.bias_tile_scheduler import Broadcast
 from dualops.cuda.flash_attention.sm90.config import MOST_BYTES, padded
-from dualops.cuda.flash_attention.sm90.dbias import build_dbias
-from dualops.cuda.flash_attention.sm90.dbias_config import dbias_configs
+from dualops.cuda.flash_attention.sm90.dbias import build_dbias, dbias_configs
 from dualops.cuda.flash_attention.sm90.dbias_sums import build_dbias_sum
 from dualops.spec.attention.cases import EVERYTHING
 from tests.cuda.compile.attention import variant_of

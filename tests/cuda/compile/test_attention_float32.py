@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda.flash_attention.sm90 import float32_backward
 from dualops.cuda.flash_attention.sm90.config import padded
 from dualops.cuda.flash_attention.sm90.dkv import build_dkv
-from dualops.cuda.flash_attention.sm90.dkv_split_f32 import build_dkv_split_f32
-from dualops.cuda.flash_attention.sm90.dq import build_dq
-from dualops.cuda.flash_attention.sm90.dq_split_f32 import build_dq_split_f32
-from dualops.cuda.flash_attention.sm90.float32 import thirds_configs
+from dualops.cuda.flash_attention.sm90.dkv_split import build_dkv_split_f32
+from dualops.cuda.flash_attention.sm90.dq import build_dq, build_dq_split_f32
+from dualops.cuda.flash_attention.sm90.float32 import build_thirds, gradient_configs, thirds_configs
 from dualops.cuda.flash_attention.sm90.forward import build_forward
-from dualops.cuda.flash_attention.sm90.to_bf16x3 import build_thirds
 from dualops.spec.attention.cases import EVERYTHING, documents
 from tests.cuda.compile.attention import names, variant_of
 from tests.cuda.compile.ptx import sound
@@ -59,7 +56,7 @@ def test_a_block_mask():
 )
 def test_each_config_of_the_gradient(keys, queries, options):
     found = variant_of(64, 64, *options, dtype="float32")
-    (dq, dkv), _ = float32_backward.thirds_configs(64, 64, names(found))
+    (dq, dkv), _ = gradient_configs(64, 64, names(found))
     assert (dq.block_kv, dkv.block_q) == (keys, queries)
     sound(build_dq(dq, found, ""), ARCH, dq.shared_bytes(64, 64))
     sound(build_dkv(dkv, found, "", ""), ARCH, dkv.shared_bytes(64, 64))
@@ -79,7 +76,7 @@ def test_the_gradient_of_wide_heads(tiles, D, Dv, options):
     given = [name for name in options if name not in ("varlen", "blocks")]
     blocks_of = documents if "blocks" in options else None
     found = variant_of(D, Dv, *given, dtype="float32", varlen="varlen" in options, blocks_of=blocks_of)
-    (dq, dkv), _ = float32_backward.thirds_configs(D, Dv, names(found))
+    (dq, dkv), _ = gradient_configs(D, Dv, names(found))
     assert (dq.block_kv, dkv.block_q) == (tiles, tiles)
     sound(build_dq_split_f32(dq, found), ARCH, dq.shared_bytes(D, Dv))
     sound(build_dkv_split_f32(dkv, found), ARCH, dkv.shared_bytes(D, Dv))

@@ -9,9 +9,9 @@ import pytest
 from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.flash_attention.arguments import variant
 from dualops.cuda.flash_attention.sm90.config import padded
-from dualops.cuda.flash_attention.sm90.dq_convert import build_dq_convert
+from dualops.cuda.flash_attention.sm90.dkv_config import FusedConfig, fused_configs
+from dualops.cuda.flash_attention.sm90.dq_sums import build_dq_convert
 from dualops.cuda.flash_attention.sm90.fused import build_fused
-from dualops.cuda.flash_attention.sm90.fused_config import FusedConfig, fused_configs
 from dualops.cuda.tile.warpgroup import ROWS
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import tanh_softcap

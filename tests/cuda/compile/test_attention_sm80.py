@@ -8,7 +8,7 @@ import pytest
 
 from dualops.cuda.flash_attention.sm80.config import configs
 from dualops.cuda.flash_attention.sm80.forward import build_forward
-from dualops.cuda.flash_attention.sm80.reading import Vectors
+from dualops.cuda.flash_attention.sm80.rows import Vectors
 from dualops.cuda.launch import device
 from dualops.spec.attention.cases import EVERYTHING
 from dualops.spec.meta import itemsize

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from dualops.cuda.flash_attention.sm80.config import Sm80DkvConfig, Sm80DqConfig, dkv_configs, dq_configs
 from dualops.cuda.flash_attention.sm80.dkv import build_dkv
-from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig, dkv_configs
 from dualops.cuda.flash_attention.sm80.dq import build_dq
-from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig, dq_configs
-from dualops.cuda.flash_attention.sm80.reading import GradientVectors
+from dualops.cuda.flash_attention.sm80.rows import GradientVectors
 from dualops.cuda.launch import device
 from tests.cuda.compile.attention import names, variant_of
 from tests.cuda.compile.ptx import ptx_of, sound

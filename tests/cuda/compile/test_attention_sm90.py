@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.cuda.flash_attention.block_mask_transpose import build_states_by_keys
-from dualops.cuda.flash_attention.block_masks import build_lists, build_states
+from dualops.cuda.flash_attention.block_masks import build_lists, build_states, build_states_by_keys
 from dualops.cuda.flash_attention.sm90.config import configs, short_config
 from dualops.cuda.flash_attention.sm90.forward import build_forward
 from dualops.spec.attention import UserFunction

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda.flash_attention.sm90.config import padded
+from dualops.cuda.flash_attention.sm90.config import dq_configs, padded
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, dkv_configs
 from dualops.cuda.flash_attention.sm90.dkv_split import build_dkv_split
 from dualops.cuda.flash_attention.sm90.dq import build_dq
-from dualops.cuda.flash_attention.sm90.dq_config import dq_configs
 from dualops.spec.attention.cases import EVERYTHING, documents, woven
 from tests.cuda.compile.attention import names, variant_of
 from tests.cuda.compile.ptx import sound

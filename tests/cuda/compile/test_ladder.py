@@ -8,7 +8,7 @@ import pytest
 
 from dualops.cuda.compiler.compile import compile_kernel
 from dualops.cuda.launch.step import Step
-from dualops.cuda.softmax.ladder import STEPS
+from examples.ladder.softmax import STEPS
 from tests.cuda.compile.ptx import ptx_of
 
 ARCH = "sm_90a"

@@ -46,7 +46,7 @@ def test_forward_and_backward():
     assert names(ATTENTION) == [
         *counted,
         forward,
-        f"{backward}_delta.build_delta",
+        f"{backward}_sums.build_delta",
         "flash_attention.sm90.dq.build_dq",
         "flash_attention.sm90.dkv.build_dkv",
     ]

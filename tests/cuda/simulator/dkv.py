@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import dualops.cuda
-from dualops.cuda.flash_attention.sm90 import backward, dkv_launch
+from dualops.cuda.flash_attention.sm90 import backward
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import lists_shape, paired
 from tests.checks import check
@@ -22,7 +22,7 @@ def served(config: Any = None) -> Iterator[None]:
     """Inside the with statement this Config is the only one, if one is given."""
     changes: list[Change] = [TWO_KERNELS]
     if config is not None:
-        changes.append((dkv_launch, {"dkv_configs": lambda *_: iter([(config, "alone")])}))
+        changes.append((backward, {"dkv_configs": lambda *_: iter([(config, "alone")])}))
     with changed("flash_attention", *changes), changed("flash_attention_varlen", *changes):
         yield
 

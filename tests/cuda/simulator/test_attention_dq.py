@@ -16,8 +16,7 @@ import dualops.cuda
 from dualops import reference, spec
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
-from dualops.cuda.flash_attention.sm90.config import SLACK
-from dualops.cuda.flash_attention.sm90.dq_config import DqConfig, dq_configs
+from dualops.cuda.flash_attention.sm90.config import SLACK, DqConfig, dq_configs
 from dualops.spec.attention.cases import bent
 from tests.cuda.configs import changed
 from tests.cuda.simulator.attention import FLOOR, named, numbers, widened

@@ -13,7 +13,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention.sm90 import backward as sm90_backward, fused_launch
-from dualops.cuda.flash_attention.sm90.fused_config import FusedConfig
+from dualops.cuda.flash_attention.sm90.dkv_config import FusedConfig
 from dualops.cuda.tile.warpgroup import ROWS
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import paired

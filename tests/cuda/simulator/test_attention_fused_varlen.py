@@ -14,8 +14,7 @@ from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention import sm90
 from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
-from dualops.cuda.flash_attention.tile_scheduler import Extent
-from dualops.cuda.flash_attention.varlen_tiles import packed_count, packed_pieces
+from dualops.cuda.flash_attention.tile_scheduler import Extent, packed_count, packed_pieces
 from dualops.spec import OPERATORS, Case
 from dualops.spec.lengths import random_ends
 from dualops.spec.meta import Strided
@@ -175,7 +174,7 @@ def test_numbers_of_tiles(section, left):
     ends = [random_ends(total, 5, 40, rng) for total in (90, 110)]
     lengths = tuple(Strided(each, (1,)) for each in ends)
     for side, (name, each, heads) in enumerate((("q", group, H), ("k", 1, H // group))):
-        pieces, extent = packed_pieces(block, side), Extent(5 * H, H, group, 40, 40, 1, section)
+        pieces, extent = packed_pieces(block, side), Extent(5 * H, section, H, group, 40, 40, 1)
         count, whole = (packed_count(ends[side][-1] + more, block, 5) for more in (left, 0))
         everything = [pieces(n, extent, each, lengths) for n in range(heads * count)]
         found, nobodys = everything[: heads * whole], everything[heads * whole :]

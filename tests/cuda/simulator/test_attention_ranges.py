@@ -12,7 +12,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention.key_ranges import build_ends
-from dualops.cuda.flash_attention.varlen_tiles import packed_count
+from dualops.cuda.flash_attention.tile_scheduler import packed_count
 from dualops.spec.meta import Strided, numpy_dtype
 from tests.cuda.configs import changed
 from tests.cuda.simulator.attention import numbers, widened

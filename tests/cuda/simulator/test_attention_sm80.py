@@ -12,7 +12,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda.flash_attention import sm80
 from dualops.cuda.flash_attention.sm80.config import Sm80Config, configs
-from dualops.cuda.flash_attention.sm80.reading import Vectors
+from dualops.cuda.flash_attention.sm80.rows import Vectors
 from tests.cuda.configs import alone, changed
 from tests.cuda.simulator.attention import BFLOAT16, checked, named, numbers, options_for
 

@@ -14,8 +14,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention.sm80 import backward as sm80_backward
-from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig, dkv_configs
-from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig, dq_configs
+from dualops.cuda.flash_attention.sm80.config import Sm80DkvConfig, Sm80DqConfig, dkv_configs, dq_configs
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import bent, paired, woven
 from tests.checks import check

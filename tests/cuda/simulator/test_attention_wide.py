@@ -12,7 +12,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.flash_attention.sm90.config import SLACK, Sm90Config, configs, short_config
-from dualops.cuda.flash_attention.sm90.slices import slices_of
+from dualops.cuda.flash_attention.sm90.schedule import slices_of
 from dualops.cuda.launch.device import known
 from dualops.spec.attention import OPTIONS
 from tests.cuda.simulator.attention import checked, named, numbers, options_for

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dualops.cuda import simulator
+from dualops.cuda.flash_attention.sm90.config import dq_configs
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, dkv_configs
-from dualops.cuda.flash_attention.sm90.dq_config import dq_configs
 from dualops.spec.attention.cases import bent, woven
 from tests.cuda.simulator.dkv import checked, checked_varlen
 

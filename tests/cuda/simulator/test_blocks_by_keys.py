@@ -10,7 +10,7 @@ import pytest
 
 import dualops.cuda
 from dualops.cuda import simulator
-from dualops.cuda.flash_attention.block_mask_transpose import NAME, steps_by_keys, workspace_by_keys
+from dualops.cuda.flash_attention.block_masks import NAME, steps_by_keys, workspace_by_keys
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig
 from dualops.cuda.launch import device as devices
 from dualops.cuda.launch.step import prepare

@@ -1,9 +1,9 @@
-"""Attention by mma.sync: which problems the rung serves, its Configs and its launches.
+"""Attention by mma.sync: which problems the rung serves, and its launches.
 
-forward.py   the kernel;  output.py: how results get to memory
-config.py    tiles
-reading.py   how rows are copied
-backward.py  the gradient: launches, and where its kernels are
+forward.py, dq.py, dkv.py   the kernels
+config.py                   their tiles
+rows.py                     how rows are copied and stored
+backward.py                 the launches of the gradient
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ...launch.views import SIZES, by_token
 from ...tile.warp_mma import MMA_TYPES
 from ..arguments import has_usual_scale, inputs_of, is_varlen, sizes, variant
 from ..options import having
-from ..tile_scheduler import section_of
+from ..tile_scheduler import section_of, tiled_work
 from .config import ROWS, Sm80Config, configs
 from .forward import build_forward
-from .reading import vectors_of
+from .rows import vectors_of
 
 WIDEST = 256
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for attention in 16 bits, best first."""
+    """Yield tiles for attention in 16 bits, best first."""
     if problem.dtype in MMA_TYPES:
         yield from _choices(problem, results, device)
 
 
 def float32_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for float32, which come after simt, as that is as fast: 12.7 ms against 13.2 (s4096d64, H200)."""
+    """Yield tiles for float32. They come after simt, which is as fast: 12.7 ms against 13.2 (s4096d64, H200)."""
     if problem.dtype == "float32":
         yield from _choices(problem, results, device)
 
@@ -60,5 +60,5 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
     p, metas, varlen, heads = problem, {**problem.arrays, **results}, is_varlen(problem), problem.B * problem.H
     build = build_forward(config, variant(p), p.return_lse, vectors_of(metas))
     o, lse = (by_token(metas, name, varlen) for name in ("o", "lse"))
-    args = (heads, section_of(p), o, lse, inputs_of(metas, varlen), sizes(p))
+    args = (o, lse, inputs_of(metas, varlen), tiled_work(p, section_of(p), sizes(p)))
     return [Step(build, (heads * cdiv(p.Sq, config.block_q),), args, config.shared_bytes(p.D, p.Dv, itemsize(p.dtype)))]

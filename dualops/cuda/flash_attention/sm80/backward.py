@@ -1,8 +1,5 @@
-"""Attention's gradient by mma.sync: which problems the rung serves, and its launches.
-
-dq.py    the kernel of dq;         dq_config.py: its tiles
-dkv.py   the kernel of dk and dv;  dkv_config.py: its tiles
-simt's kernels make the rest: delta, which comes first, dbias and dsinks.
+"""Attention's gradient by mma.sync: which problems the rung serves, and its launches. delta, dbias and dsinks are
+simt's.
 """
 
 from __future__ import annotations
@@ -21,16 +18,15 @@ from ...tile.warp_mma import MMA_TYPES
 from .. import simt
 from ..arguments import gradient_inputs_of, has_usual_scale, is_varlen, sizes, variant
 from ..options import having
-from ..tile_scheduler import section_of, section_of_queries
+from ..tile_scheduler import section_of, section_of_queries, tiled_work
+from .config import Sm80DkvConfig, Sm80DqConfig, dkv_configs, dq_configs
 from .dkv import build_dkv
-from .dkv_config import Sm80DkvConfig, dkv_configs
 from .dq import build_dq
-from .dq_config import Sm80DqConfig, dq_configs
-from .reading import gradient_vectors_of
+from .rows import gradient_vectors_of
 
 
 class BackwardConfigs(NamedTuple):
-    """A Config for each of the kernels."""
+    """A Config for each kernel."""
 
     dq: Sm80DqConfig
     dkv: Sm80DkvConfig
@@ -38,7 +34,7 @@ class BackwardConfigs(NamedTuple):
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for its gradient, best first."""
+    """Yield tiles for the gradient, best first."""
     p = problem
     if p.dtype not in MMA_TYPES or not device.has_mma_bf16 or not has_usual_scale(p):
         return
@@ -48,12 +44,12 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     others, _ = next(simt.backward_configs(p))
     for config, reason in dq_configs(D, Dv, options):
         dq_bytes = config.min_blocks * config.shared_bytes(D, Dv)
-        for dkv_config, told in dkv_configs(D, Dv, options):
+        for dkv_config, dkv_reason in dkv_configs(D, Dv, options):
             dkv_bytes = dkv_config.min_blocks * (dkv_config.shared_bytes(D, Dv) + dkv_config.statistics_bytes)
             configs = BackwardConfigs(config, dkv_config, others)
             steps, needed = partial(backward_steps, p, results, configs), max(dq_bytes, dkv_bytes)
             found = simt.backward_workspace(p)
-            yield Choice("sm80", configs, f"{reason}; dk and dv: {told}", steps, found, shared_bytes=needed)
+            yield Choice("sm80", configs, f"{reason}; dk and dv: {dkv_reason}", steps, found, shared_bytes=needed)
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs) -> Sequence[Step]:
@@ -63,19 +59,20 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
 
 
 def dq_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm80DqConfig) -> Step:
-    """The launch, after delta's. metas: of the problem's arrays, the results and delta."""
+    """Return the launch for dq, after delta's. metas: of the problem's arrays, the results and delta."""
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
     build = build_dq(config, variant(p), gradient_vectors_of(metas), is_stored_whole(metas["dq"]))
-    args = (heads, section_of(p), by_token(metas, "dq", varlen), gradient_inputs_of(metas, varlen), sizes(p))
+    work = tiled_work(p, section_of(p), sizes(p))
+    args = (by_token(metas, "dq", varlen), gradient_inputs_of(metas, varlen), work)
     return Step(build, (heads * cdiv(p.Sq, config.block_q),), args, config.shared_bytes(p.D, p.Dv))
 
 
 def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm80DkvConfig) -> Step:
-    """The same for dk and dv."""
+    """Return the launch for dk and dv."""
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
     whole = (is_stored_whole(metas[name]) for name in ("dk", "dv"))
     build = build_dkv(config, variant(p), gradient_vectors_of(metas), *whole)
     dk, dv = (by_token(metas, name, varlen) for name in ("dk", "dv"))
-    args = (heads, section_of_queries(p), dk, dv, gradient_inputs_of(metas, varlen), sizes(p))
+    args = (dk, dv, gradient_inputs_of(metas, varlen), tiled_work(p, section_of_queries(p), sizes(p)))
     blocks = heads // p.group * cdiv(p.Sk, config.block_kv)
     return Step(build, (blocks,), args, config.shared_bytes(p.D, p.Dv))

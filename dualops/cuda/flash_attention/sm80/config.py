@@ -1,4 +1,4 @@
-"""The Configs of attention's sm80 rung, and what lies in the shared memory of its blocks."""
+"""The Configs of attention's sm80 rung, and the shared memory of its blocks."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...tile.softmax_rows import LANES
 from ...tile.warp_mma import LINE_BYTES, FactorSlice
 from ...tile.warp_rows import WarpRowsLayout
+from ..lse_delta_smem import lane_columns
 
 ROWS = 64  # queries of four warps
 STAGES = 2
-ROW_BYTES = 32  # of a thread: maximum and sum of each of four rows
+ROW_BYTES = 32  # of a thread: maximum and sum of four rows
 
 
 def pitch(width: int, itemsize: int) -> int:
-    """Elements of a row that lie in one box."""
+    """Return how many elements of a row lie in one box."""
     whole = LINE_BYTES // itemsize
     return whole // 2 if itemsize == 2 and width <= whole // 2 else whole
 
 
 def box_count(width: int, itemsize: int) -> int:
-    """Boxes that a head of this width fills; what is beyond the head is zeros."""
+    """Return how many boxes a head of this width fills, padded with zeros."""
     return -(-width // pitch(width, itemsize))
 
 
@@ -40,11 +42,21 @@ class Tiles(NamedTuple):
     nbytes: int
 
 
+class _Groups:
+    """A block has `groups` of four warps."""
+
+    groups: int
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.groups
+
+
 @dataclass(frozen=True)
-class Sm80Config:
+class Sm80Config(_Groups):
     """A block has 64 queries for each of `groups` of four warps, and block_kv keys at a time in each of two stages.
 
-    strips: the strips of 16 of its group's queries that a warp has, 64 apart. It reads K and V once for all of them.
+    strips: strips of 16 queries of a warp, 64 apart. The warp reads K and V once for all of them.
     """
 
     groups: int
@@ -56,12 +68,8 @@ class Sm80Config:
     def block_q(self) -> int:
         return ROWS * self.groups * self.strips
 
-    @property
-    def threads(self) -> int:
-        return 128 * self.groups
-
     def tiles(self, D: int, Dv: int, itemsize: int) -> Tiles:
-        """For heads of these widths."""
+        """Return the tiles for heads of these widths."""
         along, across = pitch(D, itemsize), pitch(Dv, itemsize)
         q, k = (FactorSlice("depth", rows, along, itemsize) for rows in (self.block_q, self.block_kv))
         v = FactorSlice("row", across, self.block_kv, itemsize)
@@ -79,34 +87,32 @@ class Sm80Config:
         return self.rows_at(tiles) + (ROW_BYTES * self.threads if self.strips > 1 else 0)
 
     def rows_at(self, tiles: Tiles) -> int:
-        """The byte where maxima and sums of rows are kept."""
+        """Return the byte where maxima and sums of rows begin."""
         return -(-tiles.nbytes // 16) * 16
 
     def holds_q(self, D: int, itemsize: int) -> bool:
-        """Whether a thread keeps its share of Q in registers: of float32 it would be two parts."""
+        """Return whether a thread keeps its share of Q in registers. float32 would need two parts."""
         return D <= 128 and itemsize == 2 and self.strips == 1
 
 
-LIGHT_OPTIONS = ("band", "sinks", "key_padding_mask")  # that need no registers for themselves
-LONG_OPTIONS = ("score_mod", "mask_mod")  # of which nobody knows how many they need
-
-
-STRIPS_BESIDE = ("band",)  # options with which a warp may have two strips of queries
+LIGHT_OPTIONS = ("band", "sinks", "key_padding_mask")  # that need no registers
+LONG_OPTIONS = ("score_mod", "mask_mod")  # that may need any number of registers
+STRIPS_OPTIONS = ("band",)  # options with which a warp may have two strips of queries
 
 
 def configs(
     D: int, Dv: int, itemsize: int, options: Sequence[str], many: bool = False
 ) -> Iterator[tuple[Sm80Config, str]]:
-    """Tiles for heads of these widths, best first: none where there are too few registers for results. many: more than
-    ROWS queries, in sequences of one length, whose rows are copied 16 bytes at a time, on Hopper; for others the
-    assembler finds no registers for two strips.
+    """Yield tiles for heads of these widths, best first; none if results leave too few registers. many: more than ROWS
+    queries, in sequences of one length, with rows copied 16 bytes at a time, on Hopper; otherwise two strips would
+    spill.
 
-    Of FlashAttention-2's TFLOP/s on an H200, D=128, S=8192, full and causal: two strips 1.03 and 1.10, one 0.93 and
-    1.04; 32 keys 0.96 and 0.99; eight warps 0.99 and 1.04.
+    Share of FlashAttention-2's TFLOP/s on an H200, D=128, S=8192, full and causal: two strips 1.03 and 1.10, one 0.93
+    and 1.04; 32 keys 0.96 and 0.99; eight warps 0.99 and 1.04.
     """
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     rich = len(heavy) > 1 or any(name in LONG_OPTIONS for name in heavy)
-    told = ", options need registers" if rich else ""
+    why = ", options need registers" if rich else ""
     widest = max(D, Dv)
     if (Dv > 128 and (rich or "bias" in heavy)) or (Dv > 192 and itemsize == 4):
         return
@@ -114,11 +120,164 @@ def configs(
         block_kv = 32 if widest <= 64 else 16
         yield Sm80Config(1, block_kv), f"64 queries by {block_kv} keys, in two parts each"
         return
-    if many and widest <= 128 and all(name in STRIPS_BESIDE for name in options):
+    if many and widest <= 128 and all(name in STRIPS_OPTIONS for name in options):
         yield Sm80Config(1, 64, min_blocks=2, strips=2), "128 queries, 32 a warp, by 64 keys"
     if widest <= 128 and not rich:
         yield Sm80Config(1, 64, min_blocks=2), "64 queries by 64 keys"
     if widest <= 128:
-        yield Sm80Config(1, 32, min_blocks=2), f"64 queries by 32 keys{told or ', little shared memory'}"
+        yield Sm80Config(1, 32, min_blocks=2), f"64 queries by 32 keys{why or ', little shared memory'}"
     else:
-        yield Sm80Config(1, 32), f"64 queries by 32 keys, wide heads{told}"
+        yield Sm80Config(1, 32), f"64 queries by 32 keys, wide heads{why}"
+
+
+ITEMSIZE = 2
+MOST_WIDTH = 128  # of a head: registers hold the sums of its gradients
+
+
+class Sm80DqTiles(NamedTuple):
+    """Boxes in shared memory, and where they begin, in elements."""
+
+    q: FactorSlice
+    do: FactorSlice
+    k: FactorSlice
+    k_right: FactorSlice  # K as the right factor of dS
+    v: FactorSlice
+    q_boxes: int
+    v_boxes: int
+    do_at: int
+    k_at: int
+    v_at: int
+    k_size: int  # from a stage to the next
+    v_size: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Sm80DqConfig(_Groups):
+    """A block has 64 queries for each of `groups` of four warps, and block_kv keys at a time in each of two stages.
+
+    held: a thread keeps its shares of Q and dO in registers.
+    """
+
+    groups: int
+    block_kv: int
+    held: bool = True
+    min_blocks: int = 1
+
+    @property
+    def block_q(self) -> int:
+        return ROWS * self.groups
+
+    def tiles(self, D: int, Dv: int) -> Sm80DqTiles:
+        """Return the tiles for heads of these widths."""
+        along, along_v = pitch(D, ITEMSIZE), pitch(Dv, ITEMSIZE)
+        q, k = (FactorSlice("depth", rows, along) for rows in (self.block_q, self.block_kv))
+        do, v = (FactorSlice("depth", rows, along_v) for rows in (self.block_q, self.block_kv))
+        k_right = FactorSlice("row", along, self.block_kv)
+        q_boxes, v_boxes = box_count(D, ITEMSIZE), box_count(Dv, ITEMSIZE)
+        k_size, v_size = q_boxes * k.size, v_boxes * v.size
+        do_at = q_boxes * q.size
+        k_at = do_at + v_boxes * do.size
+        v_at = k_at + STAGES * k_size
+        rows = 4 * self.threads // 32 * WarpRowsLayout(along).size
+        nbytes = max(ITEMSIZE * (v_at + STAGES * v_size), rows)
+        return Sm80DqTiles(q, do, k, k_right, v, q_boxes, v_boxes, do_at, k_at, v_at, k_size, v_size, nbytes)
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
+def dq_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm80DqConfig, str]]:
+    """Yield tiles for heads of these widths, best first; none for heads that are too wide."""
+    if max(D, Dv) > MOST_WIDTH:
+        return
+    heavy = [name for name in options if name not in LIGHT_OPTIONS]
+    why = ", options need registers" if heavy else ""
+    if not heavy:
+        yield Sm80DqConfig(1, 64, min_blocks=2), "64 queries by 64 keys for dq"
+    yield Sm80DqConfig(1, 32, min_blocks=2), f"64 queries by 32 keys for dq{why or ', little shared memory'}"
+    yield Sm80DqConfig(1, 32), "64 queries by 32 keys for dq, in all the shared memory that a consumers' card has"
+
+
+class Sm80DkvTiles(NamedTuple):
+    """Boxes in shared memory, and where they begin, in elements. Q and dO are read in two ways: as columns of a
+    product, and as steps of its sum.
+    """
+
+    k: FactorSlice
+    v: FactorSlice
+    q: FactorSlice
+    do: FactorSlice
+    q_steps: FactorSlice
+    do_steps: FactorSlice
+    k_boxes: int
+    v_boxes: int
+    v_at: int
+    q_at: int
+    do_at: int
+    q_size: int  # from a stage to the next
+    do_size: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Sm80DkvConfig(_Groups):
+    """A block has 64 keys for each of `groups` of four warps, and block_q queries at a time in each of its stages.
+
+    k_held, v_held: a thread keeps its share of K, or V, in registers.
+    """
+
+    groups: int
+    block_q: int
+    k_held: bool = False
+    v_held: bool = False
+    min_blocks: int = 1
+    stages: int = 2
+
+    @property
+    def block_kv(self) -> int:
+        return ROWS * self.groups
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of shared memory for lse and delta, in addition to the tiles."""
+        return 4 * self.stages * 2 * LANES * lane_columns(self.block_q)
+
+    def tiles(self, D: int, Dv: int) -> Sm80DkvTiles:
+        """Return the tiles for heads of these widths."""
+        along, along_v = pitch(D, ITEMSIZE), pitch(Dv, ITEMSIZE)
+        k, q = (FactorSlice("depth", rows, along) for rows in (self.block_kv, self.block_q))
+        v, do = (FactorSlice("depth", rows, along_v) for rows in (self.block_kv, self.block_q))
+        q_steps, do_steps = (FactorSlice("row", width, self.block_q) for width in (along, along_v))
+        k_boxes, v_boxes = box_count(D, ITEMSIZE), box_count(Dv, ITEMSIZE)
+        q_size, do_size = k_boxes * q.size, v_boxes * do.size
+        v_at = k_boxes * k.size
+        q_at = v_at + v_boxes * v.size
+        do_at = q_at + self.stages * q_size
+        rows = 4 * self.threads // 32 * WarpRowsLayout(max(along, along_v)).size
+        nbytes = max(ITEMSIZE * (do_at + self.stages * do_size), rows)
+        return Sm80DkvTiles(
+            k, v, q, do, q_steps, do_steps, k_boxes, v_boxes, v_at, q_at, do_at, q_size, do_size, nbytes
+        )
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
+DKV_LIGHT_OPTIONS = ("band", "sinks", "block_mask")  # that need no registers
+NARROW = 192  # columns of dk and dv that leave registers for 64 queries, or for several options
+MOST_OPTIONS = 4  # others, for which these columns leave registers
+
+
+def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm80DkvConfig, str]]:
+    """Yield tiles for heads of these widths, best first; none if results leave too few registers."""
+    heavy = [name for name in options if name not in DKV_LIGHT_OPTIONS]
+    narrow = sum(pitch(width, ITEMSIZE) * box_count(width, ITEMSIZE) for width in (D, Dv)) <= NARROW
+    if max(D, Dv) > MOST_WIDTH or len(heavy) > (MOST_OPTIONS if narrow else 1):
+        return
+    why = ", options need registers" if heavy else ""
+    if narrow and not heavy:
+        yield Sm80DkvConfig(2, 64), "128 keys by 64 queries"
+    if min(D, Dv) > 32:  # else 32 rows have fewer vectors than there are threads
+        yield Sm80DkvConfig(2, 32), f"128 keys by 32 queries{why}"
+    yield Sm80DkvConfig(1, 32), f"64 keys by 32 queries{why}"

@@ -7,7 +7,7 @@ values each: one is filled (cp.async) while the other is multiplied.
     2  a warp's rows of Q and dO to registers, or read again for each tile; lse and delta of a thread's two rows
     3  for each tile, the last first:
     4      start the copies of the tile before it, to the other stage
-    5      scores [16, BLOCK_KV] = Q @ K.T, through the options; -inf where a mask is
+    5      scores [16, BLOCK_KV] = Q @ K.T, through the options; -inf if masked
     6      P = exp2(scores - lse) * slope
     7      dP [16, BLOCK_KV] = dO @ V.T
     8      dS = P * (weight * dP - delta)
@@ -35,24 +35,22 @@ from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
-from ..arguments import Variant, array_type, gradient_inputs_type, size_types
+from ..arguments import Variant, array_type, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..gradient_of_queries import gradient_of_queries
 from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..tile_scheduler import ROWS_OF_A_HEAD, extent_of, range_of, walk_by_queries
-from ..tiles import Where, lines
-from .config import ROWS
-from .dq_config import Sm80DqConfig
-from .output import output_of
-from .reading import GradientVectors
+from ..score_gradients import gradient_of_queries
+from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
+from ..tiles import lines, where_of
+from .config import ROWS, Sm80DqConfig
+from .rows import GradientVectors, output_of
 
 
 @builds
 def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, aligned: bool) -> Kernel:
-    """flash_attention_dq_sm80(heads, section, dq, x, work). heads, section: of `Extent`. x: `GradientInputs`.
+    """flash_attention_dq_sm80(dq, x, work). x: `GradientInputs`. work: `TiledWork`.
 
-    vectors: elements that copies have. aligned: dq is stored 16 bytes at a time.
+    vectors: elements of a copy. aligned: dq is stored 16 bytes at a time.
     """
     mem, dtype, BLOCK_KV = storage(variant.dtype), variant.dtype, config.block_kv
     chain, tile = chain_of(variant.having, dtype, gradient=True), config.tiles(variant.D, variant.Dv)
@@ -71,18 +69,12 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
     hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys.keys, dsk.size, passes=False, gradient=True)
     output = output_of(dtype, variant.D, tile.q_boxes, aligned)
 
-    @kernel(
-        *[i32] * 2,
-        array_type(variant),
-        gradient_inputs_type(variant),
-        size_types(variant),
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
-    def flash_attention_dq_sm80(heads, section, dq, x, work):
+    array, inputs, work_type = array_type(variant), gradient_inputs_type(variant), tiled_work_type(variant)
+
+    @kernel(array, inputs, work_type, threads=config.threads, min_blocks=config.min_blocks)
+    def flash_attention_dq_sm80(dq, x, work):
         smem = cuda.shared.array(0, mem.element, alignment=128)
-        extent = extent_of(heads, section, work)
-        task = walk.task(i32(cuda.blockIdx.x), extent, work.lengths, work.options)
+        task = walk.task(i32(cuda.blockIdx.x), work)
         if task.m0 >= task.Sq:
             return
         b, h, h_kv, count = task.b, task.h, task.h_kv, task.count
@@ -96,7 +88,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
         cp_async_commit()
 
         scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
-        held = score.held()  # nothing: products are not changed here
+        held = score.held()  # unused: products are not changed here
         row_lse, row_base, row_delta = gradient.pair(), gradient.pair(), gradient.pair()
         gradient.read(row_lse, x.lse, task, row)
         gradient.read(row_delta, x.delta, task, row)
@@ -114,7 +106,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
                 v_copies.load(smem, v_next, lines(x.v, b, h_kv, task.k_first + n1, task.Sk - n1))
                 cp_async_commit()
             k_at, v_at = i32(tile.k_at + stage * tile.k_size), i32(tile.v_at + stage * tile.v_size)
-            where = Where(b, h, i32(task.m0 + row), n0, task.Sq, task.Sk, task.offset)
+            where = where_of(task, h, i32(task.m0 + row), n0)
             qk.multiply(scores, q_frag, smem, q_place, k_at)  # scores = Q @ K.T
             score.finish(scores, work.options, work.scale, where)
             gradient.probs(scores, held, work.options, work.scale, where, row_base)
@@ -126,10 +118,9 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
             cuda.syncthreads()
             i, n0 = u32(i + u32(1)), n1
 
-        task = walk.task(opaque_i32(cuda.blockIdx.x), extent, work.lengths, work.options)  # again: no register kept it
+        task = walk.task(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
         gradient.read(row_lse, x.lse, task, row)
-        lse_pair = (row_lse[0], row_lse[1])
-        hidden.repair(acc, lse_pair, (x.q, x.k, x.v, x.do, x.delta), task, row, i32(0), work.scale, work.options)
+        hidden.repair(acc, (row_lse[0], row_lse[1]), x, task, row, i32(0), work)
         gradient.scale(acc, work.scale, row_lse)
         row_smem = cuda.shared.array(0, f32, alignment=128)
         output.store(row_smem, dq, acc, task, row)

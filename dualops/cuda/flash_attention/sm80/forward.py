@@ -8,7 +8,7 @@ and their values each: one is filled (cp.async) while the other is multiplied.
     3  for each tile, the last first:
     4      start the copies of the tile before it, to the other stage
     5      scores [16, BLOCK_KV] = Q @ K.T
-    6      scores through the options; -inf where a mask is
+    6      scores through the options; -inf if masked
     7      row_max, rescale; P = exp2(scores - row_max), row_sum, acc *= rescale
     8      acc [16, Dv] += P @ V
     9      wait for the next tile, all threads
@@ -17,12 +17,12 @@ and their values each: one is filled (cp.async) while the other is multiplied.
 One barrier a tile: after it all threads have read this tile, and the next one has arrived. Scores never leave
 registers: packed in pairs, accumulators are the left factor of the next product.
 
-With 16 queries a warp, shared memory is the limit: each warp reads all of K and V. So a warp has two strips where there
-are registers for them, and multiplies both by what it has read. It then reads Q again for each tile, and keeps maxima
-and sums of rows in shared memory (`scores_of_strips`).
+With 16 queries a warp, shared memory is the limit: each warp reads all of K and V. So a warp has two strips, APART from
+each other, if there are registers for them, and multiplies both by what it has read. It then reads Q again for each
+tile, and keeps maxima and sums of rows in shared memory (`rows_kept`).
 
 A tile that no query sees is not loaded, and masks are applied only in tiles that they cut. A probability of 0 times a
-NaN in V is a NaN, also where a mask hides it: a row that is not finite although its sum is finite is recomputed
+NaN in V is a NaN even if a mask hides it: a row that is not finite although its sum is finite is recomputed
 (`nan_repair`). Of varlen, a tile ends where its sequence does.
 
 float32 is multiplied as two parts of tf32 for each factor, without the product of the lower ones (`tile.strips`): Q, K
@@ -36,33 +36,103 @@ for Q. Two strips need twice as many for all but Q, which they do not hold.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, noun, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
 from ...tile.products import anew_i32, opaque_f32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
-from ...tile.strips import strip_ab, strip_abt
+from ...tile.strips import APART, strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
 from ...tile.unrolled import one_after_another
-from ..arguments import Variant, array_type, inputs_type, size_types, statistic_type
-from ..fragment_scores import fragment_scores, my_row, store_lse
+from ..arguments import Variant, array_type, inputs_type, statistic_type
+from ..fragment_scores import FragmentScores, fragment_scores, my_row, store_lse
 from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..tile_scheduler import ROWS_OF_A_HEAD, extent_of, range_of, walk_by_queries
-from ..tiles import Where, lines
-from .config import ROWS, Sm80Config
-from .output import output_of
-from .reading import Vectors
-from .scores_of_strips import part_of, rows_kept, scores_of_strips
+from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
+from ..tiles import Where, lines, where_of
+from .config import ROW_BYTES, ROWS, Sm80Config
+from .rows import Vectors, output_of
+
+
+def part_of(size: int, strip: int) -> Callable[..., Any]:
+    """Return the verb (acc) -> a strip's `size` numbers."""
+    FIRST = size * strip
+
+    @verb
+    def take(acc):
+        part = cuda.local.array(size, f32)
+        for e in range(size):
+            part[e] = acc[FIRST + e]
+        return part
+
+    return take
+
+
+def scores_of_strips(score: FragmentScores, size: int, strips: int) -> FragmentScores:
+    """Return the verbs of tiles with `size` scores of a thread in each strip. Several strips exclude dropout."""
+    if strips == 1:
+        return score
+
+    def each(of_tile: Callable[..., None]) -> Callable[..., None]:
+        def of_strip(strip: int) -> Callable[..., None]:
+            take, FIRST, FURTHER = part_of(size, strip), size * strip, APART * strip
+
+            @verb
+            def one(scores, options, scale, where):
+                part = take(scores)
+                m0 = i32(where.m0 + FURTHER)
+                of_tile(part, options, scale, Where(where.b, where.h, m0, where.n0, where.Sq, where.Sk, where.offset))
+                for e in range(size):
+                    scores[FIRST + e] = part[e]
+
+            return one
+
+        return one_after_another([of_strip(strip) for strip in range(strips)])
+
+    return score.but(finish=each(score.finish))
+
+
+class StripsTo(NamedTuple):
+    """What the end of a strip needs."""
+
+    o: Any
+    lse: Any
+    x: Any  # `Inputs`, for rows that are repaired
+    task: Any
+    row: Any  # the first of the four warps
+    work: Any
+
+
+@noun
+def rows_kept(at: int) -> Members:
+    """The verbs of a thread's own place in shared memory, from byte `at` on, for maxima and sums of four rows while
+    products need the registers. row_max, row_sum: local arrays of four.
+    """
+    num, FIRST, EACH = numbers(f32), at // 4, ROW_BYTES // 4
+
+    @verb
+    def load(row_max, row_sum):
+        smem, mine = cuda.shared.array(0, f32, alignment=128), i32(FIRST + i32(cuda.threadIdx.x) * EACH)
+        num.load_four(row_max, 0, smem, mine)
+        num.load_four(row_sum, 0, smem, i32(mine + 4))
+
+    @verb
+    def store(row_max, row_sum):
+        smem, mine = cuda.shared.array(0, f32, alignment=128), i32(FIRST + i32(cuda.threadIdx.x) * EACH)
+        num.store_vector(smem, mine, row_max, 0)
+        num.store_vector(smem, i32(mine + 4), row_sum, 0)
+
+    return locals()
 
 
 @builds
 def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors: Vectors) -> Kernel:
-    """flash_attention_sm80(heads, section, o, lse, x, work). heads, section: of `Extent`. x: `Inputs`.
+    """flash_attention_sm80(o, lse, x, work). x: `Inputs`. work: `TiledWork`.
 
-    vectors: elements that copies of q, k and v have, and stores of o.
+    vectors: elements of copies of q, k and v, and of stores of o.
     """
     mem, num, BLOCK_KV = storage(variant.dtype), numbers(f32), config.block_kv
     STRIPS, HELD = config.strips, config.holds_q(variant.D, mem.itemsize)
@@ -84,42 +154,33 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
 
     @verb
     def row_of(tid):
-        """The first row of this thread's four warps."""
+        """Return the first row of this thread's four warps."""
         return i32(u32(tid) // u32(128) * u32(ROWS * STRIPS))
 
     def end_of(strip: int) -> Callable[..., None]:
         take = part_of(acc_size, strip)
 
         @verb
-        def end(acc, row_max, arrays, place):
-            o, lse, read = arrays
-            task, row, scale, options = place
-            mine, row = take(acc), i32(row + ROWS * strip)
+        def end(acc, row_max, to, _):
+            mine, row = take(acc), i32(to.row + ROWS * strip)
             upper, lower = row_max[2 * strip], row_max[2 * strip + 1]
             if with_lse:
-                store_lse(lse, task, i32(row + my_row()), upper)
-                store_lse(lse, task, i32(row + my_row() + 8), lower)
-            hidden.repair(mine, (upper, lower), read, task, row, i32(0), scale, options)
-            output.store(cuda.shared.array(0, f32, alignment=128), o, mine, task, row)
+                store_lse(to.lse, to.task, i32(row + my_row()), upper)
+                store_lse(to.lse, to.task, i32(row + my_row() + 8), lower)
+            hidden.repair(mine, (upper, lower), to.x, to.task, row, i32(0), to.work)
+            output.store(cuda.shared.array(0, f32, alignment=128), to.o, mine, to.task, row)
 
         return end
 
     KEPT, kept = STRIPS > 1, rows_kept(config.rows_at(tile))
     end_all = one_after_another([end_of(strip) for strip in range(STRIPS)])
 
-    @kernel(
-        *[i32] * 2,
-        array_type(variant),
-        statistic_type(variant),
-        inputs_type(variant),
-        size_types(variant),
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
-    def flash_attention_sm80(heads, section, o, lse, x, work):
+    types = (of(variant) for of in (array_type, statistic_type, inputs_type, tiled_work_type))
+
+    @kernel(*types, threads=config.threads, min_blocks=config.min_blocks)
+    def flash_attention_sm80(o, lse, x, work):
         smem = cuda.shared.array(0, mem.element, alignment=128)
-        extent = extent_of(heads, section, work)
-        task = walk.task(i32(cuda.blockIdx.x), extent, work.lengths, work.options)
+        task = walk.task(i32(cuda.blockIdx.x), work)
         if task.m0 >= task.Sq:
             return
         b, h, h_kv, count = task.b, task.h, task.h_kv, task.count
@@ -148,7 +209,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             stage, n1 = i32(i % u32(2)), i32(n0 - BLOCK_KV)
             if i + u32(1) != count:
                 coming = i32(1 - stage)
-                b, h_kv = anew_i32(task.b), anew_i32(task.h_kv)  # no register keeps what follows from them
+                b, h_kv = anew_i32(task.b), anew_i32(task.h_kv)  # no register keeps values computed from them
                 k_copies.load(
                     smem, tile.k_at + coming * tile.k_size, lines(x.k, b, h_kv, task.k_first + n1, task.Sk - n1)
                 )
@@ -157,7 +218,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
                 )
                 cp_async_commit()
             qk.multiply(scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
-            where = Where(b, h, i32(task.m0 + row), n0, task.Sq, task.Sk, task.offset)
+            where = where_of(task, h, i32(task.m0 + row), n0)
             stay = score.keeps(work.options, where, seed)
             score.finish(scores, work.options, work.scale, where)
             if KEPT:
@@ -178,10 +239,10 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             cuda.syncthreads()
             i, n0 = u32(i + u32(1)), n1
         if count == u32(0):
-            cuda.syncthreads()  # rows of o go where others read Q
+            cuda.syncthreads()  # rows of o overwrite Q
 
         # computed again: no register kept them until now
-        task = walk.task(anew_i32(cuda.blockIdx.x), extent, work.lengths, work.options)
+        task = walk.task(anew_i32(cuda.blockIdx.x), work)
         row = row_of(anew_i32(cuda.threadIdx.x))
         if KEPT:
             kept.load(row_max, row_sum)
@@ -194,6 +255,6 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         if chain.sinks:
             rows.scale(acc, rescale)
         rows.divide(acc, row_sum, score.growth(work.options))
-        end_all(acc, row_max, (o, lse, x), (task, row, work.scale, work.options))
+        end_all(acc, row_max, StripsTo(o, lse, x, task, row, work), 0)
 
     return flash_attention_sm80

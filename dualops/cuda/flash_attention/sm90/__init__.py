@@ -1,11 +1,11 @@
-"""Attention on Hopper: which problems the rung takes, its Configs, its launches and their tensor maps.
+"""Attention on Hopper: which problems the rung takes, its launches and their tensor maps.
 
-forward.py          the kernel;  config.py: its tiles;  output.py: how o gets to memory
-tile_scheduler.py   which work item comes next;  static_schedule.py: whether all items cost the same
-queries.py          what the rows of a tile of queries are
-slices.py           V's columns in slices, for wide heads
-split_kv.py         how keys are split when there are few queries
-split_kv_sums.py    how splits are added up;  split_kv_merge.py: those of many blocks;  split_kv_serial.py: of one block
+forward.py          the kernel;  config.py: its tiles;  output.py: how o gets to memory;  products.py: products with Q
+schedule.py         which work item a block takes next, and when a warpgroup starts its products
+visible_tiles.py    what the rows of a tile of queries are, and which tiles of keys or of queries an item visits
+split_kv.py         how keys are split if there are few queries, and how the splits are merged
+bias.py             the tiles of a bias
+float32.py          float32, forward and gradient
 backward.py         the gradient
 """
 
@@ -26,31 +26,29 @@ from ...launch.step import Step
 from ...launch.views import boxed, by_token, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ..arguments import Inputs, Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
-from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..options import having
-from ..tile_scheduler import section_of
-from .arguments import ForwardMaps, OutputTo, tiled_work
-from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
+from ..tile_scheduler import section_of, tiled_work
+from .arguments import ForwardMaps, OutputTo, boxed_maps
+from .bias import bias_map, boxed_bias
+from .config import SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
-from .queries import box_of_group
-from .split_kv import LEAST_TILES, most_splits
-from .split_kv_merge import WARPS, build_merge
-from .split_kv_serial import MOST_BLOCKS, kept_shape
-from .static_schedule import after_counter, cleared, counter_of, is_static
+from .schedule import after_counter, cleared, counter_of, is_static
+from .split_kv import LEAST_TILES, MOST_BLOCKS, WARPS, build_merge, kept_shape, most_splits
+from .visible_tiles import box_of_group
 
-SHORT = 64  # queries at most, where keys are split
+SHORT = 64  # queries at most, to split keys
 MOST_D, MOST_DV = 256, 512
 
 
 class ByLength(NamedTuple):
-    """Configs for sequences of varlen, as `by_length` tells them apart."""
+    """Configs for sequences of varlen, chosen by length in `by_length`."""
 
     others: Sm90Config
-    few: Sm90Config  # for those of few queries and many keys
+    few: Sm90Config  # for sequences with few queries and many keys
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for attention, best first."""
+    """Yield tiles for attention, best first."""
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     if (
         p.dtype not in INSTRUCTION_TYPES
@@ -74,7 +72,7 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def _short_config(p: Problem, options: Sequence[str], room: int) -> tuple[Sm90Config, str] | None:
-    """Tiles where keys are split, of some sequences at least."""
+    """Return tiles that split keys, if some sequences may need them."""
     if (fewest_queries(p) if is_varlen(p) else p.Sq) > SHORT:
         return None
     D, Dv = padded(int(p.D)), padded(int(p.Dv))
@@ -91,8 +89,10 @@ def _choice(p: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config, re
 def by_length(
     problem: Problem, results: Mapping[str, ArrayMeta], others: Choice, short: Sm90Config, reason: str
 ) -> Choice:
-    """Sequences of varlen, each by what it would go by alone: those of few queries and more keys than one split has by
-    splits, among blocks where all have few queries, else one after the other. reason: of `short`.
+    """Return the choice for a varlen call with short and long sequences: each is computed as it would be alone.
+
+    Sequences with few queries, and more keys than one split has, use splits: of several blocks if all sequences have
+    few queries, otherwise of one block, in turn. reason: of `short`.
     """
     p, metas, least = problem, {**problem.arrays, **results}, LEAST_TILES * short.block_kv + 1
     few, rest = (serving(p, Served(which, SHORT, least)) for which in (1, 0))
@@ -102,30 +102,25 @@ def by_length(
         return [cleared(2), forward_step(rest, results, others.config), *split_launches(few, results, config)]
 
     found, maps = {**others.workspace, **workspace(p, config)}, {**others.maps, **forward_maps(p, metas, config)}
-    told = f"{others.reason}; of sequences to {SHORT} queries with {least} keys or more: {reason}"
-    told += ", a row's splits for one block" * config.serial
-    return Choice("sm90", ByLength(others.config, config), told, steps, found, maps=maps)
+    why = f"{others.reason}; of sequences to {SHORT} queries with {least} keys or more: {reason}"
+    why += ", a row's splits for one block" * config.serial
+    return Choice("sm90", ByLength(others.config, config), why, steps, found, maps=maps)
 
 
 def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config) -> dict[str, Mapped]:
-    """The tensor maps of the launch; those of a Config that splits keys have names of their own."""
+    """Return the tensor maps of the launch. Those of a Config that splits keys have their own names."""
     p, varlen = problem, is_varlen(problem)
-    lines = {"q": config.block_q, "k": config.block_kv, "v": config.block_kv, "o": ROWS}
-    names = ("q", "k", "v", "o") if how_stored(metas, "o", varlen) == "boxes" and not config.split else ("q", "k", "v")
-    found = [boxed(metas, name, varlen) for name in names]
+    lines = {"q": config.block_q, "k": config.block_kv, "v": config.block_kv}
+    if how_stored(metas, "o", varlen) == "boxes" and not config.split:
+        lines["o"] = ROWS
     prefix = "split_" if config.split else ""
-    maps = {
-        f"{prefix}{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
-        for each in found
-        if each
-    }
-    q = found[0]
+    maps, q = boxed_maps(p, metas, lines, prefix), boxed(metas, "q", varlen)
     if q and config.heads > 1:
         (B, H, S, D), (batch, head, token, element) = q.shape, q.strides
         shape, strides = (B, H // config.heads, S, config.heads, D), (batch, head * config.heads, token, head, element)
         maps[f"{prefix}q_map"] = Mapped("q", p.dtype, shape, strides, box_of_group(config))
-    if config.bias_stages:
-        maps["bias_map"] = bias_map(p, bias_operand(ROWS, config.block_kv))
+    if config.bias:
+        maps["bias_map"] = bias_map(p, config.bias)
     return maps
 
 
@@ -135,7 +130,7 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
 
 def forward_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Step:
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
-    stored, heads = how_stored(metas, "o", varlen), p.B * p.H
+    stored, heads = "" if config.thirds else how_stored(metas, "o", varlen), p.B * p.H
     found = variant(p)
     build, alike = build_forward(config, found, p.return_lse, stored), is_static(config, found)
     o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *Inputs._fields))
@@ -151,7 +146,7 @@ def split_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90
 
 
 def split_launches(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
-    """Few queries: what each split of the keys finds, and all of it merged; or both by the same blocks."""
+    """Return the launches for few queries: results of each split, then the merge; or both in the same blocks."""
     p, metas, varlen, serial = problem, {**problem.arrays, **results}, is_varlen(problem), config.serial
     maps, heads = ForwardMaps("split_q_map", "split_k_map", "split_v_map"), p.B * p.H
     o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *Inputs._fields))
@@ -171,14 +166,14 @@ def split_launches(problem: Problem, results: Mapping[str, ArrayMeta], config: S
 
 
 def _by_split(name: str, strides: tuple[int, ...], varlen: bool) -> Strided:
-    """What splits find, along split, batch, head and token."""
+    """Return an array of the splits' results, along split, batch, head and token."""
     split, batch, head, token = strides[:4]
     return Strided(name, (split, 0 if varlen else batch, head, token))
 
 
 def workspace(problem: Problem, config: Sm90Config) -> dict[str, ArrayMeta]:
-    """Of pieces of work that are not alike, how many were drawn; and as float32 what splits find, lse in two parts, or
-    what a block that has them all keeps.
+    """Return the counter of drawn work items, if the schedule is not static; and in float32 the results of splits, with
+    lse in two parts, or what a block keeps if it has all splits.
     """
     p, q = problem, problem.arrays["q"]
     made = counter_of(p, is_static(config, variant(p)))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
 from ...compiler.backend import f32, i32, i64, pointer, tensor_map, types
-from ...launch.views import by_token
-from ..arguments import Variant, array_type, is_varlen, size_types
-from ..tile_scheduler import Extent
+from ...launch.maps import Mapped
+from ...launch.views import boxed, by_token, how_stored
+from ...tile.warpgroup import ROWS
+from ..arguments import Variant, array_type, is_varlen
+from .bias import bias_map
+from .config import BOX
 
 
 class Maps(NamedTuple):
@@ -22,7 +25,7 @@ class Maps(NamedTuple):
 
 
 class KeysTo(NamedTuple):
-    """Where dk and dv go: tensor maps, 0 where threads store the rows (`output`), and arrays (`by_token`)."""
+    """Where dk and dv go: tensor maps, 0 if threads store the rows (`output`), and arrays (`by_token`)."""
 
     dk_map: Any
     dv_map: Any
@@ -41,34 +44,25 @@ class ForwardMaps(NamedTuple):
 class OutputTo(NamedTuple):
     """Where o and lse go."""
 
-    o_map: Any  # 0 where threads store the rows (`output`)
-    o: Any  # along batch, head and token (`by_token`); parts of split keys along split too (`split_kv`)
+    o_map: Any  # 0 if threads store the rows (`output`)
+    o: Any  # along batch, head and token (`by_token`); results of splits along split, too
     lse: Any
-    kept: Any  # a pointer where a Config is serial (`split_kv_serial`), else nothing
+    kept: Any  # a pointer if the Config is serial (`split_kv`), otherwise ()
 
 
 class QueriesTo(NamedTuple):
-    """Where dq goes: its tensor map, 0 where threads store the rows (`output`), and the array (`by_token`)."""
+    """Where dq goes: its tensor map, 0 if threads store the rows (`output`), and the array (`by_token`)."""
 
     dq_map: Any
     dq: Any
 
 
 class Sums(NamedTuple):
-    """dq in float32, as the fused kernel adds it up."""
+    """dq in float32, as the fused kernel adds it."""
 
-    data: Any  # fragment after fragment of each tile, tile after tile of each head
-    flags: Any  # zeros at first: a counter, then one for each tile
-    tiles: Any  # of queries: of a head of a batch, or, of varlen, of a head of all sequences
-
-
-class TiledWork(NamedTuple):
-    """How large a problem is, how its tiles are numbered, and how its scores are made."""
-
-    extent: Any  # `Extent`
-    scale: Any
-    lengths: Any  # of varlen: `spans`
-    options: Any
+    data: Any  # fragment after fragment of a tile, tile after tile of a head
+    flags: Any  # zeros at first: a counter, then a flag for each tile
+    tiles: Any  # of queries of a head, in a batch or, for varlen, in all sequences
 
 
 FORWARD_MAPS_TYPE = types.NamedUniTuple(tensor_map, len(ForwardMaps._fields), ForwardMaps)
@@ -79,6 +73,31 @@ SUMS_TYPE = types.NamedTuple((pointer(f32), pointer(i64), i32), Sums)
 def maps_of(kernel: str) -> Maps:
     """Return the names of the maps of this kernel's launch."""
     return Maps(*(f"{kernel}_{name}_map" for name in Maps._fields))
+
+
+def boxed_maps(
+    problem: Problem, metas: Mapping[str, ArrayMeta], lines: Mapping[str, int], prefix: str = ""
+) -> dict[str, Mapped]:
+    """Return the tensor maps of arrays that are copied as boxes. lines: of a box of each array."""
+    found = [each for name in lines if (each := boxed(metas, name, is_varlen(problem)))]
+    return {
+        f"{prefix}{each.name}_map": Mapped(
+            each.name, problem.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX)
+        )
+        for each in found
+    }
+
+
+def gradient_maps(
+    problem: Problem, metas: Mapping[str, ArrayMeta], config: Any, kernel: str, results: Sequence[str]
+) -> dict[str, Mapped]:
+    """Return the tensor maps of a gradient's launch, by names of its own. metas: of the problem's arrays and
+    results.
+    """
+    lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
+    lines |= {name: ROWS for name in results if how_stored(metas, name, is_varlen(problem)) == "boxes"}
+    maps = boxed_maps(problem, metas, lines, f"{kernel}_")
+    return maps | {f"{kernel}_bias_map": bias_map(problem, config.bias)} if config.bias else maps
 
 
 def map_type(stored: str) -> Any:
@@ -105,15 +124,3 @@ def queries_to(problem: Problem, metas: Mapping[str, ArrayMeta], stored: str, ke
 def queries_to_type(found: Variant, stored: str) -> Any:
     """Return the type of `QueriesTo`."""
     return types.NamedTuple((map_type(stored), array_type(found)), QueriesTo)
-
-
-def tiled_work(problem: Problem, section: Any, sizes: tuple[Any, ...]) -> TiledWork:
-    """Return the work of a problem. section: as in `Extent`. sizes: `..arguments.sizes`, or `sizes_by_keys`."""
-    H, group, Sq, Sk, aligned, scale, lengths, options = sizes
-    return TiledWork(Extent(problem.B * H, H, group, Sq, Sk, aligned, section), scale, lengths, options)
-
-
-def tiled_work_type(found: Variant) -> Any:
-    """Return the type of `TiledWork`."""
-    *_, scale, lengths, options = size_types(found)
-    return types.NamedTuple((types.NamedUniTuple(i32, len(Extent._fields), Extent), scale, lengths, options), TiledWork)

@@ -1,8 +1,8 @@
 """Which tile of a bias a block of sm90's dbias has, and which tiles of scores it was added to, one after another.
 
-Other batches and heads, and other queries or keys where the bias has only one: they are numbered, keys fastest, then
-queries, heads and batches. Where tiles of the bias are few, each comes in pieces, of as many of those numbers; how many
-pieces follows from lengths alone (`pieces_of`), and of a bias with batches from those of one batch.
+These have other batches and heads, and other queries or keys if the bias has only one. They are numbered, keys fastest,
+then queries, heads and batches. If the bias has few tiles, each is split in pieces with as many of these numbers. The
+number of pieces depends on lengths alone (`pieces_of`); if the bias has batches, on those of one batch.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ...tile.boxes import Cluster
 from ...tile.schedule import schedule
 from ..options import OptionChain
 
-# tiles of the bias above one another whose columns are taken first, so that blocks that run at once share loads; of 132
-# blocks each then has other rows of a group in turn, of which a causal mask shows some more than others
+# tiles of a column that are taken one after another, so that blocks that run at the same time share loads. With 132
+# blocks, each then has other rows of a group in turn; a causal mask shows some of them more than others
 GROUP_ROWS = 10
-WANTED_PARTS = 512  # of a bias's tiles, a piece a part, for GPUs with some 132 SMs
+WANTED_PARTS = 512  # pieces of all tiles, for GPUs with about 132 SMs
 LEAST_VISITS = 8  # of a piece
 
 
 class BiasExtent(NamedTuple):
-    """The sizes of the bias, 1 along axes where it is broadcast, the pieces of each tile, and the sizes of scores."""
+    """The sizes of the bias, 1 along axes where it is broadcast; the pieces of each tile; and the sizes of scores."""
 
     B_bias: Any
     H_bias: Any
@@ -34,11 +34,11 @@ class BiasExtent(NamedTuple):
     group: Any
     Sq: Any
     Sk: Any
-    aligned: Any  # 1 where the last query stands at the last key, else 0
+    aligned: Any  # 1: the last query has the position of the last key; 0: the first query that of the first key
 
 
 class Part(NamedTuple):
-    """A piece of a tile of the bias: its place there, and the first of the numbers and their end."""
+    """A piece of a tile of the bias: its place there, and first and end of its numbers."""
 
     b: Any
     h: Any
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A tile of scores; v is its number, the part's end after the last; h is the number `member` of h_kv's group."""
+    """A tile of scores. v: its number, or the part's end after the last. h: head number `member` of h_kv's group."""
 
     v: Any
     b: Any
@@ -63,35 +63,34 @@ class Visit(NamedTuple):
     q_first: Any  # 0: sequences of different lengths have no bias
 
 
-BiasWalk = Noun  # what `bias_tile_scheduler` makes
+BiasWalk = Noun  # of `bias_walk`
 
 
 class Broadcast(NamedTuple):
-    """Whether a bias has one row, and one column, for all."""
+    """Whether a bias has only one row, or only one column."""
 
     row: bool
     column: bool
 
 
 def visits_of_tile(B: Any, H: Any, q_tiles: Any, kv_tiles: Any, shape: tuple[Any, ...], one: Broadcast) -> Any:
-    """How many tiles of scores a tile of a bias of this shape [B, H, Sq, Sk] was added to."""
+    """Return how many tiles of scores a tile of a bias of this shape [B, H, Sq, Sk] was added to."""
     batches, heads = B if shape[0] == 1 else 1, H if shape[1] == 1 else 1
     return batches * heads * (q_tiles if one.row else 1) * (kv_tiles if one.column else 1)
 
 
 def pieces_of(tiles: Any, visits: Any) -> Any:
-    """Of each tile, where a batch of the bias has so many, and each was added to so many tiles of scores."""
+    """Return the pieces of each tile. tiles: of a batch of the bias. visits: tiles of scores that each was added to."""
     wanted = (WANTED_PARTS + tiles - 1) // tiles
     return max(min(wanted, visits // LEAST_VISITS), 1)
 
 
 @noun
 def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *, ranged: bool) -> Members:
-    """The verbs of tiles of so many queries and keys; ranged: whether some option is a mask of ranges.
+    """The verbs for tiles of block_q queries and block_kv keys. ranged: whether some option is a mask of ranges; tiles
+    that it hides are skipped.
 
-    What stays from visit to visit are keys, or where the bias has one column, queries.
-
-    Tiles that masks hide as a whole are left out.
+    From visit to visit keys may stay, or, if the bias has one column, queries.
     """
     ONE_ROW, ONE_COLUMN, order = one.row, one.column, schedule(GROUP_ROWS, Cluster())
     WALKS = ONE_ROW or ONE_COLUMN
@@ -139,7 +138,7 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
 
     @verb
     def _step(visit, part, extent):
-        """To the next number, whether it is seen or not."""
+        """Return the next number's visit, even if it is hidden."""
         b, h, h_kv, member, m0, n0 = visit.b, visit.h, visit.h_kv, visit.member, visit.m0, visit.n0
         if ONE_COLUMN:
             n0 = i32(n0 + block_kv)
@@ -161,12 +160,12 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
 
     @verb
     def _from_here(visit, part, extent, offset, options):
-        """This visit, or else the first after it that is seen."""
+        """Return this visit, or the first visible one after it."""
         if ranged:
             while visit.v < part.end and not _seen(visit, extent, offset, options):
                 if WALKS:
                     visit = _step(visit, part, extent)
-                else:  # all the others are hidden, too
+                else:  # all others are hidden, too
                     at = visit.b, visit.h, visit.h_kv, visit.member, visit.m0, visit.n0
                     visit = Visit(part.end, *at, visit.Sq, visit.q_first)
         return visit

@@ -1,38 +1,39 @@
-"""The Configs of attention's sm90 rung, for many queries and for few."""
+"""The Configs of forward and dq on attention's sm90 rung, for many queries and for few."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...tile.split_bf16x3 import PARTS
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
-from ..bias_tiles import bias_operand
+from ...tile.warpgroup_exchange import exchange_bytes
+from .bias import bias_operand
 
-SLACK = 1024  # bytes of shared memory that the mbarriers take, and what lies between them and the tiles
+SLACK = 1024  # bytes of shared memory for mbarriers and alignment
 BLOCK_MASK = "block_mask"  # the option
-BOX = 64  # elements of 16 bits that a line of a box has
+BOX = 64  # elements of 16 bits in a line of a box
 
 
 def padded(width: int) -> int:
-    """A head's width in whole boxes; what is beyond the head is loaded as zeros."""
+    """Return a head's width in whole boxes, padded with zeros."""
     return -(-width // BOX) * BOX
 
 
 def parts_width(width: int, thirds: bool) -> int:
-    """Of such a head in shared memory, where its numbers are three each, or one."""
+    """Return the width of such a head in shared memory, where float32 has three parts for each number."""
     return PARTS * width if thirds else width
 
 
 def factors(dtype: str) -> str:
-    """The dtype of what is multiplied."""
+    """Return the dtype of the factors of products."""
     return "bfloat16" if dtype == "float32" else dtype
 
 
 def slice_width(Dv: int, slices: int) -> int:
-    """Columns of V that a slice has, in whole boxes."""
+    """Return how many columns of V a slice has, in whole boxes."""
     return padded(-(-Dv // slices))
 
 
@@ -42,28 +43,52 @@ class Tiles(NamedTuple):
     q: Operand  # [BLOCK_Q, D], a stage
     k: Operand  # [BLOCK_KV, D], a stage
     v: Operand  # [BLOCK_KV, Dv], a stage
-    bias: Operand  # [64, BLOCK_KV], of each warpgroup a stage
     k_at: int
     v_at: int
-    bias_at: int
-    o_at: int  # [BLOCK_Q, Dv], unless it goes there from registers; 0 where it is put over Q
+    bias_at: int  # [64, BLOCK_KV], a stage of each warpgroup
+    o_at: int  # [BLOCK_Q, Dv]; 0 if it overwrites Q, or goes to memory from registers
     nbytes: int
 
 
+class _Queries:
+    """What the Configs share."""
+
+    consumers: int
+    block_kv: int
+    bias_stages: int
+
+    @property
+    def block_q(self) -> int:
+        return ROWS * self.consumers
+
+    @property
+    def bias(self) -> Operand | None:
+        """The bias's tile of a warpgroup, if it is copied as boxes."""
+        return bias_operand(ROWS, self.block_kv) if self.bias_stages else None
+
+    @property
+    def bias_bytes(self) -> int:
+        return self.bias_stages * self.consumers * self.bias.nbytes if self.bias else 0
+
+    def tiles(self, D: int, Dv: int) -> Any:
+        raise NotImplementedError
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
 @dataclass(frozen=True)
-class Sm90Config:
+class Sm90Config(_Queries):
     """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
 
-    turns: warpgroups start their products one after the other, so that the one's exponentials are made beside the
-    other's products. q_stages: with two, what comes next is loaded beside a piece of work. split: keys are split
-    (`split_kv`) among blocks, and what they find is merged; serial, too: one block has all of a row's, one after the
-    other, and adds them up. heads: so many of a group have their queries in one tile, where
-    consumers is 1. o_over_q: o has Q's place in shared memory, where there is one, on its way to memory. slices: V's
-    columns are taken in so many, each a piece of work of its own (`slices`). most: threads that load do with fewer
-    registers, which those that multiply get. thirds: Q, K and V come as three parts of bfloat16 a number (`to_bf16x3`),
-    and o goes to memory from registers. held: Q is in registers, two for each 8 columns of D, and its place in shared
-    memory is free as soon as it is there. bias_stages: of the bias's tiles, which come as boxes; 0 where it does not,
-    or there is none.
+    turns: warpgroups take turns to start products, so that one's exponentials overlap the others' products. q_stages:
+    with two, the loads of the next work item overlap this one. split, serial: keys are split (`split_kv`), among
+    blocks, or for one block that takes all splits of its rows in turn. heads: heads of a group whose queries share a
+    tile; needs one consumer. o_over_q: o overwrites Q in shared memory on its way out. slices: slices of V's columns,
+    each a work item of its own (`schedule`). most: consumers get more registers, from the threads that load. thirds:
+    float32, as three parts of bfloat16 (`float32`); o goes to memory from registers. held: Q is in registers, two for
+    each 8 columns of D, and its place in shared memory is free once it is there. bias_stages: of the bias's tiles, if
+    it is copied as boxes; otherwise 0.
     """
 
     consumers: int
@@ -82,20 +107,18 @@ class Sm90Config:
     bias_stages: int = 0
 
     @property
-    def block_q(self) -> int:
-        return ROWS * self.consumers
-
-    @property
     def queries(self) -> int:
-        """Of each head of a tile."""
+        """Queries of each head of a tile."""
         return self.block_q // self.heads
 
     def columns(self, Dv: int) -> int:
-        """Of V in shared memory: those of a slice."""
+        """Return how many columns of V are in shared memory: those of a slice."""
         return slice_width(Dv, self.slices)
 
     def tiles(self, D: int, Dv: int) -> Tiles:
-        """For heads of these widths; of D in whole boxes. Raises ValueError for an o that Q has no place for."""
+        """Return the tiles for heads of these widths, D in whole boxes. Raises ValueError if o does not fit in Q's
+        place.
+        """
         Dv = self.columns(Dv)
         if self.o_over_q and (self.q_stages > 1 or Dv > D or self.split):
             raise ValueError(f"o of {Dv} columns over Q of {D} in {self.q_stages} stages, expected at most {D} and 1")
@@ -104,32 +127,29 @@ class Sm90Config:
         k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "mn")
         k_at = self.q_stages * q.nbytes
         v_at = k_at + self.stages * k.nbytes
-        bias, bias_at = bias_operand(ROWS, self.block_kv), v_at + self.stages * v.nbytes
-        end = bias_at + self.bias_stages * self.consumers * bias.nbytes
+        bias_at = v_at + self.stages * v.nbytes
+        end = bias_at + self.bias_bytes
         if self.o_over_q or self.split or self.thirds:
-            return Tiles(q, k, v, bias, k_at, v_at, bias_at, 0, end)
-        return Tiles(q, k, v, bias, k_at, v_at, bias_at, end, end + 2 * self.block_q * Dv)
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
+            return Tiles(q, k, v, k_at, v_at, bias_at, 0, end)
+        return Tiles(q, k, v, k_at, v_at, bias_at, end, end + 2 * self.block_q * Dv)
 
 
 MOST_BYTES = 227 * 1024 - SLACK  # of Hopper's shared memory
-LIGHT_OPTIONS = ("band", "sinks")  # that need no registers for themselves
-LIGHT_ALONE = ["key_padding_mask"]  # whose bits there is room for where nothing else needs any
-# keys that there are registers for beside one of the others, and beside several; TFLOP/s of S = 4096 where one has been
-# tuned: softcap 494 (112 keys: 474), ALiBi 565 (112: 531, not in turns 512; since then Q is in registers, 1.03 and 1.02
-# of it), dropout 467, a bias from memory 417 to 468 (96: 401 to 431, 64: 364; 128 as 112); 660 without options
+LIGHT_OPTIONS = ("band", "sinks")  # that need no registers
+LIGHT_ALONE = ["key_padding_mask"]  # whose bits fit if no other option needs registers
+# keys that one other option leaves registers for, and several. TFLOP/s of S = 4096 if tuned: softcap 494 (112 keys:
+# 474), ALiBi 565 (112: 531, not in turns 512; Q in registers later gained 3 and 2 %), dropout 467, a bias from memory
+# 417 to 468 (96: 401 to 431, 64: 364; 128 as 112); 660 without options
 KEYS_BESIDE = {"softcap": 128, "alibi": 128, "bias": 112, "dropout": 128}
 IN_TURNS = ("softcap", "alibi", "bias")
 KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING, KEYS_BESIDE_MANY = 96, 64, 48, 32
 READING_OPTIONS = ("bias", "dropout")
-MANY = 5  # options, of which one reads
-ASKED_SELDOM = ("mask_mod", BLOCK_MASK)  # in tiles alone that the mask cuts
+MANY = 5  # options, one of which reads
+ASKED_SELDOM = ("mask_mod", BLOCK_MASK)  # evaluated only in tiles that the mask cuts
 
 
 def keys_beside(heavy: Sequence[str]) -> int:
-    """Keys of a tile beside options that need registers."""
+    """Return how many keys of a tile these options leave registers for."""
     if len(heavy) == 1:
         return KEYS_BESIDE.get(heavy[0], KEYS_BESIDE_ONE)
     if are_many(heavy):
@@ -138,28 +158,28 @@ def keys_beside(heavy: Sequence[str]) -> int:
 
 
 def configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False) -> Iterator[tuple[Sm90Config, str]]:
-    """Tiles for heads of these widths, best first: as many keys as registers are left for. bias_in_boxes: there is a
-    bias that can come so, which takes room in shared memory, and no registers.
+    """Yield tiles for heads of these widths, best first: as many keys as there are registers for. bias_in_boxes: the
+    bias can be copied as boxes, which takes shared memory but no registers.
 
-    TFLOP/s on an H200, bursts, 2026-11-22, full and causal, two batches of S = 8192 and 16 or 32 heads.
+    Figures: TFLOP/s on an H200, bursts, 2026-11-22, full and causal, two batches of S = 8192 and 16 or 32 heads.
     """
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     heavy = [] if heavy == LIGHT_ALONE else heavy
-    told = ", options need registers" if heavy else ""
+    note = ", options need registers" if heavy else ""
     if BLOCK_MASK in options:
         config = _of_block_mask(D, Dv, [name for name in heavy if name not in ASKED_SELDOM])
     elif max(D, Dv) > 128:
         config = _wide_config(D, Dv, heavy)
         if not options and D <= 192 and Dv <= 128:  # 1.02 and 1.04 (two runs); causal 0.98 and, in turns, 1.00 and 0.99
             config = replace(config, turns=False, most=True, held=True)
-        told += f", o of {config.slices} slices" * (config.slices > 1) + ", o over Q" * config.o_over_q
+        note += f", o of {config.slices} slices" * (config.slices > 1) + ", o over Q" * config.o_over_q
     elif heavy == ["bias"] and bias_in_boxes:
-        # 1.26 of what it is from memory; Q not in registers 1.21, not in turns 1.16, 112 keys 1.13
+        # 1.26 of the speed with a bias from memory; Q not in registers 1.21, not in turns 1.16, 112 keys 1.13
         config = Sm90Config(2, 128, q_stages=1, most=True, held=True, bias_stages=1)
     elif heavy:
         config = Sm90Config(2, keys_beside(heavy), turns=False)
         if heavy[0] in IN_TURNS and len(heavy) == 1:
-            # softcap alone needs no more registers and is 2 to 5 % faster so; causal, it would spill
+            # softcap alone is 2 to 5 % faster without `most`; causal, it would spill
             config = replace(config, turns=True, most=list(options) != ["softcap"], held=heavy == ["alibi"])
         elif heavy == ["dropout"]:  # in turns 0.61 to 0.66 of the speed without options, else 0.68
             config = replace(config, most=True)
@@ -167,14 +187,15 @@ def configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False
         config = Sm90Config(2, 128, held=True)
     else:  # 506 and 461; two stages, in turns, 475 and 456
         config = Sm90Config(3, 128, stages=3, turns=False)
-    yield config, f"{config.block_q} queries by {config.block_kv} keys{told}"
+    yield config, f"{config.block_q} queries by {config.block_kv} keys{note}"
 
 
 WIDE_KEYS = {128: (112, 48), 192: (96, 48), 256: (80, 48)}  # by columns of a slice: without options, and with
 
 
 def _wide_config(D: int, Dv: int, heavy: Sequence[str]) -> Sm90Config:
-    """As many keys as shared memory has room for, too; o over Q where its own place would cost keys.
+    """Return a Config with as many keys as there are registers and shared memory for. o overwrites Q if its own place
+    would cost keys.
 
     D 192, Dv 128: 654 and 614.
     """
@@ -184,7 +205,7 @@ def _wide_config(D: int, Dv: int, heavy: Sequence[str]) -> Sm90Config:
 
 
 def _of_room(D: int, Dv: int, heavy: Sequence[str], slices: int, keys: Iterable[int]) -> Sm90Config:
-    """With the first of these numbers of keys that there is room for."""
+    """Return a Config with the first of these numbers of keys that fits in shared memory."""
     for block_kv in keys:
         for o_over_q in (False, True) if slice_width(Dv, slices) <= D else (False,):
             config = Sm90Config(2, block_kv, turns=not heavy, q_stages=1, o_over_q=o_over_q, slices=slices)
@@ -194,7 +215,7 @@ def _of_room(D: int, Dv: int, heavy: Sequence[str], slices: int, keys: Iterable[
 
 
 def _of_block_mask(D: int, Dv: int, heavy: Sequence[str]) -> Sm90Config:
-    """Tiles that divide those of a block mask. Most tiles are seen whole, so that turns are worth their while."""
+    """Return a Config whose tiles divide those of a block mask. Most tiles are fully visible, so that turns pay."""
     if max(D, Dv) > 128:
         return _of_room(D, Dv, heavy, _slices(Dv, heavy), (32, 16) if heavy else (64, 32, 16))
     if heavy:
@@ -203,7 +224,9 @@ def _of_block_mask(D: int, Dv: int, heavy: Sequence[str]) -> Sm90Config:
 
 
 def _slices(Dv: int, options: Sequence[str]) -> int:
-    """Beside 256 columns, of 128 registers, options that read have too few with any number of keys."""
+    """Return how many slices V needs: with 256 columns, which take 128 registers, options that read have too
+    few left.
+    """
     return -(-Dv // (128 if _read(options) else 256))
 
 
@@ -212,15 +235,15 @@ def _read(options: Sequence[str]) -> bool:
 
 
 def are_many(options: Sequence[str]) -> bool:
-    """Whether so many options need registers that few are left."""
+    """Return whether options leave few registers."""
     return len(options) >= MANY and _read(options)
 
 
 def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[Sm90Config, str]:
-    """Tiles for few queries, and what they are: as many bytes of K and V on their way as there is room for.
+    """Return tiles for few queries, and a description: as many bytes of K and V in flight as fit.
 
-    A tile has the queries of all heads of a group, so that the keys that these share are read once; beside dropout
-    those of one head, as its weights come eight at once, of two queries of a head.
+    A tile has the queries of all heads of a group, which share their keys. With dropout it has those of one head, since
+    a call returns weights for two queries of a head.
     """
     heads = group if group <= ROWS and "dropout" not in options else 1
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
@@ -236,3 +259,150 @@ def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[S
         config = replace(config, q_stages=1)
     of_heads = f"{config.queries} queries of {heads} heads" if heads > 1 else f"{config.queries} queries"
     return config, f"few queries: {of_heads} by {config.block_kv} keys, which are split"
+
+
+class DqTiles(NamedTuple):
+    """What lies in shared memory."""
+
+    q: Operand  # [BLOCK_Q, D], a stage
+    do: Operand  # [BLOCK_Q, Dv], a stage
+    k: Operand  # [BLOCK_KV, D], a stage, as the scores' right factor
+    k_right: Operand  # K as the right factor of dS
+    v: Operand  # [BLOCK_KV, Dv], a stage
+    do_at: int
+    k_at: int
+    v_at: int
+    bias_at: int  # [64, BLOCK_KV], a stage of each warpgroup
+    dq_at: int  # [BLOCK_Q, D]; 0 if it overwrites Q, or goes to memory from registers
+    p_at: int  # P, from one warpgroup to the other
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class DqConfig(_Queries):
+    """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
+
+    turns, bias_stages, thirds: as in `Sm90Config`. q_stages: of Q and dO; with two, the loads of the next work item
+    overlap this one. dq_over_q: dq overwrites Q in shared memory on its way out. zeroed: sums begin as zeros, not with
+    a product that overwrites them: two ways to begin take too many registers for 256 columns.
+    """
+
+    consumers: int
+    block_kv: int
+    stages: int = 2
+    turns: bool = True
+    q_stages: int = 1
+    dq_over_q: bool = False
+    zeroed: bool = False
+    thirds: bool = False
+    bias_stages: int = 0
+
+    def tiles(self, D: int, Dv: int) -> DqTiles:
+        """Return the tiles for heads of these widths, in whole boxes. Raises ValueError if dq has no place over Q."""
+        if self.dq_over_q and self.q_stages > 1:
+            raise ValueError(f"dq over Q in {self.q_stages} stages, expected 1")
+        D, Dv = (parts_width(width, self.thirds) for width in (D, Dv))
+        q, do = Operand(self.block_q, D, 2, 128, "k"), Operand(self.block_q, Dv, 2, 128, "k")
+        k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "k")
+        do_at = self.q_stages * q.nbytes
+        k_at = do_at + self.q_stages * do.nbytes
+        v_at = k_at + self.stages * k.nbytes
+        bias_at = v_at + self.stages * v.nbytes
+        end = bias_at + self.bias_bytes
+        dq_at, nbytes = (0, end) if self.dq_over_q or self.thirds else (end, end + q.nbytes)
+        k_right = Operand(self.block_kv, D, 2, 128, "mn")
+        return DqTiles(q, do, k, k_right, v, do_at, k_at, v_at, bias_at, dq_at, 0, nbytes)
+
+
+@dataclass(frozen=True)
+class DqThirdsConfig:
+    """For float32 as three parts of bfloat16: a block has 64 queries, and block_kv keys at a time. One warpgroup has
+    the scores, the other dq. K has more stages than V: both need it, V only dP.
+    """
+
+    block_kv: int
+    stages: int = 2
+    v_stages: int = 1
+
+    @property
+    def block_q(self) -> int:
+        return ROWS
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+    def tiles(self, D: int, Dv: int) -> DqTiles:
+        """Return the tiles for heads of these widths, in whole boxes."""
+        D, Dv = (parts_width(width, thirds=True) for width in (D, Dv))
+        q, do = Operand(ROWS, D, 2, 128, "k"), Operand(ROWS, Dv, 2, 128, "k")
+        k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "k")
+        k_at = q.nbytes + do.nbytes
+        v_at = k_at + self.stages * k.nbytes
+        p_at = v_at + self.v_stages * v.nbytes
+        nbytes = p_at + exchange_bytes(self.block_kv // 2, 1, exact=True)
+        k_right = Operand(self.block_kv, D, 2, 128, "mn")
+        return DqTiles(q, do, k, k_right, v, q.nbytes, k_at, v_at, 0, 0, p_at, nbytes)
+
+
+AnyDqConfig = DqConfig | DqThirdsConfig
+MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_ASKING, DQ_KEYS_BESIDE_SOME = 128, 112, 112, 96
+KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE, KEYS_BESIDE_DROPOUT_AND_MANY = 80, 64, 48
+KEYS_BESIDE_BOXES_AND_MORE = 80
+
+
+def dq_keys_beside(heavy: Sequence[str]) -> int:
+    """Return how many keys of a tile these options and 128 columns of dq leave registers for."""
+    if "dropout" in heavy:
+        if are_many(heavy):
+            return KEYS_BESIDE_DROPOUT_AND_MANY
+        return KEYS_BESIDE_DROPOUT if len(heavy) == 1 else KEYS_BESIDE_DROPOUT_AND_MORE
+    if len(heavy) > 1:
+        return DQ_KEYS_BESIDE_SOME
+    return KEYS_BESIDE_BIAS if "bias" in heavy else MOST_KEYS
+
+
+WIDE_KEYS_BESIDE_ONE, WIDE_KEYS_BESIDE_DROPOUT, WIDE_KEYS_OF_BLOCKS = 48, 32, 32
+
+
+def dq_wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
+    """Return how many keys a tile has for heads wider than 128: as many as shared memory and registers have
+    room for.
+    """
+    if "dropout" in options:
+        return WIDE_KEYS_BESIDE_DROPOUT
+    if BLOCK_MASK in options:
+        return WIDE_KEYS_OF_BLOCKS
+    if D > 192 or any(name not in LIGHT_OPTIONS for name in options):
+        return WIDE_KEYS_BESIDE_ONE
+    return {256: 64, 192: 80}.get(Dv, 96)
+
+
+def dq_configs(
+    D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False, varlen: bool = False
+) -> Iterator[tuple[DqConfig, str]]:
+    """Yield tiles for heads of these widths, in whole boxes, best first: as many keys as there are registers for; if
+    there is a block mask, a number that divides its tiles. bias_in_boxes: the bias can be copied as boxes, which takes
+    shared memory but no registers of consumers; with a block mask or dropout, or for wider heads, the kernel would
+    spill a register. varlen: rows beyond the end may be another sequence's, which softcap must test
+    (`fragment_scores.there`); this takes registers.
+
+    TFLOP/s of its three products, S = 4096, on an H200, 2026-11-25: D = Dv = 256 686, in turns 626; 192 causal 687, in
+    turns 725.
+    """
+    heavy = [name for name in options if name not in LIGHT_OPTIONS]
+    note = ", options need registers" if heavy else ""
+    if bias_in_boxes and max(D, Dv) <= 128 and not {BLOCK_MASK, "dropout"} & {*options}:
+        keys = MOST_KEYS if len(heavy) == 1 else KEYS_BESIDE_BOXES_AND_MORE
+        config = DqConfig(2, keys, turns=False, dq_over_q=True, bias_stages=1)
+        yield config, f"{config.block_q} queries by {config.block_kv} keys for dq, the bias in boxes"
+    if "bias" in options:
+        note += ", the bias from memory"
+    if max(D, Dv) > 128:
+        config = DqConfig(2, dq_wide_keys(D, Dv, options), turns=not heavy and D <= 192, dq_over_q=True, zeroed=True)
+    elif BLOCK_MASK in options:
+        most = dq_keys_beside([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS
+        config = DqConfig(2, 128 if most else 64, turns=not heavy)
+    else:
+        keys = KEYS_BESIDE_ASKING if varlen and heavy == ["softcap"] else dq_keys_beside(heavy)
+        config = DqConfig(2, keys, turns=not heavy)
+    yield config, f"{config.block_q} queries by {config.block_kv} keys for dq{note}"

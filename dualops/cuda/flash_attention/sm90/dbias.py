@@ -1,31 +1,36 @@
 """dbias of attention on Hopper's tensor cores: dS, summed over the axes that the bias is broadcast on.
 
-A block takes a tile of the bias, 64 rows for each warpgroup that multiplies by BLOCK_KV columns, and makes dS of every
-tile of scores that it was added to, one after another (`bias_tile_scheduler`), so that every sum has one owner and one
-order; then the next tile of the bias.
+A block has a tile of the bias, 64 rows for each consumer warpgroup by BLOCK_KV columns. It computes dS of every tile of
+scores that the tile was added to, one after another (`bias_tile_scheduler`), so that every sum has one owner and one
+order. Then it takes the next tile of the bias.
 
     producer, two threads                      consumers
     for each tile of the bias, for each tile   for each tile of the bias:
     of scores that it was added to:            3  its words, each thread its own; totals [64, BLOCK_KV] = 0
-    1  one loads Q, then dO, where they are    for each tile of scores:
-       not those of the tile before            4  scores [64, BLOCK_KV] = Q @ K.T
-    2  one loads K, then V, likewise           5  dP [64, BLOCK_KV] = dO @ V.T, beside 6
+    1  one loads Q, then dO, if they are       for each tile of scores:
+       not those of the previous tile          4  scores [64, BLOCK_KV] = Q @ K.T
+    2  one loads K, then V, in the same way    5  dP [64, BLOCK_KV] = dO @ V.T, overlapped with 6
                                                6  scores through the options, the bias among them;
                                                   P = exp2(scores - lse)
-                                               7  totals += P * (weight * dP - delta), but where a mask is
-                                               8  dbias = totals, summed over rows or columns that the bias has one of
+                                               7  totals += P * (weight * dP - delta), except masked elements
+                                               8  dbias = totals, summed over rows or columns if the bias has one
 
-A tile of scores is two products of all that is loaded for it, and as many exponentials as scores: what threads do is
-what it waits for. So warpgroups take turns to start 4 and 5, and each has the other one's products beside 6 and 7;
-where options take the registers that dP would have meanwhile (`DbiasConfig.beside`), 5 comes after 6, without turns.
-lse and delta of the next tile's two rows a thread are read beside the products. Where all scores of a warp count, which
-it finds by their products two by two, nothing asks for each of them whether a mask is there.
+A tile of scores has two products of all that is loaded for it, and as many exponentials as scores, so the threads'
+arithmetic is the limit. Warpgroups take turns to start 4 and 5, so that each one's 6 and 7 overlap the other's
+products. If options take the registers that dP would have meanwhile (`DbiasConfig.beside`), 5 comes after 6, without
+turns. lse and delta of the next tile's rows are read while products run. If all scores of a warp count, which products
+of two of them show, no score is tested for a mask.
 
-totals are plain sums of float32. Of n terms they are off by at most n * 2**-24 of the terms' sum, and by its root where
-roundings go either way: of 16 bits, to which dbias is rounded, they reach 2**-12, half a last place, where that many
-terms all lean to one side. What is left to add is compensated (`dbias_sums`): pieces, where tiles of the bias are few.
+totals are plain sums of float32. Of n terms they are off by at most n * 2**-24 of the terms' sum, and by its root if
+roundings go either way: they reach 2**-12, half a last place of dbias in 16 bits, only if that many terms all round to
+one side. Parts, for a bias of few tiles, are added with compensation (`dbias_sums`).
 
-What a mask hides has no part in a sum, whatever V, K and dO hold there; nor have queries beyond the last.
+Loads: a ring of stages for queries holds Q and dO in turn, another for keys K and V. One kind may stay for the next
+tile of scores: K and V for other heads of the group and, if the bias has one row, for other queries; Q and dO for other
+keys if it has one column. So one ring is filled for every tile of scores, number i, the other for each change, number
+`kept`.
+
+Masked elements do not count, whatever V, K and dO hold there; nor do queries beyond the last.
 
 Shared memory: `DbiasConfig.tiles`, 2 * stages * (BLOCK_Q + BLOCK_KV) * max(D, Dv) bytes, and the bias's tile.
 Registers: BLOCK_KV / 2 scores, as many of dP and totals, and about 40.
@@ -33,34 +38,199 @@ Registers: BLOCK_KV / 2 scores, as many of dP and totals, and about 40.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, i32, kernel, types, u8, u32
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from ...compiler.backend import Kernel, Members, builds, cuda, i32, kernel, noun, types, u8, u32, verb
 from ...launch.views import strided
-from ...tile.boxes import box_tile, prefetch_maps
-from ...tile.pipeline import pipeline
+from ...tile.boxes import BoxTile, Corner, box_tile, prefetch_maps
+from ...tile.pipeline import Pipeline, pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
 from ..arguments import Variant, size_types, statistic_type
-from ..bias_registers import bias_registers, in_words
 from ..fragment_scores import fragment_scores
-from ..gradient_of_bias import gradient_of_bias
-from ..gradient_of_queries import rows_of_queries
 from ..options import chain_of
-from ..pingpong import turns
+from ..score_gradients import rows_of_queries
 from ..tiles import Where
 from .arguments import MAPS_TYPE
-from .bias_tile_scheduler import BiasExtent, Broadcast, bias_walk
+from .bias import bias_registers, in_words
+from .bias_tile_scheduler import BiasExtent, BiasWalk, Broadcast, bias_walk
 from .config import padded
-from .dbias_config import DbiasConfig
-from .dbias_loads import Lines, ring_of_lines
-from .dbias_sums import PLACES, bias_sums
+from .dbias_sums import PLACES, bias_sums, gradient_of_bias
+from .schedule import turns
+
+
+class DbiasTiles(NamedTuple):
+    """What lies in shared memory."""
+
+    q: Operand  # [BLOCK_Q, D]; a stage holds it or dO
+    do: Operand  # [BLOCK_Q, Dv]
+    k: Operand  # [BLOCK_KV, D]; a stage holds it or V
+    v: Operand  # [BLOCK_KV, Dv]
+    query_bytes: int  # of a stage
+    key_bytes: int
+    keys_at: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class DbiasConfig:
+    """A block has a tile of 64 rows of the bias for each of `consumers` warpgroups, and block_kv columns.
+
+    stages: of Q and dO, in turn, and as many of K and V, at least 2. `beside`: computing dP overlaps the exponentials,
+    and warpgroups take turns to start both products.
+
+    For a bias [4, 1, S, S], B = 4, H = 16, S = 4096, D = 128, including delta (H200, 2026-11-26, before the test
+    whether all scores of a warp count): 1.28 ms with both, 1.30 without turns, 1.29 with neither; 1.34
+    when Q and K had two stages, and dO and V one. Clusters that share K and V did not pay: 1.29 with two blocks, 1.39
+    with four. Loads alone take 0.79, and all else without them 1.17.
+    """
+
+    consumers: int
+    block_kv: int
+    stages: int = 3
+    beside: bool = False
+
+    @property
+    def block_q(self) -> int:
+        return ROWS * self.consumers
+
+    @property
+    def words_bytes(self) -> int:
+        """Bytes of the bias's tile in shared memory (`bias_registers`)."""
+        return 2 * self.block_q * self.block_kv
+
+    def tiles(self, D: int, Dv: int) -> DbiasTiles:
+        """Return the tiles for heads of these widths, in whole boxes."""
+        q, do = (Operand(self.block_q, width, 2, 128, "k") for width in (D, Dv))
+        k, v = (Operand(self.block_kv, width, 2, 128, "k") for width in (D, Dv))
+        query_bytes, key_bytes = max(q.nbytes, do.nbytes), max(k.nbytes, v.nbytes)
+        keys_at = self.stages * query_bytes
+        return DbiasTiles(q, do, k, v, query_bytes, key_bytes, keys_at, keys_at + self.stages * key_bytes)
+
+    @property
+    def box_lines(self) -> dict[str, int]:
+        """Rows of a box of each array."""
+        return {"q": self.block_q, "k": self.block_kv, "do": self.block_q, "v": self.block_kv}
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
+MOST_KEYS, FEWER_KEYS, LEAST_KEYS = 128, 112, 64
+STAGES = 4, 3, 2  # best first
+# options that leave registers for dP during the exponentials; and those of which one does
+SERVED, ONE_SERVED = ("bias", "band", "sinks"), ("alibi", "key_padding_mask", "softcap")
+MANY = 4  # others at once, which leave registers for FEWER_KEYS only
+
+
+def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterator[tuple[DbiasConfig, str]]:
+    """Yield tiles for heads of these widths, in whole boxes, that fit in `room` bytes of shared memory, best first.
+    Large ones are better: a tile of scores has two products of what L2 supplies, 4 * (BLOCK_Q + BLOCK_KV) bytes for a
+    column of heads.
+    """
+    others = [name for name in options if name not in SERVED]
+    beside = not others or (len(others) == 1 and others[0] in ONE_SERVED)
+    most = FEWER_KEYS if len(others) >= MANY else MOST_KEYS
+    for block_kv, stages in product(range(most, LEAST_KEYS - 1, -16), STAGES):
+        config = DbiasConfig(2, block_kv, stages, beside)
+        if config.shared_bytes(D, Dv) + config.words_bytes <= room:
+            yield config, f"{config.block_q} queries by {config.block_kv} keys"
+
+
+class Lines(NamedTuple):
+    """Tiles of both arrays of a ring, and their pipelines, which share barriers."""
+
+    first: BoxTile
+    second: BoxTile
+    first_pipe: Pipeline
+    second_pipe: Pipeline
+
+
+@noun
+def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -> Members:
+    """The verbs of a ring. number: of a pair of fillings.
+
+    of_keys: lines are keys. stays: they may stay for the next tile of scores.
+    """
+    first_tile, second_tile, first_pipe, second_pipe = lines
+
+    @verb
+    def barriers():
+        """Return the barriers in shared arrays; once in a kernel, by all threads."""
+        return first_pipe.barriers()
+
+    @verb
+    def init(barriers):
+        """Initialize the barriers; by one thread, before a pipeline's `start`."""
+        first_pipe.init(barriers)
+
+    @verb
+    def _corner(visit):
+        if of_keys:
+            return Corner(visit.n0, 0, (visit.h_kv, visit.b))
+        return Corner(visit.m0, 0, (visit.h, visit.b))
+
+    @verb
+    def _load(smem, maps, barriers, visit, number):
+        place = _corner(visit)
+        stage = first_pipe.acquire(barriers, u32(2 * number))
+        first_tile.load(smem, stage, maps[0], place, barriers.full)
+        stage = second_pipe.acquire(barriers, u32(2 * number + 1))
+        second_tile.load(smem, stage, maps[1], place, barriers.full)
+
+    @verb
+    def bring(smem, maps, barriers, extent, offset, options):
+        """Load all lines of a block; by one thread."""
+        filling = u32(0)
+        number, numbers = walk.first_number(), walk.numbers(extent)
+        while number < numbers:
+            part, there = walk.part(number, extent), False
+            visit = walk.first(part, extent, offset, options)
+            while visit.v < part.end:
+                if not there:
+                    _load(smem, maps, barriers, visit, filling)
+                    filling = first_pipe.next(filling)
+                following = walk.after(visit, part, extent, offset, options)
+                if stays:
+                    there = walk.stays(visit, following)
+                visit = following
+            number = walk.next_number(number)
+
+    @verb
+    def first(barriers, number):
+        """Wait for the first array's lines. Return where they begin in shared memory."""
+        return first_tile.at(first_pipe.wait(barriers, u32(2 * number)))
+
+    @verb
+    def second(barriers, number):
+        """Wait for the second array's lines. Return where they begin in shared memory."""
+        return second_tile.at(second_pipe.wait(barriers, u32(2 * number + 1)))
+
+    @verb
+    def release_first(barriers, number, last):
+        """Release what my warp has read. last: lines that stayed are read for the last time."""
+        if not stays or last:
+            first_pipe.release(barriers, u32(2 * number))
+
+    @verb
+    def release_second(barriers, number, last):
+        if not stays or last:
+            second_pipe.release(barriers, u32(2 * number + 1))
+
+    return locals()
 
 
 @builds
 def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype: str, vectors: bool) -> Kernel:
-    """flash_attention_dbias_sm90(maps, to, lse, delta, extent, scale, options). maps: `Maps`. extent: `BiasExtent`.
+    """flash_attention_dbias_sm90(maps, to, lse, delta, extent, scale, options): `Maps`, dbias or its parts,
+    `BiasExtent`.
 
-    to: dbias, or its parts, of this dtype. vectors: whether eight neighbours of a row may be stored at once.
+    to_dtype: of `to`. vectors: whether eight neighbours of a row may be stored at once.
     """
     D, Dv, BLOCK_KV = padded(variant.D), padded(variant.Dv), config.block_kv
     chain, role = chain_of(in_words(variant.having), variant.dtype), roles(config.consumers)
@@ -106,7 +276,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
             scores, d_probs, totals = qk.fragment(), dov.fragment(), qk.fragment()
             row_base, row_delta = statistics.pair(), statistics.pair()
             next_lse, next_delta = statistics.pair(), statistics.pair()
-            i, kept, row = u32(0), u32(0), i32(ROWS * warpgroup)  # fillings of what passes, and of what stays
+            i, kept, row = u32(0), u32(0), i32(ROWS * warpgroup)  # numbers of what passes, and of what stays
             number, numbers = walk.first_number(), walk.numbers(extent)
             turn.begin(warpgroup)
             while number < numbers:
@@ -117,7 +287,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                 if visit.v < part.end:
                     statistics.read(next_lse, lse, visit, row)
                     statistics.read(next_delta, delta, visit, row)
-                    own.fill(words, options, part.b, part.h, part.m0, part.n0, extent.Sq_bias, extent.Sk_bias)
+                    own.fill(words, options, part, extent)
                 while visit.v < part.end:
                     of_queries, of_keys = (kept, i) if ONE_COLUMN else (i, kept)
                     where = Where(visit.b, visit.h, i32(visit.m0 + row), visit.n0, Sq, Sk, offset)

@@ -12,23 +12,24 @@ from ...launch.arrays import cdiv
 from ...launch.device import Device
 from ...launch.maps import Mapped
 from ...launch.step import Step
-from ...launch.views import boxed, by_token
+from ...launch.views import by_token
 from ..arguments import sizes, variant
 from ..options import having
-from .arguments import maps_of
+from .arguments import boxed_maps, maps_of
 from .bias_tile_scheduler import BiasExtent, Broadcast, pieces_of, visits_of_tile
-from .config import BOX, SLACK, padded
-from .dbias import build_dbias
-from .dbias_config import DbiasConfig, dbias_configs
+from .config import SLACK, padded
+from .dbias import DbiasConfig, build_dbias, dbias_configs
 from .dbias_sums import THREADS, build_dbias_sum
 
 PARTS = "dbias_parts"
 NEAR = 8  # neighbours of a row that a thread stores
-MOST_VISITS = 2**31 - 1  # which are numbers of 32 bits
+MOST_VISITS = 2**31 - 1  # numbers of 32 bits
 
 
 def dbias_choice(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> tuple[DbiasConfig | None, str]:
-    """The Config of a problem that dq's kernel takes, and what it is; None where simt makes dbias, and why."""
+    """Return the Config of a problem that dq's kernel takes, and a description; None and the reason if simt computes
+    dbias.
+    """
     p = problem
     if "dbias" not in results or not results["dbias"].size:
         return None, ""
@@ -38,11 +39,11 @@ def dbias_choice(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
         if _visits(p, config) > MOST_VISITS:
             break
         return config, f"; dbias: {reason}"
-    return None, "; dbias: as simt has it"
+    return None, "; dbias: on simt"
 
 
 def shape_of(problem: Problem) -> tuple[Any, ...]:
-    """The bias along B, H, Sq and Sk."""
+    """Return the bias's sizes along B, H, Sq and Sk."""
     own = problem.arrays["bias"].shape
     return (*(1 for _ in range(4 - len(own))), *own)
 
@@ -53,7 +54,7 @@ def broadcast_of(problem: Problem) -> Broadcast:
 
 
 def _tiles(problem: Problem, config: DbiasConfig) -> Any:
-    """Of one batch of the bias."""
+    """Return how many tiles one batch of the bias has."""
     _, H, Sq, Sk = shape_of(problem)
     return H * cdiv(Sq, config.block_q) * cdiv(Sk, config.block_kv)
 
@@ -69,7 +70,7 @@ def _pieces(problem: Problem, config: DbiasConfig) -> Any:
 
 
 def _in_vectors(to: ArrayMeta, config: DbiasConfig) -> bool:
-    """Whether all neighbours that a thread gets together lie so, at multiples of 16 bytes."""
+    """Return whether all neighbours that a thread stores together are aligned to 16 bytes."""
     *outer, step = to.strides
     apart = (to.pointer, *(stride * itemsize(to.dtype) for stride in outer))
     return (
@@ -78,7 +79,9 @@ def _in_vectors(to: ArrayMeta, config: DbiasConfig) -> bool:
 
 
 def dbias_workspace(problem: Problem, config: DbiasConfig) -> dict[str, ArrayMeta]:
-    """Parts of sums in float32, where there is more than one: of pieces, and of one row those of each warp."""
+    """Return the parts of sums in float32, if there are several: of pieces, and of each warp if the bias has
+    one row.
+    """
     p, one, pieces = problem, broadcast_of(problem), _pieces(problem, config)
     if not one.row and pieces == 1:
         return {}
@@ -87,18 +90,12 @@ def dbias_workspace(problem: Problem, config: DbiasConfig) -> dict[str, ArrayMet
 
 
 def dbias_maps(problem: Problem, config: DbiasConfig) -> dict[str, Mapped]:
-    """The tensor maps of the launch, by names that are its own."""
-    p = problem
-    lines = config.box_lines
-    found = [each for name in lines if (each := boxed(p.arrays, name, False))]
-    return {
-        f"dbias_{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
-        for each in found
-    }
+    """Return the tensor maps of the launch, by names of its own."""
+    return boxed_maps(problem, problem.arrays, config.box_lines, "dbias_")
 
 
 def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: DbiasConfig) -> Sequence[Step]:
-    """The launches, after delta's: all sums, or their parts, and what these come to."""
+    """Return the launches, after delta's: sums, or their parts and the sums of these."""
     p, one, pieces, shape = problem, broadcast_of(problem), _pieces(problem, config), shape_of(problem)
     metas = {**p.arrays, **results}
     delta = p.arrays["lse"]
@@ -115,6 +112,6 @@ def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Dbia
     steps = [Step(build, (blocks,), args, shared_bytes, resident=True)]
     if found:
         size, lanes = results["dbias"].size, 32 if one.row or one.column else 1
-        told = dbias, to, found[PARTS].shape[0], size, *shape[1:]
-        steps.append(Step(build_dbias_sum(p.dtype, lanes), (cdiv(size * lanes, THREADS),), told))
+        args = dbias, to, found[PARTS].shape[0], size, *shape[1:]
+        steps.append(Step(build_dbias_sum(p.dtype, lanes), (cdiv(size * lanes, THREADS),), args))
     return steps

@@ -1,9 +1,14 @@
-"""Where the sums of a tile of a bias go: to dbias, or, of parts of them, to float32 memory, whence a second kernel adds
-them.
+"""dS in registers, for dbias; and the sums of a tile of the bias: to dbias, or as parts to float32 memory, which a
+second kernel adds.
 
-A bias that has one row, or one column, for all gets the sum of a tile's. Columns are summed by a thread, then by the
-four lanes that share a row; rows by a thread, then by the eight lanes that share a column: what each warp finds is a
-part of its own, so that no warp waits for another.
+    P = exp(scores - lse);  total += P * (weight * dP - delta)
+
+Rows are queries. A bias is added after all options that have slopes, so its slope is 1. Masked scores are left out,
+whatever dP and P are: 0 * NaN is NaN. So is a score of -inf, but not in a row that is NaN.
+
+A bias with one row or one column gets the sum of a tile's. Columns are summed by a thread, then by the four lanes that
+share a row; rows by a thread, then by the eight lanes that share a column. Each warp's result is a part of its own, so
+that no warp waits for another.
 """
 
 from __future__ import annotations
@@ -12,26 +17,121 @@ from collections.abc import Callable
 
 from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, verb
 from ...launch.views import strided
-from ...tile.numbers import numbers
-from ...tile.rows import FULL_WARP, lane_reductions, transposed
-from ...tile.softmax_rows import LANES
+from ...tile.numbers import LOG2_E, numbers
+from ...tile.rows import FULL_WARP, lane_reductions, transposed, vote_any
+from ...tile.softmax_rows import LANES, ROWS as THREAD_ROWS
 from ...tile.storage import storage
 from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import ROWS
-from ..score_coords import my_column, my_row
+from ..saved_lse import exponent_less, is_large, lowered
+from ..score_coords import is_marked, my_column, my_row
 from .bias_tile_scheduler import Broadcast
 
+MASKED = -1  # instead of P
+GREATEST = 3.4028234663852886e38  # finite float32
+
+
+@noun
+def gradient_of_bias(size: int) -> Members:
+    """The verbs of tiles with `size` scores of a thread, in rows r and r + 8. base, lse and delta: arrays of two
+    numbers. Finished scores are marked where a mask hides them (`score_coords.mark`).
+    """
+    num, LOG2, quads, NOT_THERE, MOST = numbers(f32), f32(LOG2_E), size // 4, f32(MASKED), f32(GREATEST)
+
+    @verb
+    def clear(totals):
+        for e in range(size):
+            totals[e] = num.zero
+
+    @verb
+    def bases(base, lse):
+        """Fill base with lse, lowered (`saved_lse`)."""
+        for h in range(THREAD_ROWS):
+            base[h] = lowered(lse[h])
+
+    @verb
+    def all_count(scores, where, base):
+        """Return whether all of a warp's finished scores count: none is masked or beyond the last query, and no lse is
+        large. Products of two scores are added and tested, since they are infinite or NaN if a score is.
+        """
+        upper, lower = num.zero, num.zero
+        for j in range(quads):
+            upper += scores[4 * j] * scores[4 * j + 1]
+            lower += scores[4 * j + 2] * scores[4 * j + 3]
+        finite = (abs(upper) <= MOST) & (abs(lower) <= MOST)
+        there = where.m0 + my_row() + 8 < where.Sq
+        usual = not is_large(base[0]) and not is_large(base[1])
+        return not vote_any(i32(not (finite & there & usual)), FULL_WARP)
+
+    @verb
+    def _exponentials(scores, base):
+        upper, lower = base[0] * LOG2, base[1] * LOG2
+        for j in range(quads):
+            for e in range(4):
+                scores[4 * j + e] = num.exp2(scores[4 * j + e] * LOG2 - (upper if e < 2 else lower))
+
+    @verb
+    def _add_all(totals, probs, d_probs, delta):
+        for j in range(quads):
+            for e in range(4):
+                totals[4 * j + e] += probs[4 * j + e] * (d_probs[4 * j + e] - delta[e // 2])
+
+    def probabilities_of(h: int) -> Callable[..., None]:
+        @verb
+        def probabilities(scores, where, base, _):
+            there = where.m0 + my_row() + 8 * h < where.Sq
+            for j in range(quads):
+                for e in range(2):
+                    score = scores[4 * j + 2 * h + e]
+                    prob = num.exp2(exponent_less(score, base[h]))
+                    # a NaN row makes all keys that it sees NaN
+                    counts = (score != num.minus_inf) | (prob != num.zero)
+                    scores[4 * j + 2 * h + e] = prob if counts & (not is_marked(score)) & there else NOT_THERE
+
+        return probabilities
+
+    def added_of(h: int) -> Callable[..., None]:
+        @verb
+        def add(totals, probs, d_probs, delta):
+            for j in range(quads):
+                for e in range(2):
+                    i = 4 * j + 2 * h + e
+                    total = totals[i] + probs[i] * (d_probs[i] - delta[h])
+                    totals[i] = totals[i] if probs[i] < num.zero else total
+
+        return add
+
+    both_rows = one_after_another([probabilities_of(h) for h in range(THREAD_ROWS)])
+
+    @verb
+    def probabilities(scores, where, base, all_count):
+        """Turn finished scores into P, or MASKED where they do not count."""
+        if all_count:
+            _exponentials(scores, base)
+        else:
+            both_rows(scores, where, base, 0)
+
+    add_counted = one_after_another([added_of(h) for h in range(THREAD_ROWS)])
+
+    @verb
+    def add(totals, probs, d_probs, delta, all_count):
+        if all_count:
+            _add_all(totals, probs, d_probs, delta)
+        else:
+            add_counted(totals, probs, d_probs, delta)
+
+    return locals()
+
+
 THREADS = 256
-GROUP = 2  # quads of totals of which a loop is left to the compiler
+GROUP = 2  # quads of totals whose loop the compiler unrolls
 PLACES = 5  # strides: part, batch, head, query, key
 
 
 @noun
 def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors: bool) -> Members:
-    """The verb for so many totals of a thread, to an array of this dtype. vectors: eight neighbours may be stored at
-    once.
-
-    Called by all threads of the warpgroups that multiply.
+    """The verb that stores `size` totals of a thread in an array of this dtype; by all threads that multiply. vectors:
+    eight neighbours may be stored at once.
     """
     mem, num, quads, warps = storage(dtype), numbers(f32), size // 4, 4 * consumers
     row_lanes, warp_lanes, transpose = lane_reductions(f32, LANES), lane_reductions(f32, 32), transposed(f32)
@@ -143,11 +243,11 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors:
 
 @builds
 def build_dbias_sum(dtype: str, lanes: int) -> Kernel:
-    """flash_attention_dbias_sum(dbias, parts, count, size, H, Sq, Sk): of `size` numbers [B, H, Sq, Sk] the sums of as
-    many as there are parts.
+    """flash_attention_dbias_sum(dbias, parts, count, size, H, Sq, Sk): `size` numbers [B, H, Sq, Sk], each the sum of
+    `count` parts.
 
-    A number has so many lanes of a warp, which take turns to add a part each (compensated), in ascending order, and
-    meet in a tree.
+    A number has `lanes` lanes of a warp. They take turns to add parts in ascending order (compensated), then meet in a
+    tree.
     """
     mem, num, meet = storage(dtype), numbers(f32), lane_reductions(f32, lanes)
 

@@ -1,39 +1,143 @@
-"""Attention of float32 on Hopper: which problems the rung takes, its Configs, launches and tensor maps.
+"""Attention of float32 on Hopper, forward and gradient: which problems the rung takes, its Configs, launches and maps.
 
-Each number is three of bfloat16 (`tile.split_bf16x3`), and each product six: the error is float32's own, the speed a
-sixth of 16 bits' and not simt's. The kernel is that of 16 bits (`forward`), whose tiles of Q, K and V are three times
-as wide; a pass before it makes copies of these (`to_bf16x3`), for which the plan has memory, one and a half times their
-own.
+Each number is three of bfloat16 (`tile.split_bf16x3`), and each product six. The error is float32's own, and the speed
+a sixth of that of 16 bits. A launch (`build_thirds`) writes the parts of q, k, v and do side by side, in memory of the
+plan, one and a half times their own: a row has all upper parts, in whole boxes, then the middle and the lower ones. So
+it is loaded and multiplied like any row of 16 bits, three times as wide, and V is read by columns, which tf32
+tensor cores can't do. The kernels are those of 16 bits (`forward`, `dq`, `dkv`). The gradient of heads wider than 64
+has its own (`build_dq_split_f32`, `build_dkv_split_f32`): two warpgroups share the work for a tile, as results and the
+sums to add take the registers of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ....spec import ArrayMeta, Problem
+from ....spec.meta import contiguous_strides
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32
 from ...launch.arrays import cdiv
 from ...launch.device import Device
+from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
-from ...launch.views import by_token
-from ..arguments import Inputs, has_usual_scale, is_varlen, sizes, variant
+from ...launch.views import boxed, by_token, how_stored, start, strided
+from ...tile.epilogue import st_global_kept_v4_b32
+from ...tile.split_bf16x3 import PARTS, packed_parts, parts_of
+from ...tile.storage import access
+from .. import simt
+from ..arguments import has_usual_scale, is_varlen, variant
 from ..options import having
-from ..tile_scheduler import section_of
-from .arguments import ForwardMaps, OutputTo, tiled_work
-from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES, SLACK, Sm90Config, are_many, padded
-from .forward import build_forward
-from .static_schedule import after_counter, counter_of, is_static
-from .to_bf16x3 import thirds_maps, thirds_of, thirds_steps
+from . import backward, forward_steps as kernel_steps
+from .config import (
+    BLOCK_MASK,
+    BOX,
+    LIGHT_OPTIONS,
+    MOST_BYTES,
+    SLACK,
+    AnyDqConfig,
+    DqConfig,
+    DqThirdsConfig,
+    Sm90Config,
+    are_many,
+    padded,
+)
+from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig
+from .schedule import counter_of, is_static
+
+THREADS, EACH = 256, 4
+NEAR = 8  # neighbours of a row that a thread takes, 16 bytes of each part
+NAMES = {name: f"{name} in thirds" for name in ("q", "k", "v", "do")}
+
+
+def rows_of(width: int) -> int:
+    """Return how many rows a block has."""
+    return THREADS * EACH * NEAR // padded(width)
+
+
+@builds
+def build_thirds(width: int, aligned: bool) -> Kernel:
+    """flash_attention_thirds(parts, x, H, S): x [B, H, S, width] to parts [B, H, S, PARTS * padded(width)]. A thread
+    splits 8 neighbours of a row.
+
+    aligned: rows of x start and end at multiples of 16 bytes.
+    """
+    source, PITCH, ZERO, ROWS = access("float32", aligned, once=True), padded(width), f32(0), rows_of(width)
+    EIGHTS, VECTOR = PITCH // NEAR, source.vector
+    LINES = THREADS // EIGHTS  # from a thread's row to its next
+
+    @kernel(strided("bfloat16", 3), strided("float32", 3), *[i32] * 2, threads=THREADS)
+    def flash_attention_thirds(parts, x, H, S):
+        column, line = i32(cuda.threadIdx.x % EIGHTS * NEAR), i32(cuda.threadIdx.x // EIGHTS)
+        blocks = (S + ROWS - 1) // ROWS
+        head, m0 = cuda.blockIdx.x // blocks, cuda.blockIdx.x % blocks * ROWS + line
+        b, h = i64(head // H), i64(head % H)
+        some = cuda.local.array(EACH * NEAR, f32)
+        for r in range(EACH):
+            m = m0 + r * LINES
+            first = start(x, b, h, m) + column
+            for e in range(0, NEAR, VECTOR):
+                source.load(some, r * NEAR + e, x.data, first + e, (m < S) & (column + e < width), ZERO)
+        words = cuda.local.array(PARTS * NEAR // 2, u32)
+        for r in range(EACH):
+            for pair in range(NEAR // 2):
+                a_parts, b_parts = parts_of(some[r * NEAR + 2 * pair]), parts_of(some[r * NEAR + 2 * pair + 1])
+                for part in range(PARTS):
+                    words[part * NEAR // 2 + pair] = packed_parts(a_parts[part], b_parts[part])
+            m = m0 + r * LINES
+            first = start(parts, b, h, m) + column
+            for part in range(PARTS):
+                at = part * NEAR // 2
+                four = words[at], words[at + 1], words[at + 2], words[at + 3]
+                st_global_kept_v4_b32(parts.data, first + part * PITCH, i32(m < S), *four)
+
+    return flash_attention_thirds
+
+
+def thirds_of(problem: Problem, names: Iterable[str]) -> dict[str, ArrayMeta]:
+    """Return the copies of these arrays, by names of their own."""
+    found = {}
+    for name in names:
+        meta = problem.arrays[name]
+        shape = (*meta.shape[:-1], PARTS * padded(meta.shape[-1]))
+        found[NAMES[name]] = ArrayMeta(shape, "bfloat16", contiguous_strides(shape), meta.device, 0)
+    return found
+
+
+def thirds_maps(problem: Problem, lines: Mapping[str, int], prefix: str = "") -> dict[str, Mapped]:
+    """Return the tensor maps of the copies, whose boxes have these lines."""
+    copies = thirds_of(problem, lines)
+    found = {name: boxed(copies, NAMES[name], is_varlen(problem)) for name in lines}
+    return {
+        f"{prefix}{name}_map": Mapped(each.name, "bfloat16", each.shape, each.strides, (1, 1, lines[name], BOX))
+        for name, each in found.items()
+        if each
+    }
+
+
+def thirds_steps(problem: Problem, names: Iterable[str]) -> list[Step]:
+    """Return the launches that write the copies."""
+    p, varlen, copies = problem, is_varlen(problem), thirds_of(problem, names)
+    steps = []
+    for name in names:
+        meta = p.arrays[name]
+        batches, heads, tokens = (1, meta.shape[1], meta.shape[0]) if varlen else meta.shape[:3]
+        width = int(meta.shape[-1])  # a number, as a kernel is built for it
+        build = build_thirds(width, how_stored(p.arrays, name, varlen) != "elements")
+        arrays = by_token(copies, NAMES[name], varlen), by_token(p.arrays, name, varlen)
+        steps.append(Step(build, (batches * heads * cdiv(tokens, rows_of(width)),), (*arrays, heads, tokens)))
+    return steps
+
 
 SPLIT = ("q", "k", "v")
-LEAST_QUERIES = 65  # which copies of K and V are worth their while for; of varlen any, as others may be longer
+LEAST_QUERIES = 65  # for which copies of K and V pay; varlen has no limit, as some sequences may be longer
 MOST_WIDTH = 128  # of a head
 KEYS = (64, 32, 16)  # of a tile
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for attention, best first."""
+    """Yield tiles for attention, best first."""
     p = problem
     if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not has_usual_scale(p):
         return
@@ -50,8 +154,8 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def thirds_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Config, str]]:
-    """Tiles for heads of these widths, in whole boxes: as many keys as there is room for, and registers; none beside
-    many options where heads are wider than 64.
+    """Yield tiles for heads of these widths, in whole boxes: as many keys as shared memory and registers have room for;
+    none with many options and heads wider than 64.
 
     ms on an H200, graphs in turns, full and causal: S=4096 D=64, four batches of 16 heads, 2.33 and 1.33; not in turns
     2.46 and 1.40, 96 keys 2.59 and 1.54, 32 keys 3.17 and 1.86. S=2048 D=128, two of them, 0.71 and 0.43; in turns 0.74
@@ -64,18 +168,68 @@ def thirds_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm
     for block_kv in KEYS:
         config = Sm90Config(2, block_kv, turns=narrow and not heavy, q_stages=1, thirds=True)
         if block_kv <= most and config.shared_bytes(D, Dv) <= MOST_BYTES:
-            told = ", options need registers" if heavy else ""
-            yield config, f"{config.block_q} queries by {block_kv} keys, in three parts each{told}"
+            note = ", options need registers" if heavy else ""
+            yield config, f"{config.block_q} queries by {block_kv} keys, in three parts each{note}"
             return
 
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
-    p, metas, varlen, heads = problem, {**problem.arrays, **results}, is_varlen(problem), problem.B * problem.H
-    found = variant(p)
-    build, alike = build_forward(config, found, p.return_lse, ""), is_static(config, found)
-    o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *SPLIT))
-    maps, to = ForwardMaps("q_map", "k_map", "v_map"), OutputTo(0, o, lse, ())
-    args = (maps, (), "counter", to, Inputs(*arrays), tiled_work(p, section_of(p, alike), sizes(p)))
-    shared_bytes = config.shared_bytes(padded(p.D), padded(p.Dv))
-    step = Step(build, (heads * cdiv(p.Sq, config.block_q),), args, shared_bytes, resident=True)
-    return [*thirds_steps(p, SPLIT), *after_counter(step, alike)]
+    return [*thirds_steps(problem, SPLIT), *kernel_steps(problem, results, config)]
+
+
+GRADIENT_SPLIT = (*SPLIT, "do")
+LEAST_KEYS = 65
+NARROW = 64  # of a head
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Yield tiles for the gradient, best first."""
+    p = problem
+    if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not has_usual_scale(p):
+        return
+    if not results["dq"].size or not p.Sk or (not is_varlen(p) and (p.Sq < LEAST_QUERIES or p.Sk < LEAST_KEYS)):
+        return
+    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
+    (dq, dkv), reason = gradient_configs(D, Dv, [option.name for option, _ in having(p).variants])
+    if max(dq.shared_bytes(D, Dv) + SLACK, dkv.shared_bytes(D, Dv) + dkv.slack) > device.shared_memory_per_block:
+        return
+    others, _ = next(simt.backward_configs(p))
+    configs = backward.BackwardConfigs(dq, dkv, others)
+    maps = {**_maps(p, "dq", dq.block_q, dq.block_kv), **_maps(p, "dkv", dkv.block_q, dkv.block_kv)}
+    workspace = {**thirds_of(p, GRADIENT_SPLIT), **backward.workspace(p)}
+    steps = partial(backward_steps, p, results, configs)
+    yield Choice("sm90", configs, reason, steps, workspace, maps=maps)
+
+
+def gradient_configs(D: int, Dv: int, options: Sequence[str]) -> tuple[tuple[AnyDqConfig, AnyDkvConfig], str]:
+    """Return tiles for dq and for dk and dv of heads of these widths, in whole boxes, and a description: of 64 columns
+    as many keys, and queries, as there are registers for; of more, as fit in shared memory, or as divide a block mask's
+    tiles.
+
+    ms on an H200, graphs in turns, S=4096, four batches of 16 heads, full and causal: in turns and with 48 queries 9.12
+    and 4.87, not in turns 9.04 and 4.83; in turns and with 64 queries 8.80 and 4.65, of which `beside` is 0.25 and
+    nothing, and takes registers that ranges of keys need; 32 queries 9.88 and 5.13. D=128, on an H100, 19.2 and 9.4; a
+    draft with 64 queries, Q in one stage, took 1.03 of the time of one with these tiles.
+    """
+    heavy = [name for name in options if name not in (*LIGHT_OPTIONS, BLOCK_MASK)]
+    keys, queries = (32, 16 if are_many(heavy) else 32) if heavy else (64, 64)
+    dq: AnyDqConfig = DqConfig(2, keys, turns=False, thirds=True)
+    dkv: AnyDkvConfig = DkvConfig(2, queries, beside=not options or queries < 64, thirds=True)
+    note = ", options need registers" if heavy else ""
+    if max(D, Dv) > NARROW:
+        keys = queries = 32 if BLOCK_MASK in options else 48
+        dq, dkv, note = DqThirdsConfig(keys), DkvThirdsConfig(queries), ""
+    return (dq, dkv), (
+        f"dq: {dq.block_q} queries by {keys} keys; dk and dv: {dkv.block_kv} keys by {queries} queries; in three parts "
+        f"each{note}"
+    )
+
+
+def _maps(problem: Problem, kernel: str, queries: int, keys: int) -> dict[str, Mapped]:
+    return thirds_maps(problem, {"q": queries, "do": queries, "k": keys, "v": keys}, f"{kernel}_")
+
+
+def backward_steps(
+    problem: Problem, results: Mapping[str, ArrayMeta], configs: backward.BackwardConfigs
+) -> Sequence[Step]:
+    return [*thirds_steps(problem, GRADIENT_SPLIT), *backward.backward_steps(problem, results, configs)]

@@ -1,50 +1,46 @@
 """Attention forward on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 1; Shah et al. 2024 (arXiv:2407.08608).
 
-A block takes BLOCK_Q queries of one head, 64 for each warpgroup that multiplies, and when they are done the next ones;
-one thread of another warpgroup loads.
+A block has BLOCK_Q queries of one head, 64 for each consumer warpgroup, then the next ones. One thread of another
+warpgroup loads.
 
     producer, one thread                       consumers
-    for each piece of work that it draws:      for each piece of work:
+    for each work item that it draws:          for each work item:
     1  load Q                                  3  wait for Q
     2  for each tile of BLOCK_KV keys that     for each tile:
-       some of the queries see, the last       4  scores [64, BLOCK_KV] = Q @ K.T, which begins before
-       first: load K and V                     5  acc [64, Dv] += P @ V of the tile before
-                                               6  scores through the options; -inf where a mask is
+       some of the queries see, the last       4  scores [64, BLOCK_KV] = Q @ K.T, started early
+       first: load K and V                     5  acc [64, Dv] += P @ V of the previous tile
+                                               6  scores through the options; -inf if masked
                                                7  row_max, rescale; P = exp2(scores - row_max), row_sum
-                                               8  when 5 is over: acc *= rescale
+                                               8  after 5: acc *= rescale
                                                9  o = acc / row_sum, which is copied out of shared memory while the
-                                                  next piece begins
+                                                  next item begins
 
-Products run beside the threads: at 6 and 7 a warpgroup has that of 5 under way, and those of the other warpgroups,
-which may take turns to start theirs. What options read is fetched a tile ahead, as is which keys a padding mask hides;
-a bias that comes as boxes lies beside K and V (`bias_fwd`). Which probabilities a dropout keeps is found after 8,
-when they are packed, and at 9 they grow by its share; there a sink joins its rows. Scores never leave registers: as
-accumulators lie, two and two packed, they are the left factor of the next product. Where there is room for it, Q is in
-registers, too, and is read from shared memory once (`held`). While consumers are at 9, the producer loads what comes
-next.
+6 and 7 overlap 5 and the other warpgroups' products; warpgroups may take turns to start theirs. Inputs of options are
+fetched a tile ahead, and so is the padding mask; a bias that is copied as boxes comes with K and V (`bias`). Dropout is
+computed after 8, when P is packed; its factor and sinks are applied at 9. Scores never leave registers: accumulators,
+packed in pairs, are the left factor of 5. If there is room, Q is in registers, too, and is read from shared memory once
+(`held`). The producer loads the next item during 9.
 
-Where queries are few, a piece is a part of the keys (`split_kv`), the rows of a tile are the heads of a group for each
-query (`queries`), and o and lse of the part go to memory as they are, for `split_kv_merge`; or a block has all parts of
-its queries, one after the other, and adds them up itself (`split_kv_serial`).
+With few queries, an item is a split of the keys, and the rows of a tile are the heads of a group for each query. o and
+lse of a split go to memory as they are, or a block adds all splits of its queries in turn (`split_kv`).
 
-A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut: ranges say which, and of
-a mask_mod its block mask (`kv_tiles`). A probability of 0 times a NaN in V is a NaN, also where a mask hides it: a row
-that is not finite, though its sum is, is made anew (`nan_repair`).
+Tiles that no query sees are not loaded, and masks are evaluated only in tiles that they cut (`visible_tiles`). A
+probability of 0 times a NaN in V is NaN even if a mask hides it: a row that is not finite although its sum is finite is
+recomputed (`nan_repair`).
 
-Of wide heads a piece is a slice of V's columns, whose scores are its own (`slices`). Where there is no room for o, it
-is put over Q, each warpgroup's over its own rows, when P @ V of the last tile is over: all of Q @ K.T is over then. Q's
-place is released when o has been copied out, and not before, so that what comes next is loaded after 9.
+Wide heads: an item has a slice of V's columns, and computes its own scores. If o has no room, it overwrites Q, each
+warpgroup its own rows, after the last tile's products. Then Q's place is free when o has been copied out, so the next
+item is loaded after 9.
 
-float32 comes as three parts of bfloat16 a number, which lie side by side in rows that are three times as wide, and P is
-split in registers; what the tensor cores add up of a tile is added to acc by the threads (`tile.split_bf16x3`,
-`float32`).
+float32 is three parts of bfloat16 for each number, side by side in rows three times as wide; P is split in registers,
+and threads add the sums of each tile to acc (`float32`).
 
-Scores that are a curve of their products, as softcap's are, are not made at 6: at 7 the maxima are those of products,
-and P is made of each product at once (`fragment_probabilities`).
+If scores are a curve of their products, as with softcap, 6 is skipped: 7 compares products, and turns each into its
+probability at once (`fragment_probabilities`).
 
 Shared memory: `Sm90Config.tiles`, 2 * (BLOCK_Q * (q_stages * D + Dv) + stages * BLOCK_KV * (D + Dv) + bias_stages *
-BLOCK_Q * BLOCK_KV) bytes, where o is over Q BLOCK_Q * Dv less; Dv is that of a slice. Registers: BLOCK_KV / 2 scores
-and their P in half as many, Dv / 2 of acc, D / 4 of Q where it is held, and about 40; of float32 three times as many of
+BLOCK_Q * BLOCK_KV) bytes, BLOCK_Q * Dv less if o overwrites Q; Dv is that of a slice. Registers: BLOCK_KV / 2 scores
+and their P in half as many, Dv / 2 of acc, D / 4 of Q if it is held, and about 40; for float32 three times as many of
 P, and Dv / 2 more.
 """
 
@@ -60,37 +56,42 @@ from ...tile.softmax_rows import settle, softmax_rows
 from ...tile.split_bf16x3 import PARTS
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma
 from ..arguments import Variant, array_type, inputs_type, statistic_type
-from ..bias_registers import in_words
-from ..fragment_probabilities import are_curves, fragment_probabilities
+from ..fragment_probabilities import RowStatistics, are_curves, fragment_probabilities
 from ..fragment_scores import fragment_scores, my_row
 from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..pingpong import turns
-from ..register_a import register_a
-from ..tiles import Where
-from ..work_queue import work_queue
-from .arguments import FORWARD_MAPS_TYPE, OutputTo, map_type, tiled_work_type
-from .bias_fwd import bias_stages
+from ..tile_scheduler import tiled_work_type
+from ..tiles import Where, where_of
+from .arguments import FORWARD_MAPS_TYPE, OutputTo, map_type
+from .bias import bias_stages, in_words
 from .config import Sm90Config, factors, padded
-from .kv_tiles import kv_tiles_of
 from .output import output_of
-from .queries import queries_of
-from .slices import slices_of
-from .split_kv import PARTS_TYPE
-from .split_kv_serial import serial_of
-from .static_schedule import is_static, word_of
-from .tile_scheduler import SIZE, following_of, get_of, put, put_end, walk_of
+from .products import register_a
+from .schedule import (
+    SIZE,
+    following_of,
+    get_of,
+    is_static,
+    put,
+    put_end,
+    slices_of,
+    turns,
+    walk_of,
+    word_of,
+    work_queue,
+)
+from .split_kv import PARTS_TYPE, SplitLse, serial_of
+from .visible_tiles import kv_tiles_of, queries_of
 
-# columns of acc beyond which, or for pieces that are all alike, maxima are asked for whether they grew: of D = 256 the
-# kernel takes 0.95 to 0.97 of the time so, of full attention with D = 128 0.99, but causal with S = 2048 1.03 (H200)
+# for more columns of acc, or with a static schedule, acc is rescaled only if a maximum grew: the kernel then takes 0.95
+# to 0.97 of the time for D = 256, 0.99 for full attention with D = 128, but 1.03 if causal with S = 2048 (H200)
 WIDE = 128
 
 
 @builds
 def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: str) -> Kernel:
-    """flash_attention_sm90(maps, bias_maps, counter, to, x, work). These are `ForwardMaps`, one map of the bias where
-    it comes as boxes, a counter that is 0 where pieces are not alike (`static_schedule`), `OutputTo`, `Inputs`
-    and `TiledWork`.
+    """flash_attention_sm90(maps, bias_maps, counter, to, x, work): `ForwardMaps`, one map of a bias as boxes or none, a
+    counter of 0 unless the schedule is static, `OutputTo`, `Inputs`, `TiledWork`.
 
     stored: how o gets to memory (`output`).
     """
@@ -101,11 +102,9 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     warps, tiles = 4 * config.consumers, config.tiles(D, variant.Dv)
     alike = is_static(config, variant)
     ticket = work_queue(config.q_stages + 1, SIZE, alike, word_of(config, variant))
-    queries, k_tile, v_tile = (
-        queries_of(config, tiles.q),
-        box_tile(tiles.k, tiles.k_at, 2),
-        box_tile(tiles.v, tiles.v_at, 2),
-    )
+    queries = queries_of(config, tiles.q)
+    k_tile = box_tile(tiles.k, tiles.k_at, 2)
+    v_tile = box_tile(tiles.v, tiles.v_at, 2)
     q_pipe = pipeline(config.q_stages, queries.nbytes, warps)
     k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
     qk = register_a(factors(variant.dtype), tiles.q, tiles.k, held=config.held, parts=config.thirds, from_base=True)
@@ -113,7 +112,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     pv = register_mma(factors(variant.dtype), tiles.v, config.thirds, from_base=True)
     has_sinks = chain.sinks and not config.split
     rows = softmax_rows(variant.dtype, qk.size, pv.size, threes=True, sinks=has_sinks, rest=config.split)
-    bias = bias_stages(config, variant, tiles)
+    bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
     score = fragment_scores(
         tile_chain,
         ROWS,
@@ -127,10 +126,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     FETCHES, words_of_options = (False, bias.words) if config.bias_stages else (score.fetches, score.held)
     probability = fragment_probabilities(chain, rows, score)
     scale_acc = rows.scale_changed if alike or tiles.v.width > WIDE else rows.scale
-    turn, visits = (
-        turns(config.consumers if config.turns else 1),
-        kv_tiles_of(config.block_q, BLOCK_KV, variant, score, split=config.split),
-    )
+    turn = turns(config.consumers if config.turns else 1)
+    visits = kv_tiles_of(config.block_q, BLOCK_KV, variant, score, split=config.split)
     walk, following = walk_of(config, variant, chain, visits), following_of(config, chain)
     get = get_of(varlen=variant.varlen, split=config.split, sliced=config.slices > 1)
     hidden = nan_repair(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
@@ -144,7 +141,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
 
     @verb
     def where_of_next(where, tile):
-        """There may be none: of the first keys then."""
+        """Return where the next tile is; after the last, with key 0."""
         return Where(where.b, where.h, where.m0, max(tile.n0, i32(0)), where.Sq, where.Sk, where.offset)
 
     @kernel(
@@ -154,7 +151,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()
         bias_bars = bias.barriers()
-        extent, scale, lengths, options = work
+        extent, scale, options = work.extent, work.scale, work.options
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
@@ -165,13 +162,13 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         prefetch_maps(maps, 1)
         bias.prefetch(bias_maps)
         q_pipe.start()
-        i, piece = u32(0), u32(0)  # fillings of K's and V's stages, and of Q's
+        i, piece = u32(0), u32(0)  # numbers of K's and V's tiles, and of work items
         if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
                 total, number = piece_of.total(walk.total(extent)), i32(cuda.blockIdx.x)
                 while number < total:
-                    task, column = walk.task(piece_of.walk(number), extent, lengths, options), piece_of.column(number)
+                    task, column = walk.task(piece_of.walk(number), work), piece_of.column(number)
                     while task.m0 < task.Sq:
                         put(slots.numbers, ticket.place(piece), task, column)
                         ticket.hand(slots, piece)
@@ -200,7 +197,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
             q_words = qk.words()
             base = base_of(smem)
             row_max, row_sum, rescale, new_max = rows.pair(), rows.pair(), rows.pair(), rows.pair()
-            statistics = row_max, row_sum, rescale, new_max
+            statistics = RowStatistics(row_max, row_sum, rescale, new_max)
             turn.begin(warpgroup)
             task, column = get(slots.numbers, ticket.take(slots, piece), extent)
             while task.m0 >= 0:
@@ -212,7 +209,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 q_at, sums = queries.at(q_pipe.wait(q_bars, piece)), pv.sums(acc)
                 if task.count != u32(0):
                     tile = visits.last(task, options)
-                    where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
+                    where = where_of(task, h, m, tile.n0)
                     picks = visits.picks(options, where, tile)
                     asked = score.ask(options, where)
                     if FETCHES:
@@ -230,9 +227,9 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     visits.finish(scores, held, options, scale, where, picks, seen)
                     bias.release(bias_bars, i, warpgroup)
                     asked = score.ask(options, where_of_next(where, tile))
-                    if FETCHES:  # for the next tile, or where there is none for this one again
+                    if FETCHES:  # for the next tile; after the last, for this one again
                         n0 = tile.n0 if task.count != u32(1) else where.n0
-                        where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
+                        where = where_of(task, h, m, n0)
                         score.fetch(words, options, where)
                     probability.exponentials(scores, statistics, factors, options, where)
                     rows.pack(probs, scores)
@@ -241,13 +238,13 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     i = k_pipe.next(i)
                     while i != end:
                         if not FETCHES:
-                            where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
+                            where = where_of(task, h, m, tile.n0)
                         picks = visits.picks(options, where, tile)
                         stage = k_pipe.wait(k_bars, i)
                         turn.take(warpgroup)
                         qk.start(scores, q_words, base, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
                         stage = v_pipe.wait(v_bars, i - 1)
-                        pv.add(sums, probs, base, v_tile.at(stage), adds)  # acc [64, Dv] += P @ V, of the tile before
+                        pv.add(sums, probs, base, v_tile.at(stage), adds)  # acc [64, Dv] += P @ V, of the previous tile
                         turn.give(warpgroup)
                         adds = i32(1)
                         here, seen = where, score.sees(asked)
@@ -260,7 +257,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         asked = score.ask(options, where_of_next(where, tile))
                         if FETCHES:
                             n0 = tile.n0 if k_pipe.next(i) != end else where.n0
-                            where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
+                            where = where_of(task, h, m, n0)
                             score.fetch(words, options, where)
                         probability.exponentials(scores, statistics, factors, options, where)
                         settle(row_sum[0] + row_sum[1])
@@ -296,9 +293,9 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 if stores_lse and column == 0:
                     output.store_lse(to.lse, task, i32(row + my_row()), upper, rests[0])
                     output.store_lse(to.lse, task, i32(row + my_row() + 8), lower, rests[1])
-                hidden.repair(acc, (upper, lower), x, task, row, column, scale, options)
+                hidden.repair(acc, (upper, lower), x, task, row, column, work)
                 if config.serial:
-                    serial.add(to.kept, to.o, to.lse, acc, (upper, lower), rests, task, row, column, options)
+                    serial.add(to, acc, SplitLse((upper, lower), rests), task, row, column, options)
                 else:
                     output.store(smem, to.o_map, to.o, acc, task, row, column)
                 if O_OVER_Q:
@@ -306,7 +303,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 piece = u32(piece + 1)
                 task, column = get(slots.numbers, ticket.take(slots, piece), extent)
                 if O_OVER_Q:
-                    q_pipe.release(q_bars, piece - 1)  # lanes have met: none reads o any more
+                    q_pipe.release(q_bars, piece - 1)  # `take` synchronizes: no lane reads o any more
             if not O_OVER_Q:
                 output.finish()
 

@@ -1,41 +1,39 @@
 """dq, dk and dv of attention on Hopper's tensor cores in one kernel. Dao 2023 (arXiv:2307.08691), Alg. 2, in order.
 
-A block takes 128 keys of one key head, 64 for each of two warpgroups that multiply, and all that looks at them, one
-tile of BLOCK_Q queries after another (`key_rows.TileOrder`). Rows are keys, columns queries, as in `dkv`, which makes
-the same products but the last: dq is a sum over the keys of many blocks.
+A block has 128 keys of one key head, 64 for each of two consumer warpgroups, and visits all queries that see them, one
+tile of BLOCK_Q queries after another (`dq_sums.TileOrder`). Rows are keys, columns queries, as in `dkv`, which has the
+same products but the last: dq is a sum over the keys of many blocks.
 
-    producers                                  consumers
-    1  one thread loads K and V                3  wait for K and V
-    2  for each query head of the group, for   for each tile, 64 queries at a time:
-       each tile of queries that see some of   4  S.T [64, 64] = K @ Q.T, dP.T [64, 64] = V @ dO.T; beside the second
-       the keys: it loads Q and dO, and a         P.T = exp2(S.T - lse)
-       warp brings lse and delta               5  dv [64, Dv] += P.T @ dO; beside it dS.T = P.T * (dP.T - delta), which
-                                                  goes, rounded, to shared memory; dk [64, D] += dS.T @ Q
-                                               6  both warpgroups meet; dq [64, 64] = dS @ K, of all 128 keys, each its
-                                                  columns or its queries; beside the last dk it goes to shared memory
-    8  a thread adds dq to its sum in memory   7  dk *= scale; dk is copied out of K's place, dv out of V's
+    producers                                  consumers 1  one thread loads K and V                3  wait for K and V
+    2  for each query head of the group, for   for each tile, 64 queries at a time: each tile of queries that see some
+    of   4  S.T [64, 64] = K @ Q.T, dP.T [64, 64] = V @ dO.T; overlapped with the the keys: it loads Q and dO, and a
+    second: P.T = exp2(S.T - lse) warp loads lse and delta                5  dv [64, Dv] += P.T @ dO, overlapped: dS.T =
+    P.T * (dP.T - delta), which goes, rounded, to shared memory; dk [64, D] += dS.T @ Q
+                                               6  both warpgroups meet; dq [64, 64] = dS @ K, for all 128 keys, each its
+                                                  columns or its queries; during the last dk it goes to shared memory
+    8  a thread adds dq to its sum in memory   7  dk *= scale; dk leaves through K's place, dv through V's
 
-A tile is 64 queries, or 128 of heads of 64: either way it has a dq of 64 x 64 for each warpgroup. Of heads of 64,
-registers have room for a warpgroup's K, and where no option but a mask or sinks needs any, for its V, which are left
-factors of all tiles (`flash_attention.register_a`). At 4, S.T goes through the options, is -inf where a mask is, and
-what is left of it then is P.T * slope; which probabilities dropout keeps are bits, asked for while the products run. A
-bias comes as boxes with dO (`bias_dkv`), and dq has one place less.
+A tile is 64 queries, or 128 for heads of 64; in both, each warpgroup has 64 x 64 of dq. For heads of 64, registers have
+room for a warpgroup's K, and without options other than masks and sinks for its V; these are left factors of all tiles
+(`products.register_a`). At 4, S.T goes through the options, is -inf if masked, and becomes P.T * slope in place;
+dropout's mask is bits, computed while products run. A bias is copied as boxes with dO (`bias`); then dq has one place
+less.
 
-The sum of a tile's dq has one order, whatever blocks run when: who comes as number r waits for r others
-(`flash_attention.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, and walk from the
-last tile on, so that who is waited for began before who waits; they follow one another a tile apart. Or, under a causal
-mask, a head's last keys come first, and blocks walk from the first tile that sees theirs: so none waits where it
-begins, and the longest walks come last (`FusedConfig.ascends`). With `by_steps`, P.T of 16 queries is multiplied as
-soon as it is there, beside the exponentials of the next ones (`probs_product`). Fragments of dq lie in memory as
-registers have them; `dq_convert` makes rows of them.
+The sum of a tile's dq has one order, whichever blocks run when: number r waits for r others (`dq_sums.ordered_sums`).
+Blocks draw their work, a head's first keys before the next ones, and visit tiles from the last one on. So each waits
+only for blocks that started earlier, and follows the previous one at a tile's distance. Or, under a causal mask, a
+head's last keys come first, and blocks visit tiles from the first one that sees their keys: then no block waits at its
+start, and the longest blocks come last (`FusedConfig.ascends`). With `by_steps`, P.T of 16 queries is multiplied as
+soon as it is there, overlapped with the next exponentials (`products.probs_by_steps`). dq lies in memory in the layout
+of registers; `dq_sums.build_dq_convert` turns it into rows.
 
-Of sequences that lie one after another, rows behind the last key are the next one's keys: they have dS = 0, or dq would
-have a share of them. Tiles are numbered by where their tokens lie (`packed`), dq's sums as well. So blocks and sums are
-as many as there are tokens, and a sequence has the bits that it has alone.
+Varlen: rows behind the last key are the next sequence's keys. They get dS = 0, since dq sums over them. Tiles are
+packed (`tile_scheduler`), and so are dq's sums. So there are as many blocks and sums as tokens need, and a sequence has
+the bits that it has alone.
 
-Shared memory: `FusedConfig.tiles`, 2 * 128 * (D + Dv) + stages * 2 * BLOCK_Q * (D + Dv) + 512 * BLOCK_Q +
-dq_places * 32768 bytes, and stages * 256 * BLOCK_Q of a bias. Registers: 64 of S.T and dP.T (whose place dq takes),
-half of that for P.T and dS.T packed, D / 2 + Dv / 2 of dk and dv, D / 4 of a held K, Dv / 4 of a held V, and about 16.
+Shared memory: `FusedConfig.tiles`, 2 * 128 * (D + Dv) + stages * 2 * BLOCK_Q * (D + Dv) + 512 * BLOCK_Q + dq_places *
+32768 bytes, and stages * 256 * BLOCK_Q for a bias. Registers: 64 of S.T and dP.T (dq takes their place), half of that
+for P.T and dS.T packed, D / 2 + Dv / 2 of dk and dv, D / 4 of a held K, Dv / 4 of a held V, and about 16.
 """
 
 from __future__ import annotations
@@ -53,31 +51,28 @@ from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import Variant, gradient_inputs_type
-from ..bias_registers import in_words
 from ..fragment_scores import fragment_scores
-from ..gradient_of_keys import gradient_of_keys
-from ..key_rows import from_the_first, from_the_last, key_rows_of, place_of_sum
-from ..load_once import load_once
 from ..lse_delta_smem import lse_delta_of
-from ..nan_repair_keys import nan_repair_keys
+from ..nan_repair import nan_repair_keys
 from ..options import chain_of
-from ..ordered_sums import draw, ordered_sums
-from ..register_a import register_a
-from ..store_queue import store_queue
-from ..tile_scheduler import walk_by_keys
-from ..tiles import Where
-from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type, tiled_work_type
-from .bias_dkv import bias_dkv
+from ..score_gradients import gradient_of_keys
+from ..score_mod import Given
+from ..tile_scheduler import key_rows_of, tiled_work_type, walk_by_keys
+from ..tiles import where_of
+from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type
+from .bias import BiasPlace, bias_dkv, in_words
 from .config import padded
-from .fused_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
+from .dkv_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
+from .dkv_loads import load_once
+from .dq_sums import draw, from_the_first, from_the_last, ordered_sums, place_of_sum, store_queue
 from .output import rows_output
-from .probs_product import probs_at_once, probs_by_steps
+from .products import Factor, Registers, probs_at_once, probs_by_steps, register_a
 
 
 @builds
 def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored: str) -> Kernel:
-    """flash_attention_fused_sm90(maps, bias_maps, sums, to, x, work). These are `Maps`, one map of the bias where it
-    comes as boxes, `Sums`, `KeysTo`, `GradientInputs` and `TiledWork`. Of varlen, `section` counts queries.
+    """flash_attention_fused_sm90(maps, bias_maps, sums, to, x, work): `Maps`, one map of a bias as boxes or none,
+    `Sums`, `KeysTo`, `GradientInputs`, `TiledWork`. For varlen, `section` counts queries.
 
     dk_stored, dv_stored: how dk and dv get to memory (`output`).
     """
@@ -97,33 +92,35 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
     VARLEN = variant.varlen
     score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word, others=VARLEN)
-    columns = lse_delta_of(config, chain)
+    columns = lse_delta_of(config.block_q, config.stages, chain)
     hidden = nan_repair_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, ROWS)
     stepwise = probs_by_steps(gradient, variant.dtype, tiles.do_steps)
     probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
     task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, VARLEN, chain, last_first=config.ascends, packed=VARLEN)
     order = from_the_first(BLOCK_KV, BLOCK_Q, chain) if config.ascends else from_the_last(BLOCK_KV, BLOCK_Q)
-    put_scores, both = (
-        put_matrices(variant.dtype, ROWS, anew=chain.scores or chain.weighs),
-        warpgroup_barrier(CONSUMERS),
-    )
+    put_scores = put_matrices(variant.dtype, ROWS, anew=chain.scores or chain.weighs)
+    both = warpgroup_barrier(CONSUMERS)
     PARTS, LAST = config.parts, config.parts - 1
-    Q_BYTES, DO_BYTES, STATISTICS = tiles.part_q.nbytes, tiles.part_do.nbytes, 2 * ROWS // 8  # from a part to the next
+    Q_BYTES = tiles.part_q.nbytes  # from one part to the next
+    DO_BYTES = tiles.part_do.nbytes
+    STATISTICS = 2 * ROWS // 8
     DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
     box, ordered = store_queue(config.dq_places, warps), ordered_sums(CONSUMERS * FRAGMENT_BYTES)
     place_of = place_of_sum(BLOCK_Q, VARLEN)
     DQ_AT, PLACE, SIZE = tiles.dq_at // 4, CONSUMERS * FRAGMENT, dsk.size
-    # of the product that makes dq a warpgroup has other queries, or other columns
+    # for dq, the warpgroups have different queries, or different columns
     MY_QUERIES, MY_COLUMNS = (DS_BYTES, 0) if config.parts > 1 else (0, tiles.k_columns.nbytes)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, CONSUMERS)
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, CONSUMERS)
     to_type, x_type = keys_to_type(variant, dk_stored, dv_stored), gradient_inputs_type(variant)
-    last = dv_output if dv_stored == "boxes" else dk_output  # the copies of both are one group
+    last = dv_output if dv_stored == "boxes" else dk_output  # copies of both form one group
 
     @verb
     def put_part(floats, bars, i, values):
-        """My part of dq as it lies in registers, four numbers of a thread beside those of its neighbour."""
+        """Put my part of dq in a place, in the layout of registers: four numbers of a thread next to those of its
+        neighbour.
+        """
         tid = u32(cuda.threadIdx.x)
         mine = i32(tid // u32(128) * u32(FRAGMENT) + u32(4) * (tid % u32(128)))
         place = i32(box.claim(bars, i) * PLACE + mine)
@@ -148,9 +145,9 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
         prefetch_maps(maps, 1)
         bias.prefetch(bias_maps)
         q_pipe.start()
-        extent, scale, lengths, options = work
-        group = extent.group
-        task = task_of(drawn[0], extent, lengths, options)
+        scale, options = work.scale, work.options
+        group = work.extent.group
+        task = task_of(drawn[0], work)
         if task.n0 >= task.Sk:
             return
         i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
@@ -169,20 +166,20 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     q_tile.load(smem, stage, maps.q, Corner(token, 0, (h, b)), q_bars.full)
                     do_part.expect(do_full, i)
                     do_tile.load(smem, stage, maps.do, Corner(token, 0, (h, b)), do_full)
-                    bias.bring(smem, stage, bias_maps, options, task, h, m0, do_full)
+                    bias.bring(smem, stage, bias_maps, options, BiasPlace(task.b, h, m0, task.n0), do_full)
                     h, m0 = order.next(task, h, m0, start)
                     i = q_pipe.next(i)
             elif tid // u32(32) == u32(1):
                 own = columns.own()
                 while i != end:
-                    columns.fetch(own, x.lse, x.delta, task, h, m0)
+                    columns.fetch(own, x, task, h, m0)
                     columns.put(slots, q_pipe.claim(q_bars, i), own)
                     do_part.hand(do_full, i)
                     h, m0 = order.next(task, h, m0, start)
                     i = q_pipe.next(i)
             elif tid == u32(64):
                 while i != end:
-                    tile = i32(place_of(task, extent.H, h, i32(u32(m0) // u32(BLOCK_Q)), sums.tiles))
+                    tile = i32(place_of(task, work.extent.H, h, i32(u32(m0) // u32(BLOCK_Q)), sums.tiles))
                     at = i32(DQ_AT + box.take(dq_bars, i) * PLACE)
                     rank = order.rank(task, m0, options)
                     ordered.add(sums.data, i64(tile) * PLACE, floats, at, sums.flags, i64(tile) + 1, rank)
@@ -203,13 +200,11 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                 kq.take(k_words, smem, k_at, warpgroup)
                 vdo.take(v_words, smem, v_at, warpgroup)
                 while i != end:
-                    stage, ds_at = (
-                        q_pipe.wait(q_bars, i),
-                        i32(DS_AT + i32(u32(i) % u32(DS_PLACES)) * (LAST + 1) * DS_BYTES),
-                    )
+                    stage = q_pipe.wait(q_bars, i)
+                    ds_at = i32(DS_AT + i32(u32(i) % u32(DS_PLACES)) * (LAST + 1) * DS_BYTES)
                     q_at, do_at = q_tile.at(stage), do_tile.at(stage)
                     for part in range(PARTS):
-                        where = Where(task.b, h, i32(m0 + ROWS * part), n, task.Sq, task.Sk, task.offset)
+                        where = where_of(task, h, i32(m0 + ROWS * part), n)
                         at = i32(STATISTICS * part)
                         # S.T = K @ Q.T
                         kq.start(scores, k_words, smem, k_at, i32(q_at + Q_BYTES * part), warpgroup)
@@ -221,12 +216,12 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                         kq.wait_but_one(scores)
                         held = bias.held(smem, stage, words)
                         score.finish_held(scores, held, options, scale, where, seen)
-                        given, lse_at = (options, factors, where, held), i32(columns.lse(stage) + at)
+                        given, lse_at = Given(options, factors, where, held), i32(columns.lse(stage) + at)
                         # dv [64, Dv] += P.T @ dO
-                        factor = smem, i32(do_at + DO_BYTES * part), adds
-                        probs.add((dv_acc, packed, scores), factor, given, kept, (slots, lse_at))
+                        factor = Factor(smem, i32(do_at + DO_BYTES * part), adds)
+                        probs.add(Registers(dv_acc, packed, scores), factor, given, kept, (slots, lse_at))
                         vdo.wait_but(d_probs, probs.groups)
-                        gradient.d_scores(d_probs, scores, options, kept, slots, i32(columns.delta(stage) + at))
+                        gradient.d_scores(d_probs, scores, options, kept, (slots, i32(columns.delta(stage) + at)))
                         gradient.forget_others(d_probs, where)
                         gradient.pack(packed_ds, d_probs)
                         put_scores(smem, i32(ds_at + DS_BYTES * part + warpgroup * (DS_BYTES // CONSUMERS)), d_probs)
@@ -252,8 +247,8 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     dk_acc[e] = num.zero
                 for e in range(pdo.size):
                     dv_acc[e] = num.zero
-            task = task_of(opaque_i32(drawn[0]), extent, lengths, options)  # again: no register kept it
-            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), group, scale, options)
+            task = task_of(opaque_i32(drawn[0]), work)  # recomputed: no register kept it
+            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), work)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             rows = key_rows_of(task)

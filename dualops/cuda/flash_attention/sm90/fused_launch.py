@@ -11,42 +11,41 @@ from ....spec.meta import itemsize
 from ...launch.arrays import cdiv
 from ...launch.device import Device
 from ...launch.device_words import CLEARED, build_clear
-from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
 from ...launch.views import boxed, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from .. import simt
 from ..arguments import gradient_inputs_of, has_usual_scale, is_varlen, sizes, variant
-from ..bias_tiles import bias_map, boxed_bias
 from ..options import having
-from ..varlen_tiles import LEAST_HEADS, MOST_HEADS, packed_count
-from .arguments import Sums, keys_to, maps_of, queries_to, tiled_work
-from .config import BOX, padded
-from .dbias_config import DbiasConfig
+from ..tile_scheduler import LEAST_HEADS, MOST_HEADS, packed_count, tiled_work
+from .arguments import Sums, gradient_maps, keys_to, maps_of, queries_to
+from .bias import boxed_bias
+from .config import padded
+from .dbias import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
-from .dq_convert import build_dq_convert
+from .dkv_config import FusedConfig, fused_configs
+from .dq_sums import build_dq_convert
 from .fused import build_fused
-from .fused_config import FusedConfig, fused_configs
 
-# measured, H200, 2026-11-25: the kernel takes 1.05 of the time with 64 MB instead of 16 (full, S = 2048 and 8192), 1.00
-# and 1.02 where it is causal; but where heads share a key head, fewer than 16 took up to 1.42 (S = 4096, causal)
-# and causal, from the first keys on, 32 MB 0.98 of the time with 16 (S = 4096 and 8192, H100, 2026-11-26), as fewer
-# blocks of a head wait for one another; from the last keys on 16 are as good
+# With 64 MB instead of 16 the kernel takes 1.05 of the time (full, S = 2048 and 8192), causal 1.00 and 1.02. If heads
+# share a key head, less than 16 MB took up to 1.42 (S = 4096, causal; H200, 2026-11-25). Causal, from the first keys
+# on, 32 MB take 0.98 of the time with 16 (S = 4096 and 8192, H100, 2026-11-26), as fewer blocks of a head wait for each
+# other; from the last keys on, 16 are as fast
 BYTES_IN_L2, BYTES_CAUSAL, BYTES_OF_GROUPS = 16 << 20, 32 << 20, 64 << 20
-# of queries of a head, of varlen of each sequence: each is added to by one block after the other. That heads are few
-# does not count, so that one has the same bits alone: B = H = 1, S = 16384 takes 1.14 of the time of two kernels; and
-# 32 sequences of 128 to 8192 take 0.78 to 0.87 of it, but 512 of up to 512 1.09, of D = 64 1.15 (H100), were those of
-# few tiles among them done so
+# tiles of queries of a head, or of each sequence of varlen: blocks add to each tile one after another. The number of
+# heads does not matter, so that a head has the same bits alone: B = H = 1, S = 16384 takes 1.14 of the time of two
+# kernels. If sequences with fewer tiles used this kernel, 32 sequences of 128 to 8192 would take 0.78 to 0.87 of the
+# time of two kernels, but 512 of up to 512 1.09, with D = 64 1.15 (H100)
 LEAST_TILES = 4
-# queries, up to which rows of dq are made beside the end of the kernel: the gradient takes 0.98 of the time so at
+# queries, up to which the conversion of dq overlaps the end of the kernel: then the gradient takes 0.98 of the time at
 # S = 2048, B = 8, but 1.01 at S = 8192, B = 2 (H200, 2026-11-25)
 MOST_BESIDE = 4096
 LOADED, RESULTS = ("q", "do", "k", "v"), ("dk", "dv", "dq")
 
 
 class FusedConfigs(NamedTuple):
-    """A Config for the kernel, for what simt does beside it, and for dbias, where it is not simt's."""
+    """A Config for the kernel, for simt's part, and for dbias, None if that is simt's."""
 
     fused: FusedConfig
     others: simt.BackwardConfigs
@@ -54,7 +53,7 @@ class FusedConfigs(NamedTuple):
 
 
 def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for its gradient, best first: where each key is seen from some query on to the last."""
+    """Yield tiles for the gradient, best first. Each key must be seen from some query on to the last."""
     p = problem
     if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or p.window is not None:
         return
@@ -70,24 +69,24 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
             others, _ = next(simt.backward_configs(p))
             dbias, of_dbias = dbias_choice(p, results, device)
             configs = FusedConfigs(config, others, dbias)
-            found, maps = workspace(p, config), fused_maps(p, {**p.arrays, **results}, config)
+            found, maps = workspace(p, config), gradient_maps(p, {**p.arrays, **results}, config, "fused", RESULTS)
             if dbias is not None:
                 found, maps = found | dbias_workspace(p, dbias), maps | dbias_maps(p, dbias)
-            told = f"dq, dk and dv: {reason}, dq added in float32{of_dbias}"
+            note = f"dq, dk and dv: {reason}, dq added in float32{of_dbias}"
             steps = partial(fused_steps, p, results, configs)
-            yield Choice("sm90", configs, told, steps, found, maps=maps)
+            yield Choice("sm90", configs, note, steps, found, maps=maps)
 
 
 def most_by_two_kernels(config: FusedConfig) -> int:
-    """Queries of a sequence, up to which this kernel does not pay."""
+    """Return up to how many queries of a sequence two kernels are faster."""
     return (LEAST_TILES - 1) * config.block_q
 
 
 def section_of(problem: Problem, config: FusedConfig) -> Any:
-    """Heads of keys that blocks share at a time: few, so that what they read and add stays in L2, but so many that a
-    head's keys are not all under way at once, each a tile behind the one before. In a group those with few tiles of
-    each head would wait, head by head, for those with many. Of varlen queries, those of such heads, as sequences have
-    their own lengths.
+    """Return how many heads of keys form a section: few, so that their inputs and sums stay in L2, but enough that not
+    all keys of a head run at once, each block waiting for the one before. In a group, blocks with few tiles of each
+    head would wait, head by head, for those with many. Varlen: return the queries of such heads, as sequences differ in
+    length.
     """
     p = problem
     each = itemsize(p.dtype) * (p.D + p.Dv) + 4 * p.D  # Q, dO and dq of a query
@@ -100,14 +99,15 @@ def section_of(problem: Problem, config: FusedConfig) -> Any:
 
 
 class Tiles(NamedTuple):
-    """How many there are."""
+    """Numbers of tiles."""
 
-    of_head: Any  # of queries: of a head of a batch, or, of varlen, of all sequences
+    of_head: Any  # tiles of queries of a head, in a batch or, for varlen, in all sequences
     queries: Any  # of all heads
     keys: Any  # of all heads of keys
 
 
 def tiles_of(problem: Problem, config: FusedConfig) -> Tiles:
+    """Return how many tiles a problem has."""
     p, heads_kv = problem, problem.H // problem.group
     if is_varlen(p):
         of_head = packed_count(p.total_q, config.block_q, p.B)
@@ -117,30 +117,15 @@ def tiles_of(problem: Problem, config: FusedConfig) -> Tiles:
 
 
 def workspace(problem: Problem, config: FusedConfig) -> dict[str, ArrayMeta]:
-    """delta; dq in float32, in whole tiles; a counter, and a flag a tile."""
+    """Return delta; dq in float32, in whole tiles; a counter, and a flag for each tile."""
     p, place, tiles = problem, problem.arrays["q"].device, tiles_of(problem, config).queries
     size = tiles * (config.block_q * padded(p.D))
     sums = ArrayMeta((size,), "float32", (1,), place, 0)
     return {**simt.backward_workspace(p), "sums": sums, "flags": ArrayMeta((1 + tiles,), "int64", (1,), place, 0)}
 
 
-def fused_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: FusedConfig) -> dict[str, Mapped]:
-    """The tensor maps of the launches, by names that are their own. metas: of the problem's arrays and the results."""
-    varlen = is_varlen(problem)
-    lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
-    lines |= {name: ROWS for name in RESULTS if how_stored(metas, name, varlen) == "boxes"}
-    found = [each for name in lines if (each := boxed(metas, name, varlen))]
-    maps = {
-        f"fused_{each.name}_map": Mapped(
-            each.name, problem.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX)
-        )
-        for each in found
-    }
-    return maps | {"fused_bias_map": bias_map(problem, config.bias)} if config.bias else maps
-
-
 def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: FusedConfigs) -> Sequence[Step]:
-    """delta, zeros for the flags, the kernel, and what makes rows of dq."""
+    """Return the launches: delta, zeros for the flags, the kernel, and the conversion of dq."""
     p, config, found, varlen = problem, configs.fused, variant(problem), is_varlen(problem)
     elsewhere = ("dq", "dk", "dbias") if configs.dbias else ("dq", "dk")
     delta, *others = simt.backward_steps(p, results, configs.others, elsewhere)
@@ -149,11 +134,9 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
     stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
     count = 1 + tiles.queries
     clear = Step(build_clear(), (cdiv(count, CLEARED),), ("flags", count))
-    sums, x, section = (
-        Sums("sums", "flags", tiles.of_head),
-        gradient_inputs_of(metas, is_varlen(p)),
-        section_of(p, config),
-    )
+    sums = Sums("sums", "flags", tiles.of_head)
+    x = gradient_inputs_of(metas, is_varlen(p))
+    section = section_of(p, config)
     bias_maps = ("fused_bias_map",) if config.bias else ()
     to = keys_to(p, metas, stored, "fused")
     args = (maps_of("fused"), bias_maps, sums, to, x, tiled_work(p, section, sizes(p)))

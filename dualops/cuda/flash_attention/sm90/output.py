@@ -1,6 +1,5 @@
-"""How attention's sm90 rung stores o and lse: o through its own place in shared memory.
-
-What a split of the keys finds goes from registers to its own place in memory, and so does o in float32.
+"""How attention's sm90 rung stores o and lse: o through its own place in shared memory. Results of splits, and o in
+float32, go from registers to memory.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from ...tile.epilogue import NEAR, box_output, line_output, st_global_kept_v4_b3
 from ..arguments import Variant
 from ..fragment_scores import LANES, my_row, store_lse
 from .config import BOX, Sm90Config, padded
-from .queries import Queries
 from .split_kv import part_start
+from .visible_tiles import Queries
 
 STORED = ("boxes", "vectors", "elements")  # how o gets to memory: the first that its layout allows
 
 
 class Output(Namespace):
-    """The verbs, by all warpgroups that multiply."""
+    """The verbs, by all consumer warpgroups."""
 
-    # (smem, o_map, o, acc, task, row, column): acc [64, a slice of Dv] begins at this row and column
+    # (smem, o_map, o, acc, task, row, column): stores acc [64, a slice of Dv], which begins at this row and column
     store: Callable[..., None]
-    # (lse, task, row, value, rest): of one row, by one of the lanes that share it. rest: what value was rounded by
+    # (lse, task, row, value, rest): for one row, by one of the lanes that share it. rest: what rounding took from value
     store_lse: Callable[..., None]
-    free: Callable[..., None]  # (): once lanes have met, copies may overwrite what was stored over Q
+    free: Callable[..., None]  # (): after the lanes synchronize, copies may overwrite o in Q's place
     finish: Callable[..., None]  # (): nothing of shared memory is read any more
 
 
@@ -38,11 +37,11 @@ class Head(NamedTuple):
     o: Any
     b: Any
     h: Any
-    column: Any  # of which the slice begins
+    column: Any  # the first of the slice
 
 
 def output_of(config: Sm90Config, variant: Variant, queries: Queries, stored: str) -> Output:
-    """The verbs of a kernel. stored: one of STORED, if keys are not split."""
+    """The verbs of forward's kernel. stored: one of STORED, unless keys are split."""
     Dv = config.columns(variant.Dv)
     if config.split:
         return _parts(variant, queries, Dv)
@@ -52,18 +51,19 @@ def output_of(config: Sm90Config, variant: Variant, queries: Queries, stored: st
     return rows_output(stored, variant.dtype, variant.Dv, Dv, at, config.consumers if config.o_over_q else 0)
 
 
-def rows_output(stored: str, dtype: str, width: int, columns: int, at: int, beside: int) -> Output:
-    """For results with rows of this width, of which acc has `columns`, whole boxes; their place begins at byte `at`.
+def rows_output(stored: str, dtype: str, width: int, columns: int, at: int, over_q: int) -> Output:
+    """The verbs for results with rows of this width; acc has `columns`, whole boxes. Their place in shared memory
+    begins at byte `at`.
 
-    beside: where that is Q's, each warpgroup over its own rows, how many warpgroups there are; else 0.
+    over_q: if it is Q's, each warpgroup over its own rows, the number of warpgroups; otherwise 0.
     """
     if stored == "boxes":
-        return _boxes(dtype, columns, at, beside)
-    return _rows(dtype, width, columns, at, beside, stored == "vectors")
+        return _boxes(dtype, columns, at, over_q)
+    return _rows(dtype, width, columns, at, over_q, stored == "vectors")
 
 
-def _boxes(dtype: str, columns: int, at: int, beside: int) -> Output:
-    boxes = box_output(dtype, columns, at, columns // BOX, 2, beside)
+def _boxes(dtype: str, columns: int, at: int, over_q: int) -> Output:
+    boxes = box_output(dtype, columns, at, columns // BOX, 2, over_q)
 
     @verb
     def store(smem, o_map, o, acc, task, row, column):
@@ -82,7 +82,7 @@ def _nothing():
     pass
 
 
-def _rows(dtype: str, width: int, columns: int, at: int, beside: int, vectors: bool) -> Output:
+def _rows(dtype: str, width: int, columns: int, at: int, over_q: int, vectors: bool) -> Output:
     @verb
     def finish(words, head, m, n):
         n = n + head.column
@@ -94,7 +94,7 @@ def _rows(dtype: str, width: int, columns: int, at: int, beside: int, vectors: b
                 if n + c < width:
                     head.o.data[place + c] = u16(words[c // 2] >> u32(16 * (c % 2)))
 
-    lines = line_output(dtype, columns, at, finish, beside)
+    lines = line_output(dtype, columns, at, finish, over_q)
 
     @verb
     def store(smem, o_map, o, acc, task, row, column):
@@ -126,7 +126,9 @@ def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
 
 
 def rows_from_registers(width: int, columns: int) -> Output:
-    """For results in float32 with rows of this width, of which acc has `columns`. Four lanes fill 32 bytes of a row."""
+    """The verbs for results in float32 with rows of this width; acc has `columns`. Four lanes fill 32 bytes of
+    a row.
+    """
     put = _row_from_registers(width, columns)
 
     @verb
@@ -140,7 +142,9 @@ def rows_from_registers(width: int, columns: int) -> Output:
 
 
 def _row_from_registers(width: int, columns: int) -> Callable[..., None]:
-    """The verb (o, at, acc, h, column): my numbers of the upper row, or of the lower one, which begins at `at`."""
+    """Return the verb (o, at, acc, h, column) that stores my numbers of the upper or lower row, which begins
+    at `at`.
+    """
     QUADS = columns // 8
 
     @verb

@@ -1,0 +1,274 @@
+"""How the fused kernel's blocks add dq in memory, in a fixed order; and rows of dq from the sums.
+
+`store_queue`: warps fill places of shared memory, and one thread empties them by copies to memory. Filling i has place
+i % places, and phase i // places of its two mbarriers.
+
+    warps                                       thread
+    place = box.claim(barriers, i)              place = box.take(barriers, i)
+    ...                                         ...
+    box.hand(barriers, i)                       box.free(barriers, i)
+
+`ordered_sums`: each sum has a flag, which counts the blocks that have added. Block number r waits until the flag is r,
+adds by a bulk copy, waits until that is written, and makes the flag r + 1. The first block stores, so that only flags
+need clearing. Readers, which may be a grid that overlaps this one, wait until all blocks have added.
+
+`TileOrder`: the order in which blocks visit tiles of queries, so that they wait little.
+
+`build_dq_convert`: a block has 64 queries of a tile of one head. A thread reads the numbers that a product would have
+left in its registers. As in `dq`, rows that are not finite are recomputed (`nan_repair`), and all are scaled, rounded
+and stored. A tile that no block adds to is zero. Blocks begin while the fused kernel still runs, where it leaves room,
+in the order in which it finishes its tiles. The last block ends after the fused kernel.
+
+Shared memory of `build_dq_convert`: 2 * 64 * D bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ...compiler.backend import (
+    Kernel,
+    Members,
+    Namespace,
+    builds,
+    cuda,
+    f32,
+    i32,
+    i64,
+    kernel,
+    noun,
+    u8,
+    u32,
+    u64,
+    verb,
+)
+from ...ptx.async_copy import (
+    cp_async_bulk_commit_group,
+    cp_async_bulk_store,
+    cp_async_bulk_wait_group,
+    cp_reduce_async_bulk_add_f32,
+)
+from ...ptx.fences import fence_proxy_async
+from ...ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
+from ...ptx.memory import atom_add_i64, st_release_i64, wait_for_i64
+from ...ptx.warp import bar_warp_sync
+from ...tile.grids import wait_for_grid_before
+from ...tile.numbers import numbers
+from ...tile.pipeline import Barriers
+from ...tile.rows import FULL_WARP
+from ...tile.storage import access
+from ...tile.warpgroup import ROWS
+from ..arguments import Variant, gradient_inputs_type
+from ..nan_repair import nan_repair
+from ..options import OptionChain, chain_of
+from ..score_gradients import rows_of_queries
+from ..tile_scheduler import ROWS_OF_A_HEAD, packed_tiles, range_of, tile_after, tiled_work_type, walk_by_queries
+from .arguments import SUMS_TYPE, queries_to_type
+from .config import BOX, padded
+from .dkv_config import FRAGMENT, FusedConfig
+from .output import rows_output
+
+
+@verb
+def draw(counter):
+    """Return the number of a work item, from 0 on. Blocks with smaller numbers have started, so waiting for them is
+    safe.
+    """
+    return i32(atom_add_i64(counter, i64(0), i64(1)))
+
+
+@verb
+def all_added(flags, flag, count):
+    """Wait until `count` blocks have added; then threads of this block that called this may read the sum."""
+    wait_for_i64(flags, flag, i64(count))
+
+
+@cache
+@noun
+def ordered_sums(nbytes: int) -> Members:
+    """The verb that adds `nbytes` at a time; by one thread of a block."""
+
+    @verb
+    def add(sums, index, smem, at, flags, flag, rank):
+        """Add float32 numbers, from index `at` of smem on, to those of sums from `index` on."""
+        wait_for_i64(flags, flag, i64(rank))
+        if rank == 0:
+            cp_async_bulk_store(sums, index, smem, at, u32(nbytes))
+        else:
+            cp_reduce_async_bulk_add_f32(sums, index, smem, at, u32(nbytes))
+        cp_async_bulk_commit_group()
+        cp_async_bulk_wait_group(0)
+        st_release_i64(flags, flag, i64(rank + 1))
+
+    return locals()
+
+
+@cache
+@noun
+def store_queue(places: int, warps: int) -> Members:
+    """The verbs of places that `warps` warps fill together."""
+    PLACES = u32(places)  # unsigned: shorter code for % and //
+
+    @verb
+    def barriers():
+        """Return the barriers in shared arrays; once in a kernel, by all threads."""
+        return Barriers(cuda.shared.array(places, u64), cuda.shared.array(places, u64))
+
+    @verb
+    def init(barriers):
+        """Initialize the barriers; by one thread, before a pipeline's `start`."""
+        for place in range(places):
+            mbarrier_init(barriers.full, place, warps)
+            mbarrier_init(barriers.empty, place, 1)
+
+    @verb
+    def claim(barriers, i):
+        """Wait until the place is empty. Return the place."""
+        place = i32(u32(i) % PLACES)
+        mbarrier_wait_cta(barriers.empty, place, u32(i) // PLACES & 1 ^ 1)
+        return place
+
+    @verb
+    def hand(barriers, i):
+        """Signal that the lanes of my warp have written their share."""
+        fence_proxy_async()
+        bar_warp_sync(FULL_WARP)
+        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
+            mbarrier_arrive(barriers.full, i32(u32(i) % PLACES))
+
+    @verb
+    def take(barriers, i):
+        """Wait until all warps have written theirs; then copies may read the place. Return the place."""
+        place = i32(u32(i) % PLACES)
+        mbarrier_wait_cta(barriers.full, place, u32(i) // PLACES & 1)
+        return place
+
+    @verb
+    def free(barriers, i):
+        """Signal that copies have read the place."""
+        mbarrier_arrive(barriers.empty, i32(u32(i) % PLACES))
+
+    return locals()
+
+
+@verb
+def tile_before(task, h, m0, block_q, last):
+    """Return head and first query of the tile before this one: of the same head, or tile `last` of the next head."""
+    m0 = i32(m0 - block_q)
+    return (i32(h), m0) if m0 >= task.first else (i32(h + 1), i32(last))
+
+
+class TileOrder(Namespace):
+    """The order in which a block of keys visits the tiles of queries of each head that see some of them."""
+
+    start: Callable[..., Any]  # (task) -> first query of the first one
+    next: Callable[..., Any]  # (task, h, m0, start) -> head and first query of the next one
+    rank: Callable[..., Any]  # (task, m0, options) -> how many blocks visit this one earlier
+
+
+def from_the_last(block_kv: int, block_q: int) -> TileOrder:
+    """From the last tile on, for blocks of ascending keys: each is one tile behind the previous block."""
+
+    @verb
+    def start(task):
+        return i32(u32(max(i32(task.end), i32(1)) - 1) // u32(block_q) * u32(block_q))
+
+    @verb
+    def next(task, h, m0, start):
+        return tile_before(task, h, m0, block_q, start)
+
+    @verb
+    def rank(task, m0, options):
+        return i32(u32(task.n0) // u32(block_kv))
+
+    return TileOrder.from_locals(locals())
+
+
+def from_the_first(block_kv: int, block_q: int, chain: OptionChain) -> TileOrder:
+    """From the first tile on, for blocks of descending keys. With a causal mask, the first tile of a block is seen from
+    no later keys, or from one block's: so no block waits before its first tiles.
+    """
+
+    @verb
+    def start(task):
+        return i32(task.first)
+
+    @verb
+    def next(task, h, m0, start):
+        return tile_after(task, h, m0, block_q)
+
+    @verb
+    def rank(task, m0, options):
+        _, n_end = chain.key_range(options, m0, min(i32(m0 + block_q), task.Sq), task.offset, task.Sk)
+        return i32(u32(i32(n_end) - 1) // u32(block_kv)) - i32(u32(task.n0) // u32(block_kv))
+
+    return TileOrder.from_locals(locals())
+
+
+def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
+    """Return the verb (task, H, h, tile, q_tiles) -> which sum belongs to this tile of head h's queries.
+
+    q_tiles: of a head, in a batch or, for varlen, in all sequences (`packed_count`).
+    """
+    tiles = packed_tiles(block_q)
+
+    @verb
+    def of_batch(task, H, h, tile, q_tiles):
+        return i64(task.b * H + h) * q_tiles + tile
+
+    @verb
+    def of_sequence(task, H, h, tile, q_tiles):
+        return i64(h) * q_tiles + i32(tiles.after(task.q_first, task.b) + tile)
+
+    return of_sequence if varlen else of_batch
+
+
+THREADS = 128
+
+
+@builds
+def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kernel:
+    """flash_attention_dq_finish(sums, to, x, work): `Sums`, `QueriesTo`, `GradientInputs`, `TiledWork`.
+
+    stored: how dq gets to memory (`output`).
+    """
+    D, num, chain = padded(variant.D), numbers(f32), chain_of(variant.having, variant.dtype, gradient=True)
+    SIZE, PARTS, FRAGMENTS = D // 2, config.parts, D // BOX * FRAGMENT
+    source, rows = access("float32", True, once=True), rows_of_queries(SIZE)
+    output = rows_output(stored, variant.dtype, variant.D, D, 0, 1)
+    between = range_of(config.block_kv).between
+    BLOCK_Q, VARLEN = config.block_q, variant.varlen
+    walk = walk_by_queries(BLOCK_Q, between, VARLEN, chain, first_first=config.ascends, packed=VARLEN)
+    place_of = place_of_sum(BLOCK_Q, VARLEN)
+
+    @verb
+    def all_keys(task):
+        return i32(0), task.Sk
+
+    hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, all_keys, SIZE, passes=variant.varlen, gradient=True)
+
+    to_type, x_type = queries_to_type(variant, stored), gradient_inputs_type(variant)
+
+    @kernel(SUMS_TYPE, to_type, x_type, tiled_work_type(variant), threads=THREADS)
+    def flash_attention_dq_finish(sums, to, x, work):
+        smem = cuda.shared.array(0, u8, alignment=1024)
+        task, part = walk.task(cuda.blockIdx.x // PARTS, work), i32(cuda.blockIdx.x % PARTS)
+        if not VARLEN or task.m0 < task.Sq:
+            row = i32(ROWS * part)
+            lse_pair, acc = rows.pair(), cuda.local.array(SIZE, f32)
+            tile = place_of(task, work.extent.H, task.h, i32(task.m0 // BLOCK_Q), sums.tiles)
+            at = (tile * PARTS + part) * FRAGMENTS + 4 * cuda.threadIdx.x
+            all_added(sums.flags, 1 + tile, task.count)
+            for n in range(0, SIZE, 4):
+                source.load(acc, n, sums.data, at + 128 * n, task.count != 0, num.zero)
+            rows.read(lse_pair, x.lse, task, row)
+            hidden.repair(acc, (lse_pair[0], lse_pair[1]), x, task, row, i32(0), work)
+            rows.scale(acc, work.scale, lse_pair)
+            output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
+            output.finish()
+        if cuda.blockIdx.x == cuda.gridDim.x - 1:
+            wait_for_grid_before()
+
+    return flash_attention_dq_finish

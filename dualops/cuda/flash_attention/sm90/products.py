@@ -1,0 +1,141 @@
+"""Products of a warpgroup whose left factor stays the same, or becomes probabilities while the product runs.
+
+`register_a` reads the left factor from shared memory each time, or holds it in registers:
+
+    product = register_a("bfloat16", a, b, held=True)      acc [64, b's lines] = A @ B.T
+    words = product.words()
+    product.take(words, smem, a_at, part)                  once, when A has arrived: my 64 rows, from 64 * `part` on
+    product.start(acc, words, smem, a_at, b_at, part)      for each B, asynchronously
+    product.wait_but_one(acc)
+
+A product of 64 x 64 reads as many bytes of A as of B, and takes no longer than these reads. So if A has few columns,
+holding it halves what products read.
+
+`probs_at_once`, `probs_by_steps`: dv [64, Dv] += P.T @ dO, where scores become P.T in registers. All of P.T is
+multiplied when it is there, or 16 queries at a time, overlapped with the exponentials of the next ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ...compiler.backend import Members, Namespace, cuda, i32, members, noun, u32, verb
+from ...tile.a_fragment import WORDS as WORDS_OF_STEP, words_of_rows
+from ...tile.swizzle import Operand
+from ...tile.unrolled import one_after_another
+from ...tile.warpgroup import ROWS, RegisterMma, register_mma, warpgroup_mma
+from ..score_gradients import GradientOfKeys
+
+
+@cache
+@noun
+def register_a(
+    dtype: str, a: Operand, b: Operand, *, held: bool, parts: bool = False, from_base: bool = False
+) -> Members:
+    """The verbs of "bfloat16" or "float16"; a and b in the layout "k". held: a thread has 2 registers for each 8
+    columns of A. parts (unless held), from_base: as in `warpgroup_mma`; with from_base, `start` takes the base instead
+    of smem.
+    """
+    shared, own = warpgroup_mma(dtype, a, b, parts, from_base=from_base), words_of_rows(a)
+    registers = register_mma(dtype, b, from_base=from_base)
+    SPAN, STEPS = a.span, own.steps
+    WORDS = registers.words if held else 1
+
+    @verb
+    def words():
+        """Return a local array for the part of A that is held."""
+        return cuda.local.array(WORDS, u32)
+
+    @verb
+    def _take(words, smem, a_at, part):
+        first = own.first(i32(a_at + part * ROWS * SPAN), cuda.threadIdx.x)
+        for step in range(STEPS):
+            own.load(words, WORDS_OF_STEP * step, smem, first, step)
+
+    @verb
+    def _start_held(acc, words, smem, a_at, b_at, part):
+        registers.add(acc, words, smem, b_at, i32(0))
+
+    @verb
+    def _take_nothing(words, smem, a_at, part):
+        pass
+
+    @verb
+    def _start_shared(acc, words, smem, a_at, b_at, part):
+        shared.start(acc, smem, a_at, b_at, part)
+
+    return members(
+        locals(),
+        size=shared.size,  # accumulators of a thread
+        fragment=shared.fragment,  # () -> a local array for them
+        take=_take if held else _take_nothing,  # (words, smem, a_at, part)
+        start=_start_held if held else _start_shared,  # (acc, words, smem, a_at, b_at, part): acc = A @ B.T
+        wait_but_one=shared.wait_but_one,  # (acc)
+        wait_but=shared.wait_but,  # (acc, count): all but the last `count` products, a constant
+        wait=shared.wait,  # (acc)
+    )
+
+
+class Registers(NamedTuple):
+    """What a thread has of dv, of packed P.T, and of scores, which become P * slope."""
+
+    acc: Any
+    packed: Any
+    scores: Any
+
+
+class Factor(NamedTuple):
+    """The right factor, dO."""
+
+    smem: Any
+    at: Any  # where it begins
+    adds: Any  # 0: dv is overwritten
+
+
+class ProbsProduct(Namespace):
+    """The verbs."""
+
+    groups: int  # of products that `add` starts
+    left: Callable[..., Any]  # () -> what P.T is packed in; products read it until they are waited for
+    # (registers, factor, given, kept, place). registers: `Registers`. factor: `Factor`. The rest: of `gradient_of_keys`
+    add: Callable[..., None]
+
+
+def probs_at_once(gradient: GradientOfKeys, product: RegisterMma) -> ProbsProduct:
+    @verb
+    def add(registers, factor, given, kept, place):
+        gradient.probabilities(registers.packed, registers.scores, given, kept, place)
+        product.add(registers.acc, registers.packed, factor.smem, factor.at, factor.adds)
+
+    return ProbsProduct(groups=1, left=product.left, add=add)
+
+
+def probs_by_steps(gradient: GradientOfKeys, dtype: str, do: Operand) -> ProbsProduct:
+    """For calls without dropout."""
+    steps = [register_mma(dtype, do, some=(step,)) for step in range(do.steps)]
+    left_a, left_b, left_c, left_d = (step.left for step in steps)
+
+    @verb
+    def left():
+        return left_a(), left_b(), left_c(), left_d()
+
+    def of_step(n: int) -> Callable[..., None]:
+        make, product, LATER = gradient.steps[n], steps[n], int(n > 0)
+
+        @verb
+        def one(registers, factor, given_and_kept, place):
+            given, kept = given_and_kept
+            make((registers.packed[n], registers.scores), given, place, kept)
+            product.add(registers.acc, registers.packed[n], factor.smem, factor.at, i32(factor.adds | LATER))
+
+        return one
+
+    all_steps = one_after_another([of_step(n) for n in range(len(steps))])
+
+    @verb
+    def add(registers, factor, given, kept, place):
+        all_steps(registers, factor, (given, kept), place)
+
+    return ProbsProduct(groups=len(steps), left=left, add=add)

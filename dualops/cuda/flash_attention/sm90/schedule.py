@@ -1,0 +1,343 @@
+"""What a block of attention's sm90 rung computes next, and when its warpgroups start products.
+
+`work_queue`: one thread draws work items and passes them to the others.
+
+    producer                                    consumers
+    ... slots.numbers[tickets.place(n) ...]     at = tickets.take(slots, n)
+    tickets.hand(slots, n)                      ... slots.numbers[at ...]
+
+A block begins with the item of its own number, and draws later ones from a counter in global memory that was 0, so that
+faster blocks do more. If all items cost the same, the schedule is static: each block has its share, and no launch
+clears a counter (attention of 512 and 2048 keys is 2 to 4 % faster so). Producer and consumers count items by `n`; each
+has `size` numbers, in one of `places`. No barrier says that a place was read: before it passes item n on, the producer
+has waited until all consumers released something of item n - places, as when it fills one of places - 1 stages for n -
+1.
+
+`turns`: while one warpgroup starts its products, the others do arithmetic.
+
+`slices_of`: if registers can't hold a result of all of V's columns, slices of them are items of their own, with the
+same queries. Each computes the scores again. They follow one another, and find Q and K in L2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ....spec import ArrayMeta, Problem
+from ...compiler.backend import Members, Namespace, cuda, i32, i64, members, noun, u32, u64, verb
+from ...launch.device_words import build_writer
+from ...launch.step import Step
+from ...ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
+from ...ptx.memory import atom_add_i64
+from ...ptx.warp import bar_arrive, bar_sync
+from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ..arguments import Variant, is_varlen, spans
+from ..options import OptionChain
+from ..tile_scheduler import Task, Walk, walk_by_queries
+from .config import BLOCK_MASK, Sm90Config
+from .split_kv import splits_of
+from .visible_tiles import KvTiles
+
+
+class Slots(NamedTuple):
+    """Numbers in flight, in shared memory, and the mbarriers that report their arrival."""
+
+    numbers: Any  # [places * size]
+    full: Any
+
+
+@cache
+@noun
+def work_queue(places: int, size: int, shared: bool = False, word: int = 0) -> Members:
+    """The verbs. shared: the schedule is static, and the counter unused. word: which of the counter's words is this
+    kernel's.
+    """
+    COUNT, NUMBERS, WORD = u32(places), places * size, i64(word)
+
+    @verb
+    def slots():
+        """Return the shared arrays; once in a kernel, by all threads."""
+        return Slots(cuda.shared.array(NUMBERS, i32), cuda.shared.array(places, u64))
+
+    @verb
+    def init(slots):
+        """Initialize the barriers; by one thread, before all threads synchronize."""
+        for place in range(places):
+            mbarrier_init(slots.full, place, 1)
+
+    @verb
+    def _draw(counter, number):
+        return i32(cuda.gridDim.x + atom_add_i64(counter, WORD, i64(1)))
+
+    @verb
+    def _share(counter, number):
+        return i32(number + cuda.gridDim.x)
+
+    @verb
+    def place(n):
+        """Return where the numbers of an item begin."""
+        return i32(u32(n) % COUNT * size)
+
+    @verb
+    def hand(slots, n):
+        """Signal that the numbers of an item are written; by one thread."""
+        mbarrier_arrive(slots.full, i32(u32(n) % COUNT))
+
+    @verb
+    def take(slots, n):
+        """Wait until the numbers of an item are written. Return where they begin."""
+        mbarrier_wait_cta(slots.full, i32(u32(n) % COUNT), u32(n) // COUNT & 1)
+        return place(n)
+
+    return members(
+        locals(),
+        draw=_share if shared else _draw,  # (counter, number) -> the number of the block's next item
+    )
+
+
+FIRST_BARRIER = 4  # of the named barriers; the first ones are `epilogue`'s
+
+
+class Turns(Namespace):
+    """The verbs, by all threads of a warpgroup. Each warpgroup must call them equally often."""
+
+    begin: Callable[..., None]  # (warpgroup): once, before the first turn
+    take: Callable[..., None]  # (warpgroup): wait for its turn
+    give: Callable[..., None]  # (warpgroup): begin the next one's turn
+
+
+@cache
+def turns(count: int) -> Turns:
+    """For `count` warpgroups, number 0 first; for one, they do nothing."""
+
+    @verb
+    def nothing(warpgroup):
+        pass
+
+    @verb
+    def begin(warpgroup):
+        if warpgroup == count - 1:
+            bar_arrive(FIRST_BARRIER, 256)
+
+    @verb
+    def take(warpgroup):
+        bar_sync(i32(FIRST_BARRIER + warpgroup), 256)
+
+    @verb
+    def give(warpgroup):
+        bar_arrive(i32(FIRST_BARRIER + u32(warpgroup + 1) % u32(count)), 256)
+
+    if count == 1:
+        return Turns(begin=nothing, take=nothing, give=nothing)
+    return Turns.from_locals(locals())
+
+
+def is_static(config: Sm90Config, variant: Variant) -> bool:
+    """Return whether all items cost the same: each has all keys of a sequence, and all sequences have the same
+    length.
+    """
+    limits = {"band", BLOCK_MASK} & {option.name for option, _ in variant.having.variants}
+    return not (config.split or variant.varlen or limits)
+
+
+def counter_of(problem: Problem, alike: bool) -> dict[str, ArrayMeta]:
+    """Return the array that counts drawn items, unless the schedule is static; varlen has two launches."""
+    count = 1 + is_varlen(problem)
+    return {} if alike else {"counter": ArrayMeta((count,), "int64", (1,), problem.arrays["q"].device, 0)}
+
+
+def word_of(config: Sm90Config, variant: Variant) -> int:
+    """Return which of the counter's words a launch has: 1 if it splits keys of varlen, as another launch has word 0."""
+    return int(config.split and variant.varlen)
+
+
+def cleared(count: int) -> Step:
+    """Return the launch that clears `count` of the counter's words."""
+    return Step(build_writer(count), (1,), ("counter", 0, (0,) * count))
+
+
+def after_counter(step: Step, alike: bool) -> list[Step]:
+    """Return a launch whose blocks draw from the counter, after the launch that clears it."""
+    return [step] if alike else [cleared(1), step]
+
+
+class Slices(Namespace):
+    """The verbs."""
+
+    total: Callable[..., Any]  # (pieces) -> items, from those of the schedule without slices
+    walk: Callable[..., Any]  # (number) -> the number in the schedule without slices
+    column: Callable[..., Any]  # (number) -> the first column of its slice
+
+
+@verb
+def _same(number):
+    return number
+
+
+@verb
+def _none_before(number):
+    return i32(0)
+
+
+@cache
+def slices_of(count: int, width: int) -> Slices:
+    """For `count` slices of `width` columns."""
+    COUNT = u32(count)
+
+    if count == 1:
+        return Slices(total=_same, walk=_same, column=_none_before)
+
+    @verb
+    def total(pieces):
+        return i32(pieces * count)
+
+    @verb
+    def walk(number):
+        return i32(u32(number) // COUNT)
+
+    @verb
+    def column(number):
+        return i32(u32(number) % COUNT * u32(width))
+
+    return Slices.from_locals(locals())
+
+
+SIZE = len(Task._fields) + 1  # numbers of an item
+M0 = Task._fields.index("m0")
+
+
+@verb
+def put(numbers, at, task, column):
+    """Write a task, and the first of V's columns."""
+    numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3] = task.b, task.h, task.h_kv, task.m0
+    numbers[at + 4], numbers[at + 5], numbers[at + 6] = task.Sq, task.Sk, task.offset
+    numbers[at + 7], numbers[at + 8], numbers[at + 9] = task.q_first, task.k_first, task.first
+    numbers[at + 10], numbers[at + 11], numbers[at + 12] = i32(task.count), task.split, column
+
+
+@verb
+def put_end(numbers, at):
+    """Write that no item follows."""
+    numbers[at + M0] = i32(-1)
+
+
+@verb
+def get_one(numbers, at):
+    return shfl_idx_i32(numbers[at], 0, FULL_WARP)
+
+
+def get_of(*, varlen: bool = True, split: bool = True, sliced: bool = True) -> Callable[..., Any]:
+    """Return the verb (numbers, at, extent) -> task and column, the same for all lanes; m0 is negative after the last
+    item. Fields that are the same for all items of a kernel are not read, and take no register: lengths without varlen,
+    the split without splits, the column without slices.
+    """
+    VARLEN, SPLIT, SLICED = varlen, split, sliced
+
+    @verb
+    def get(numbers, at, extent):
+        b, h = get_one(numbers, at), get_one(numbers, at + 1)
+        h_kv, m0 = get_one(numbers, at + 2), get_one(numbers, at + 3)
+        Sq, Sk, offset = extent.Sq, extent.Sk, i32(extent.aligned * (extent.Sk - extent.Sq))
+        q_first, k_first, split, column = i32(0), i32(0), i32(0), i32(0)
+        if VARLEN:
+            Sq, Sk, offset = get_one(numbers, at + 4), get_one(numbers, at + 5), get_one(numbers, at + 6)
+            q_first, k_first = get_one(numbers, at + 7), get_one(numbers, at + 8)
+        first, count = get_one(numbers, at + 9), u32(get_one(numbers, at + 10))
+        if SPLIT:
+            split = get_one(numbers, at + 11)
+        if SLICED:
+            column = get_one(numbers, at + 12)
+        return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, split), column
+
+    return get
+
+
+def walk_of(config: Sm90Config, variant: Variant, chain: OptionChain, visits: KvTiles) -> Walk:
+    """The schedule of forward's kernel."""
+    if config.split:
+        return _by_splits(config, variant, chain)
+    return walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
+
+
+def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk:
+    """The schedule of split keys. Neighbouring items have the same keys, as heads of a group do, then keys that follow.
+
+    A sequence has as many splits as its own keys need. Splits beyond that begin behind its last query.
+    """
+    QUERIES, HEADS, BLOCK_KV = config.queries, u32(config.heads), config.block_kv
+    SERIAL = config.serial  # an item has all splits
+    span, split, tiles_of = spans(variant.varlen), splits_of(BLOCK_KV), _tiles_of_split(config, chain)
+
+    @verb
+    def parts(extent):
+        return u32(1) if SERIAL else u32(split.most(extent.Sk))
+
+    @verb
+    def q_blocks(extent):
+        return u32((extent.Sq + (QUERIES - 1)) // QUERIES)
+
+    @verb
+    def total(extent):
+        return i32(u32(extent.heads) // HEADS * q_blocks(extent) * parts(extent))
+
+    @verb
+    def task(number, work):
+        extent, lengths, options = work.extent, work.lengths, work.options
+        blocks, most = q_blocks(extent), parts(extent)
+        m0 = i32(u32(number) % blocks * u32(QUERIES))
+        part, head = i32(u32(number) // blocks % most), i32(u32(number) // blocks // most * HEADS)
+        b, h = i32(u32(head) // u32(extent.H)), i32(u32(head) % u32(extent.H))
+        q_first, k_first, Sq, Sk = span.of_batch(lengths, b, extent.Sq, extent.Sk)
+        if part >= split.count(Sk):
+            m0 = i32(Sq)
+        offset = i32(extent.aligned * (Sk - Sq))
+        first, count = tiles_of(options, m0, Sq, Sk, offset, part)
+        h_kv = i32(u32(h) // u32(extent.group))
+        return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, part)
+
+    return Walk.from_locals(locals())
+
+
+def following_of(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:
+    """Return the verb (task, options) -> what a block has next for the same queries: in a serial Config the next split.
+    m0 is Sq if there is nothing.
+    """
+    if not config.serial:
+        return _nothing_more
+    split, tiles_of = splits_of(config.block_kv), _tiles_of_split(config, chain)
+
+    @verb
+    def following(task, options):
+        part, m0 = i32(task.split + 1), task.m0
+        first, count = tiles_of(options, m0, task.Sq, task.Sk, task.offset, part)
+        if part >= split.count(task.Sk):
+            m0 = i32(task.Sq)
+        b, h, h_kv, offset = task.b, task.h, task.h_kv, task.offset
+        return Task(b, h, h_kv, m0, task.Sq, task.Sk, offset, task.q_first, task.k_first, first, count, part)
+
+    return following
+
+
+@verb
+def _nothing_more(task, options):
+    b, h, h_kv, m0, offset, first = task.b, task.h, task.h_kv, i32(task.Sq), task.offset, task.first
+    return Task(b, h, h_kv, m0, task.Sq, task.Sk, offset, task.q_first, task.k_first, first, task.count, task.split)
+
+
+def _tiles_of_split(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:
+    """Return the verb (options, m0, Sq, Sk, offset, part) -> first and count of the tiles of this split that some
+    queries see.
+    """
+    QUERIES, BLOCK_KV, split = config.queries, config.block_kv, splits_of(config.block_kv)
+
+    @verb
+    def tiles_of(options, m0, Sq, Sk, offset, part):
+        n_first, n_end = chain.key_range(options, m0, min(m0 + QUERIES, Sq), offset, Sk)
+        tiles = split.tiles(Sk)
+        first = max(i32(n_first // BLOCK_KV), i32(part * tiles))
+        end = min(i32((n_end + (BLOCK_KV - 1)) // BLOCK_KV), i32(part * tiles + tiles))
+        return first, u32(max(i32(end - first), i32(0)))
+
+    return tiles_of
