@@ -1,6 +1,6 @@
 """What dualops' own kernels reached at known Configs, as pages and Configs' docstrings have it: TFLOP/s of the products
-that each makes, on an H200; of retention milliseconds of a call, on an H200 or an H100; of softmax shares of the roof,
-on an H200. What `benchmarks/peer_results` and `benchmarks/configs` have is read from there.
+that each makes, on an H200; of retention milliseconds of a call, on an H200 or an H100. What `benchmarks/peer_results`
+has is read from there.
 
 Batches and heads that a source does not name are those of the benchmarks' cases of that length; V is as wide as Q.
 """
@@ -16,7 +16,6 @@ from dualops.cuda.matmul import sm80
 from dualops.cuda.matmul.sm90.config import START, TILE, TILES
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States
 from dualops.cuda.retention.sm90.config import Sm90Config as RetentionSm90Config, WideConfig
-from dualops.cuda.rows.cluster import ClusterRowsConfig
 
 D64, D128, D192, D256 = (
     "B=2 H=32 S=8192 D=64",
@@ -28,7 +27,7 @@ SHORT, CAUSAL = "B=8 H=16 S=2048 D=128", " causal=True"
 
 
 class Measured(NamedTuple):
-    """fitted: whether numbers of the cost model were fitted to it (`dualops/estimate/steps.py`)."""
+    """fitted: whether numbers of the cost model were fitted to it (`dualops/estimate/README.md`)."""
 
     problem: str
     config: Any
@@ -81,10 +80,10 @@ DQ = [  # the page, section 13, and sm90/config.py; TFLOP/s of three products
 ]
 
 DKV = [  # the same, and dkv_config.py; of four products
-    Measured(D128, DkvConfig(2, 64, 3, beside=False), 586),
-    Measured(D128 + CAUSAL, DkvConfig(2, 64, 3, beside=False), 544),
+    Measured(D128, DkvConfig(2, 64, 3, overlap=False), 586),
+    Measured(D128 + CAUSAL, DkvConfig(2, 64, 3, overlap=False), 544),
     Measured(D128, DkvConfig(2, 48, 3), 570),
-    Measured(D128, DkvConfig(2, 48, 3, beside=False), 550),
+    Measured(D128, DkvConfig(2, 48, 3, overlap=False), 550),
     Measured(D128, DkvConfig(2, 32, 3), 527),
     Measured(D64, DkvConfig(2, 96, 3), 539),
     Measured(D256, DkvApartConfig(48, 3), 697),
@@ -163,32 +162,4 @@ RETENTION = [  # the page, section 6
     Timed("h100", HEADS, "backward", _sm80(min_blocks=1, block_kv=32), 1.181 * NOW),
     Timed("h100", HEADS, "forward", _sm80(chunk=128), 0.532 * NOW),
     Timed("h100", HEADS, "backward", _sm80(chunk=128), 1.586 * NOW),
-]
-
-
-class Share(NamedTuple):
-    """Of softmax forward: rows of so many KiB, 2^30 bytes of them, and the share of the roof."""
-
-    kib: int
-    dtype: str
-    config: ClusterRowsConfig
-    share: float
-
-
-SOFTMAX = [  # softmax/configs.py, 2026-11-26
-    Share(48, "bfloat16", ClusterRowsConfig(256, 6, 2, 4), 0.97),
-    Share(64, "bfloat16", ClusterRowsConfig(256, 8, 2, 4), 0.965),
-    Share(80, "bfloat16", ClusterRowsConfig(256, 10, 2, 3), 0.97),
-    Share(128, "bfloat16", ClusterRowsConfig(256, 8, 4, 4), 0.97),
-    Share(251, "bfloat16", ClusterRowsConfig(256, 8, 8, 4), 0.98),
-    Share(256, "bfloat16", ClusterRowsConfig(256, 8, 8, 4), 0.98),
-    Share(297, "bfloat16", ClusterRowsConfig(256, 10, 8, 3), 0.95),
-    Share(512, "bfloat16", ClusterRowsConfig(256, 8, 16, 4), 0.97),
-    Share(1024, "bfloat16", ClusterRowsConfig(256, 16, 16, 2), 0.91),
-    Share(1024, "float32", ClusterRowsConfig(256, 16, 16, 2), 0.95),
-    Share(80, "bfloat16", ClusterRowsConfig(256, 5, 4, 4), 0.94),
-    Share(297, "bfloat16", ClusterRowsConfig(256, 5, 16, 4), 0.80),
-    Share(512, "bfloat16", ClusterRowsConfig(512, 4, 16, 2), 0.91),
-    Share(1024, "bfloat16", ClusterRowsConfig(512, 8, 16, 2), 0.77),
-    Share(2048, "bfloat16", ClusterRowsConfig(512, 16, 16), 0.69),
 ]

@@ -54,7 +54,7 @@ class Row:
 SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
 SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.compiler.backend", "dualops.cuda.tuning.roof"
 COST = "dualops.estimate"
-ESTIMATED = ("flash_attention", "matmul", "norm", "retention", "softmax")
+ESTIMATED = ("flash_attention", "matmul", "retention")
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
 TESTING = "dualops.testing.*"
 UNOWNED = "dualops.cuda.unowned"

@@ -46,7 +46,7 @@ was measured; dualops/estimate/README.md says how far off that may be."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = "flash_attention, matmul, retention, softmax, rms_norm or layer_norm"
+    names = "flash_attention, matmul, retention, softmax, rms_norm, layer_norm, rope or lion"
     parser.add_argument("operator", metavar="OPERATOR", help=names)
     parser.add_argument(
         "--problem", default="", metavar="TEXT", help="sizes, parameters and dtype; default: a typical one"
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False)
     for line in textwrap.wrap(cost.problem_of(text)[1].name, console.width, subsequent_indent=DEEPER):
         console.print(Text(line))
-    console.print(Text(f"on {gpu.title}"))
+    console.print(Text(f"on {gpu.device.name}"))
     for ranking in rankings:
         console.print(Text(f"\n{ranking.title}"))
         console.print(table(ranking, arguments.top, max(console.width - OTHER_COLUMNS, NARROWEST)))

@@ -2,13 +2,10 @@
 
 architectures.py       what GPUs can do, as data
 model.py               from a kernel's work to its time: units, waits, waves, memory
-steps.py               what a step of a kernel on tensor cores keeps busy, and the constants that were fitted
-attention.py, attention_gradient.py, matmul.py, retention.py, retention_passes.py
+attention_work.py      what attention's kernels do in a step;  attention.py: its Configs
+matmul.py, retention.py
                        their Configs, and what their kernels do in a step
-rows.py                which of these a problem's rows take:
-cluster_rows.py, block_rows.py, row_gradients.py
-                       rows in the registers of clusters and of blocks: softmax and the norms; the norms' gradients
-candidates.py          what is ranked, and compiled where it is asked for
+candidates.py          what is ranked, and compiled on request
 problems.py            problems by their sizes
 ranking.py             `estimate`
 

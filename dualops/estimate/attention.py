@@ -1,35 +1,39 @@
-"""Attention forward: its Configs on both rungs, and the work of their kernels."""
+"""Attention's Configs: those that the operator has for a problem, and on Hopper other tiles that there is room for."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial, reduce
+from heapq import nsmallest
 from itertools import product
+from operator import add
+from typing import Any
 
-from ..cuda.flash_attention import sm80, sm90
-from ..cuda.flash_attention.arguments import variant
+from ..cuda.flash_attention import sm90
 from ..cuda.flash_attention.options import having
-from ..cuda.flash_attention.sm80.config import Sm80Config, configs as sm80_configs
-from ..cuda.flash_attention.sm90.config import SLACK, Sm90Config, configs as sm90_configs, padded
-from ..cuda.flash_attention.sm90.schedule import is_static
-from ..cuda.tile.roles import REGISTERS
+from ..cuda.flash_attention.sm90 import backward as sm90_backward
+from ..cuda.flash_attention.sm90.backward import dkv_step
+from ..cuda.flash_attention.sm90.config import SLACK, DqConfig, Sm90Config, padded
+from ..cuda.flash_attention.sm90.dkv_config import AnyDkvConfig, DkvApartConfig, DkvConfig
+from ..cuda.flash_attention.sm90.fused_launch import FusedConfigs
+from ..cuda.launch.plans import Choice
+from ..cuda.launch.step import Step
+from ..cuda.tile.roles import MOST_REGISTERS, REGISTERS
 from ..spec import Problem
-from ..spec.attention.band import band
-from ..spec.meta import itemsize
 from .architectures import Architecture
-from .candidates import Candidate, Kernel, Part, without_idle_stages
-from .model import Work, estimate_of
-from .steps import FORWARD_EXPOSED, Product, Softmax, resident, warp_step, warpgroup_step
+from .attention_work import dkv_work, dq_work, forward_work, sums_bytes
+from .candidates import Candidate, Part
+from .model import Estimate, copying, estimate_of
 
 KNOWN_OPTIONS = ("band", "sinks")  # their cost is known: fewer tiles, nothing else
-INSTRUCTIONS = 3.5  # of a score: maximum, one multiplication and sum, one sum, half a conversion
-BESIDE = 32  # registers of a thread besides scores, probabilities and sums
+FORWARD_REGISTERS, GRADIENT_REGISTERS = 32, 40  # of a thread, besides scores, probabilities and sums
 KEYS = range(48, 129, 16)  # of which a thread has 64 pairs of scores at most, the bits that `dropout_mask` has
+DQ_KEYS, DKV_QUERIES = range(32, 129, 16), range(16, 113, 16)
+BEST = 8  # Configs of each of two kernels, of which every pair is one candidate
 
 
-def refuse_unknown(p: Problem) -> None:
-    """Raises NotImplementedError for what the model does not know."""
+def refuse_unknown(p: Problem, backward: bool) -> None:
+    """Raise NotImplementedError for what the model does not know."""
     op = p.spec.name
     if p.dtype not in ("bfloat16", "float16"):
         raise NotImplementedError(f"{op}: no estimates for {p.dtype}, expected bfloat16 or float16")
@@ -39,119 +43,95 @@ def refuse_unknown(p: Problem) -> None:
         raise NotImplementedError(f"{op}: no estimates for Sq={p.Sq}, expected more than {sm90.SHORT} queries")
 
 
-def forward_candidates(p: Problem, gpu: Architecture, rungs: Container[str]) -> Iterator[Candidate]:
-    """Every Config that the GPU has room for, of the rungs that do the problem."""
-    results, options = p.outputs(), [option.name for option, _ in having(p).variants]
-    if "sm90" in rungs:
-        own = [config for config, _ in sm90_configs(padded(p.D), padded(p.Dv), options)]
-        for kernel in without_idle_stages((_sm90_kernel(config, p, gpu) for config in sm90_grid(p, gpu)), own):
-            steps = partial(sm90.forward_steps, p, results, kernel.part.config)
-            yield Candidate("sm90", (kernel.part,), kernel.estimate, kernel.shared_bytes, steps)
-    for config, _ in sm80_configs(p.D, p.Dv, 2, options, gpu.device.has_wgmma) if "sm80" in rungs else ():
-        shared_bytes, estimate = config.shared_bytes(p.D, p.Dv, 2), estimate_of(sm80_work(config, p, gpu), gpu)
-        if config.min_blocks * shared_bytes <= gpu.shared_per_block:
-            steps = partial(sm80.forward_steps, p, results, config)
-            yield Candidate("sm80", (Part("o", config),), estimate, shared_bytes, steps)
+def candidates(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[Choice]) -> Iterator[Candidate]:
+    """The operator's own first, then those of Hopper's tiles that it does not have."""
+    for choice in choices:
+        yield _candidate(choice.rung, [_part(*each, p, gpu) for each in _kernels(choice.config)], p, gpu, choice.steps)
+    if choices[0].rung != "sm90":
+        return
+    own = [[config for _, config in _kernels(choice.config)] for choice in choices]
+    if backward:
+        dq = (_part("dq", config, p, gpu) for config in dq_grid(p, gpu))
+        dkv = (_part("dk, dv", config, p, gpu) for config in dkv_grid(p, gpu))
+        found = product(*(nsmallest(BEST, kernels, key=lambda each: each[1].seconds) for kernels in (dq, dkv)))
+    else:
+        found = ([_part("o", config, p, gpu)] for config in forward_grid(choices[0].config, p, gpu))
+    for kernels in found:
+        configs = [part.config for part, _ in kernels]
+        if configs not in own:
+            yield _candidate("sm90", kernels, p, gpu, partial(_steps, p, *configs))
 
 
-def _sm90_kernel(config: Sm90Config, p: Problem, gpu: Architecture) -> Kernel:
-    shared_bytes = config.shared_bytes(padded(p.D), p.Dv)
-    return Kernel(Part("o", config), estimate_of(sm90_work(config, p, gpu), gpu), shared_bytes)
+def _kernels(config: Any) -> list[tuple[str, Any]]:
+    """Return what each kernel makes, and its Config."""
+    if isinstance(config, FusedConfigs):
+        return [("dq, dk, dv", config.fused)]
+    return [("dq", config.dq), ("dk, dv", config.dkv)] if hasattr(config, "dkv") else [("o", config)]
 
 
-def sm90_grid(p: Problem, gpu: Architecture) -> Iterator[Sm90Config]:
-    """Tiles that shared memory has room for, and registers; the operator's own first."""
-    D, Dv, options = padded(p.D), padded(p.Dv), [option.name for option, _ in having(p).variants]
-    own = [config for config, _ in sm90_configs(D, Dv, options)]
-    yield from own
-    slices = own[0].slices
-    for consumers, keys, stages, turns in product((2, 3), KEYS, (2, 3), (True, False)):
-        config = Sm90Config(consumers, keys, stages, turns, slices=slices)
-        if keys / 2 + keys / 4 + config.columns(Dv) / 2 + BESIDE > REGISTERS[consumers][1]:
+def _part(makes: str, config: Any, p: Problem, gpu: Architecture) -> tuple[Part, Estimate]:
+    work = {"o": forward_work, "dq": dq_work}.get(makes, dkv_work)
+    return Part(makes, config), estimate_of(work(config, p, gpu), gpu)
+
+
+def _candidate(
+    rung: str, kernels: Iterable[tuple[Part, Estimate]], p: Problem, gpu: Architecture, steps: Any
+) -> Candidate:
+    """With the passes before and after: delta; flags that are cleared and dq from its sums, where it has such."""
+    parts, estimates = zip(*kernels, strict=True)
+    if parts[0].makes != "o":
+        estimates = copying(p.nbytes("o", "do", "lse"), gpu), *estimates
+    if len(parts) == 1 and len(estimates) == 2:
+        estimates = *estimates, copying(sums_bytes(p) + p.nbytes("q"), gpu, 2)
+    return Candidate(rung, parts, reduce(add, estimates), steps)
+
+
+def _steps(p: Problem, *configs: Any) -> Sequence[Step]:
+    """Return the launches of Hopper's kernels."""
+    if len(configs) == 1:
+        return sm90.forward_steps(p, p.outputs(), *configs)
+    metas = {**p.arrays, **p.outputs(p.spec.gradients), **sm90_backward.workspace(p)}
+    return [*sm90_backward.dq_steps(p, metas, configs[0]), dkv_step(p, metas, configs[1])]
+
+
+# --- Hopper's tiles ------------------------------------------------------------------------------
+
+
+def forward_grid(own: Sm90Config, p: Problem, gpu: Architecture) -> Iterator[Sm90Config]:
+    """With two places for Q if there is room, else with one, else with o stored over Q."""
+    D, Dv, columns = padded(p.D), padded(p.Dv), own.columns(padded(p.Dv))
+    for consumers, keys, turns in product((2, 3), KEYS, (True, False)):
+        if 3 * keys / 4 + columns / 2 + FORWARD_REGISTERS > REGISTERS[consumers][1]:
             continue
-        fitting = _with_room(config, D, Dv, gpu.shared_per_block - SLACK)
-        if fitting and fitting not in own:
-            yield fitting
+        for q_stages, over in ((2, False), (1, False), *([(1, True)] if columns <= D else [])):
+            config = Sm90Config(consumers, keys, own.stages, turns, q_stages, o_over_q=over, slices=own.slices)
+            if config.shared_bytes(D, Dv) + SLACK <= gpu.device.shared_memory_per_block:
+                yield config
+                break
 
 
-def _with_room(config: Sm90Config, D: int, Dv: int, room: int) -> Sm90Config | None:
-    """Return the Config with two places for Q if there is room, else with one, else with o stored over Q."""
-    shape = (config.consumers, config.block_kv, config.stages, config.turns)
-    for q_stages, o_over_q in ((2, False), (1, False), (1, True)):
-        if o_over_q and config.columns(Dv) > D:
-            continue
-        found = Sm90Config(*shape, q_stages, o_over_q=o_over_q, slices=config.slices)
-        if found.shared_bytes(D, Dv) <= room:
-            return found
-    return None
+def dq_grid(p: Problem, gpu: Architecture) -> Iterator[DqConfig]:
+    """Tiles for dq."""
+    D, Dv, wide = padded(p.D), padded(p.Dv), max(p.D, p.Dv) > 128
+    for keys, turns in product(DQ_KEYS, (True, False)):
+        config = DqConfig(2, keys, turns=turns, dq_over_q=wide, zeroed=wide)
+        fits = config.shared_bytes(D, Dv) + SLACK <= gpu.device.shared_memory_per_block
+        if fits and keys + D / 2 + GRADIENT_REGISTERS <= MOST_REGISTERS[2][1]:
+            yield config
 
 
-def sm90_work(config: Sm90Config, p: Problem, gpu: Architecture) -> Work:
-    """Of sm90/forward.py: Q @ K.T from shared memory, P @ V with P in registers."""
-    D, Dv, queries, keys = padded(p.D), config.columns(p.Dv), config.block_q, config.block_kv
-    products = (Product(queries, keys, D, True), Product(queries, Dv, keys, False))
-    softmax = Softmax(queries * keys, INSTRUCTIONS, queries * Dv)
-    tile_bytes = 2 * keys * (D + Dv)
-    pieces = pieces_of_queries(p, queries, keys)
-    return Work(
-        warpgroup_step(gpu, p.dtype, products, softmax, tile_bytes),
-        softmax.waits(gpu, FORWARD_EXPOSED, config.consumers, config.turns),
-        {steps: config.slices * count for steps, count in pieces.items()},
-        forward_bytes(p),
-        copied_bytes=tile_bytes,
-        ahead=config.stages - 1,
-        begins_bytes=2 * queries * D if config.q_stages == 1 else 0,
-        launches=1 if is_static(config, variant(p)) else 2,  # one sets the counter
-    )
-
-
-def sm80_work(config: Sm80Config, p: Problem, gpu: Architecture) -> Work:
-    """Of sm80/forward.py: a warp has 16 queries a strip, and reads every key and value."""
-    queries, keys, rows = config.block_q, config.block_kv, 16 * config.strips
-    held = config.holds_q(p.D, itemsize(p.dtype))
-    products = (
-        (Product(queries, keys, p.D, not held), (rows, keys)),
-        (Product(queries, p.Dv, keys, False), (rows, p.Dv)),
-    )
-    softmax = Softmax(queries * keys, INSTRUCTIONS, queries * p.Dv)
-    tile_bytes = 2 * keys * (p.D + p.Dv)
-    blocks = resident(gpu, config.shared_bytes(p.D, p.Dv, itemsize(p.dtype)), config.min_blocks)
-    return Work(
-        warp_step(gpu, products, softmax, tile_bytes),
-        softmax.waits(gpu, FORWARD_EXPOSED, blocks * config.groups),
-        pieces_of_queries(p, queries, keys),
-        forward_bytes(p),
-        blocks=blocks,
-        copied_bytes=tile_bytes,
-        begins_bytes=2 * queries * p.D,
-    )
-
-
-def forward_bytes(p: Problem) -> int:
-    """Return the bytes that are read and written, each once."""
-    return p.spec.forward_cost.bytes_read(p) + p.spec.forward_cost.bytes_written(p)
-
-
-def pieces_of_queries(p: Problem, block_q: int, block_kv: int) -> Counter[int]:
-    """Count the tiles of queries of all heads by the number of key tiles that they see."""
-    left, right = band(p)
-    offset = 0 if p.causal == "top_left" else p.Sk - p.Sq
-    return _pieces(p.Sq, p.Sk, block_q, block_kv, (offset - left, offset + right), p.B * p.H)
-
-
-def pieces_of_keys(p: Problem, block_kv: int, block_q: int) -> Counter[int]:
-    """Count the key tiles of all key heads by the number of query tiles that see them, over all heads of the group."""
-    left, right = band(p)
-    offset = 0 if p.causal == "top_left" else p.Sk - p.Sq
-    seen = _pieces(p.Sk, p.Sq, block_kv, block_q, (-offset - right, left - offset), p.B * p.H // p.group)
-    return Counter({steps * p.group: count for steps, count in seen.items()})
-
-
-def _pieces(rows: int, columns: int, block_rows: int, block_columns: int, sees: tuple[int, int], heads: int) -> Counter:
-    """Row i sees columns i + sees[0] to i + sees[1]."""
-    found: Counter[int] = Counter()
-    for first in range(0, rows, block_rows):
-        last = min(rows, first + block_rows) - 1
-        begin, end = max(0, first + sees[0]), min(columns, last + sees[1] + 1)
-        found[-(-end // block_columns) - begin // block_columns if end > begin else 0] += heads
-    return found
+def dkv_grid(p: Problem, gpu: Architecture) -> Iterator[AnyDkvConfig]:
+    """Tiles for dk and dv, of three stages, or two where there is no room for them."""
+    D, Dv, wide = padded(p.D), padded(p.Dv), max(p.D, p.Dv) > 128
+    for queries, overlap in product(DKV_QUERIES, (True, False)):
+        for stages in (3, 2):
+            if wide:
+                config: AnyDkvConfig = DkvApartConfig(queries, stages, overlap=overlap)
+                registers = queries / (1 if overlap else 2) + max(D, Dv) / 2
+            else:
+                config = DkvConfig(2, queries, stages, overlap)
+                registers = queries + (D + Dv) / 2 + overlap * queries / 4
+            fits = config.shared_bytes(D, Dv) + config.slack <= gpu.device.shared_memory_per_block
+            if fits and registers + GRADIENT_REGISTERS <= MOST_REGISTERS[2][1]:
+                yield config
+                break

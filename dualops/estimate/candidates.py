@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 from ..cuda.compiler.binaries import Wanted, build_all
-from ..cuda.compiler.compile import Report
 from ..cuda.launch.step import Step
 from .architectures import Architecture
 from .model import Estimate
@@ -23,32 +22,25 @@ class Part(NamedTuple):
         return f"{self.makes}: {config_text(self.config)}"
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A part, its estimated time, and the shared memory of a block in bytes."""
-
-    part: Part
-    estimate: Estimate
-    shared_bytes: int
-
-
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One way to do a problem. steps: its launches, of which `build` compiles the kernels."""
 
     rung: str
     parts: tuple[Part, ...]
     estimate: Estimate
-    shared_bytes: int  # of a block of the greediest kernel
     steps: Callable[[], Sequence[Step]]
 
     @property
     def configs(self) -> tuple[Any, ...]:
         return tuple(part.config for part in self.parts)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block of the kernel that needs most."""
+        return max(step.shared_bytes for step in self.steps())
 
-@dataclass(frozen=True)
-class Built:
+
+class Built(NamedTuple):
     """The assembler's report on a candidate's kernels."""
 
     registers: int  # of a thread, where most are needed
@@ -56,8 +48,7 @@ class Built:
     allowed: bool
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(NamedTuple):
     """A candidate in its place. taken: whether a call uses it today; built: None if it was not compiled."""
 
     candidate: Candidate
@@ -65,8 +56,7 @@ class Ranked:
     built: Built | None = None
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """The candidates for one direction of a problem, or for one of its products, best first."""
 
     title: str
@@ -75,31 +65,11 @@ class Ranking:
     rows: tuple[Ranked, ...]
 
 
-def rank(title: str, flops: int, nbytes: int, candidates: Iterable[Candidate], taken: tuple[Any, ...]) -> Ranking:
-    """Rank by time. If two take equally long, the taken one is first, or else the one with less shared memory.
-
-    taken: the Configs of a call, those of kernels that are not ranked behind the others.
-    """
-    rows = [Ranked(each, each.configs == taken[: len(each.configs)]) for each in candidates]
-    rows.sort(key=lambda row: (row.candidate.estimate.seconds, not row.taken, row.candidate.shared_bytes))
+def rank(title: str, flops: int, nbytes: int, candidates: Iterable[Candidate]) -> Ranking:
+    """Rank by time. The first of the candidates is the one that a call takes."""
+    rows = [Ranked(each, not place) for place, each in enumerate(candidates)]
+    rows.sort(key=lambda row: row.candidate.estimate.seconds)
     return Ranking(title, flops, nbytes, tuple(rows))
-
-
-def without_idle_stages(kernels: Iterable[Kernel], own: Sequence[Any]) -> list[Kernel]:
-    """Drop each kernel for which another number of stages is faster, or as fast with less shared memory. Keep the
-    operator's own.
-    """
-    best: dict[Any, Kernel] = {}
-    for each in kernels:
-        kind = each.part.config if each.part.config in own else replace(each.part.config, stages=0)
-        other = best.get(kind)
-        if other is None or _cost(each) < _cost(other):
-            best[kind] = each
-    return [*best.values()]
-
-
-def _cost(kernel: Kernel) -> tuple[float, int]:
-    return kernel.estimate.seconds, kernel.shared_bytes
 
 
 def build(ranking: Ranking, gpu: Architecture, count: int, begin: Callable[[str], None] = lambda name: None) -> Ranking:
@@ -110,26 +80,18 @@ def build(ranking: Ranking, gpu: Architecture, count: int, begin: Callable[[str]
     fine, refused = [], []
     for row in ranking.rows[:count]:
         begin(str(row.candidate.parts[0]))
-        wanted = [Wanted(step.kernel, gpu.arch, step.shared_bytes) for step in row.candidate.steps()]
-        built = _built([*build_all(dict.fromkeys(wanted), 1)])
-        made = Ranked(row.candidate, row.taken, built)
-        (fine if built.allowed else refused).append(made)
-    return replace(ranking, rows=(*fine, *ranking.rows[count:], *refused))
-
-
-def _built(reports: Sequence[Report]) -> Built:
-    return Built(
-        max(report.registers for report in reports),
-        sum(report.spill_bytes for report in reports),
-        all(report.allowed for report in reports),
-    )
+        wanted = [Wanted(step.kernel, gpu.device.arch, step.shared_bytes) for step in row.candidate.steps()]
+        reports = [*build_all(dict.fromkeys(wanted), 1)]
+        allowed = all(report.allowed for report in reports)
+        built = Built(max(each.registers for each in reports), sum(each.spill_bytes for each in reports), allowed)
+        (fine if allowed else refused).append(row._replace(built=built))
+    return ranking._replace(rows=(*fine, *ranking.rows[count:], *refused))
 
 
 def config_text(config: Any) -> str:
     """Return the fields of a Config that differ from their defaults, and all fields without a default."""
-    told = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if value != field.default:
-            told.append(field.name if value is True else f"{field.name}={value}")
-    return " ".join(told) or "defaults"
+    if not is_dataclass(config):
+        return str(config)
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    shown = [field.name for field in fields(config) if values[field.name] != field.default]
+    return " ".join(name if values[name] is True else f"{name}={values[name]}" for name in shown) or "defaults"

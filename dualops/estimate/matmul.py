@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from math import prod
 
+from ..cuda.launch.plans import Choice
 from ..cuda.matmul import sm80, sm90
 from ..cuda.matmul.gradient import gradient_metas, gradient_products
 from ..cuda.matmul.product import Product as Matrices, forward_product
@@ -13,112 +15,80 @@ from ..cuda.matmul.sm90.config import LEAST_SPLIT, MEET, SLACK, TILES, Sm90Confi
 from ..cuda.matmul.sm90.parts import ready
 from ..spec import ArrayMeta, Problem
 from .architectures import Architecture
-from .candidates import Candidate, Part
-from .model import BEYOND, Work, estimate_of
-from .steps import STEP, Product, Softmax, resident, warp_step, warpgroup_step
+from .candidates import Candidate, Part, Ranking, rank
+from .model import BEYOND, STEP, Product, Work, estimate_of, units
 
-NONE = Softmax(0, 0.0)
 SECONDS = 1e-12  # of what matmul/sm90/config.py counts in
 
 
-def products_of(
-    p: Problem, backward: bool, gpu: Architecture
-) -> Iterator[tuple[str, Matrices, Mapping[str, ArrayMeta]]]:
-    """Return the products to rank, with the arrays' layouts: one for forward, each wanted one for a gradient.
+def rankings(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[Choice]) -> Iterator[Ranking]:
+    """Rank the Configs that the GPU has room for: of the product, or of each product of the gradient.
 
     Raises NotImplementedError for what the model does not know.
     """
+    op = p.spec.name
     if p.dtype not in ("bfloat16", "float16"):
-        raise NotImplementedError(f"{p.spec.name}: no estimates for {p.dtype}, expected bfloat16 or float16")
+        raise NotImplementedError(f"{op}: no estimates for {p.dtype}, expected bfloat16 or float16")
     if backward and (p.activation or "bias" in p.arrays):
-        raise NotImplementedError(f"{p.spec.name}: no estimates of gradients with bias or activation")
-    if backward:
-        metas = gradient_metas(p, p.outputs(p.spec.gradients))
-        found = [(name, each, metas) for name, each in gradient_products(p, p.outputs(p.spec.gradients)).items()]
-    else:
-        metas = {**p.arrays, **p.outputs()}
-        found = [("y", forward_product(p, metas), metas)]
-    for name, each, metas in found:
-        if not (each.batches and each.m.size and each.n.size and each.k.size):
-            raise NotImplementedError(f"{p.spec.name}: no estimates of an empty product")
+        raise NotImplementedError(f"{op}: no estimates of gradients with bias or activation")
+    results, own = p.outputs(p.spec.gradients if backward else p.spec.outputs), choices[0].config
+    metas = gradient_metas(p, results) if backward else {**p.arrays, **results}
+    products = gradient_products(p, results) if backward else {"y": forward_product(p, metas)}
+    for each in products.values():
         if gpu.device.has_wgmma and ready(each, p, metas).copies:
             raise NotImplementedError(
-                f"{p.spec.name}: no estimates where a factor is copied first: rows that are no "
+                f"{op}: no estimates where a factor is copied first: rows that are no "
                 "multiple of 16 bytes, or sizes past what boxes reach"
             )
-        yield name, each, metas
+    for (name, each), taken in zip(products.items(), own if backward else (own,), strict=True):
+        found = [*_candidates(name, each, p, metas, gpu, any(choice.rung == "sm90" for choice in choices))]
+        found.sort(key=lambda candidate: candidate.configs != (taken,))
+        flops = 2 * each.batches * each.rounds * each.m.size * each.n.size * each.k.size
+        yield rank(f"backward, {name}" if backward else "forward", flops, product_bytes(each), found)
 
 
-def candidates(
-    name: str, each: Matrices, p: Problem, metas: Mapping[str, ArrayMeta], gpu: Architecture, rungs: Container[str]
+def _candidates(
+    name: str, each: Matrices, p: Problem, metas: Mapping[str, ArrayMeta], gpu: Architecture, hopper: bool
 ) -> Iterator[Candidate]:
-    """Every Config that the GPU has room for, for one product, of the rungs that do the problem."""
-    if "sm90" in rungs:
-        for config, _ in TILES:
-            if config.shared_bytes + SLACK > gpu.shared_per_block or not _may_split(config, each):
-                continue
+    for config, _ in TILES if hopper else ():
+        may_split = config.splits == 1 or (each.rounds == 1 and each.k.size // config.splits >= LEAST_SPLIT)
+        if may_split and config.shared_bytes + SLACK <= gpu.device.shared_memory_per_block:
             steps = partial(sm90.product_steps, each, p, metas, config)
-            estimate = estimate_of(sm90_work(config, each, p.dtype, gpu), gpu)
-            yield Candidate("sm90", (Part(name, config),), estimate, config.shared_bytes, steps)
+            yield Candidate("sm90", (Part(name, config),), estimate_of(sm90_work(config, each, gpu), gpu), steps)
     for config, _ in sm80.configs(each, p, metas, gpu.device):
         steps = partial(sm80.product_steps, each, p, metas, config)
-        estimate = estimate_of(sm80_work(config, each, p.dtype, gpu), gpu)
-        yield Candidate("sm80", (Part(name, config),), estimate, config.shared_bytes(p.dtype), steps)
+        yield Candidate("sm80", (Part(name, config),), estimate_of(sm80_work(config, each, gpu), gpu), steps)
 
 
-def _may_split(config: Sm90Config, each: Matrices) -> bool:
-    return config.splits == 1 or (each.rounds == 1 and each.k.size // config.splits >= LEAST_SPLIT)
-
-
-def sm90_work(config: Sm90Config, each: Matrices, dtype: str, gpu: Architecture) -> Work:
-    """Of matmul/sm90: both factors from shared memory. What comes before and after a tile's sum was measured, so that
-    no step is counted twice; blocks that split a sum meet in the end.
-    """
-    product = Product(config.block_m, config.block_n, config.block_k, True)
-    steps = -(-each.rounds * each.k.size // (config.block_k * config.splits))
+def sm90_work(config: Sm90Config, each: Matrices, gpu: Architecture) -> Work:
+    """Of matmul/sm90: both factors from shared memory. Blocks that split a sum meet in the end."""
     return Work(
-        warpgroup_step(gpu, dtype, (product,), NONE, config.stage_bytes),
+        units(gpu, [Product(config.block_m, config.block_n, config.block_k, True)], moved_bytes=config.stage_bytes),
         0,
-        {steps: config.tiles(each)},
+        {-(-each.rounds * each.k.size // (config.block_k * config.splits)): config.tiles(each) * config.splits},
         product_bytes(each),
         copied_bytes=config.stage_bytes,
         ahead=config.stages - 1,
-        fills=0,
-        beyond=BEYOND + (MEET * SECONDS if config.splits > 1 else 0),
-        sharing=config.splits,
+        beyond=BEYOND + MEET * SECONDS * (config.splits > 1),
     )
 
 
-def sm80_work(config: Sm80Config, each: Matrices, dtype: str, gpu: Architecture) -> Work:
+def sm80_work(config: Sm80Config, each: Matrices, gpu: Architecture) -> Work:
     """Of matmul/sm80.py: a barrier for each slice."""
-    product = Product(config.block_m, config.block_n, config.block_k, True)
-    steps, stage_bytes = -(-each.rounds * each.k.size // config.block_k), config.itemsize * config.stage
+    product, copied = Product(config.block_m, config.block_n, config.block_k, True), config.itemsize * config.stage
     return Work(
-        warp_step(gpu, ((product, (config.warp_m, config.warp_n)),), NONE, stage_bytes),
+        units(gpu, [product], moved_bytes=copied, warp=(config.warp_m, config.warp_n)),
         STEP,
-        {steps: sm80.block_count(each, config)},
+        {-(-each.rounds * each.k.size // config.block_k): sm80.block_count(each, config)},
         product_bytes(each),
-        blocks=resident(gpu, config.shared_bytes(dtype), config.min_blocks),
-        copied_bytes=stage_bytes,
-        ahead=config.num_stages - 1,
-        fills=0,
+        config.min_blocks,
+        copied,
+        config.num_stages - 1,
     )
-
-
-def product_flops(each: Matrices) -> int:
-    return 2 * each.batches * each.rounds * each.m.size * each.n.size * each.k.size
 
 
 def product_bytes(each: Matrices) -> int:
-    """Both factors and the result of 16 bits, each once; a factor that is broadcast is there once."""
-    a = each.m.size * each.k.size * _places(each, "a")
-    b = each.n.size * each.k.size * _places(each, "b")
-    return 2 * (a + b + each.batches * each.m.size * each.n.size)
-
-
-def _places(each: Matrices, which: str) -> int:
-    """Matrices of a factor."""
-    count = 1
-    for axis in (*each.batch, *each.outer):
-        count *= axis.size if getattr(axis, which) else 1
-    return count
+    """Return the bytes of both factors and the result in 16 bits, each once, also a factor that is broadcast."""
+    a, b = (prod(axis.size for axis in (*each.batch, *each.outer) if getattr(axis, which)) for which in "ab")
+    m, n, k = each.m.size, each.n.size, each.k.size
+    return 2 * (a * m * k + b * n * k + each.batches * m * n)

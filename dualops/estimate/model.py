@@ -1,20 +1,19 @@
 """From a kernel's work to its time: a roofline with tiles and waves.
 
 A kernel is pieces of work, each of a number of steps: an attention block's queries and the tiles of keys that they see,
-a tile of a product and the slices of its sum. A step keeps each unit of an SM busy for some clocks. Units work at the
-same time. So a step takes as long as its busiest unit, plus some clocks in which no unit is busy: threads wait for one
-another, or for a product that has just begun. A GPU has a number of slots for pieces. The slot that is busy longest
-decides.
+a tile of a product and the slices of its sum. A step keeps each unit of an SM busy for some clocks, all at the same
+time. It takes as long as the busiest one, plus clocks in which none is busy: threads wait for one another, or for a
+product that has just begun. The SM that is busy longest decides.
 
     step = max(clocks of each unit) + waits, or what a copy takes to arrive, where that is longer
-    piece = (steps + one more, in which it fills and drains) * step / clock + what it waits for before + BEYOND
-    kernel = max(makespan of its pieces over the slots, bytes / bandwidth) + LAUNCH * launches
+    piece = steps * step / clock + BEYOND
+    kernel = max(makespan of its pieces, bytes / bandwidth) + LAUNCH * launches
     clock = the working clock, or less where tensor cores are busier than the chip has power for
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,22 +24,65 @@ from .architectures import Architecture
 # seconds; measured for matmul on an H200: START and TILE of matmul/sm90/config.py
 LAUNCH = 2.6e-6  # of a launch
 BEYOND = 1.0e-6  # before and after a piece's own steps
-# of the data sheet's bandwidth what a plain copy reaches: 4.2 TB/s of an H200's 4.8 (`dualops info` measures it)
-REACHED = 0.875
-# clocks from asking for a tile that lies in L2 to the first of it, which is assumed, and bytes that come to an SM in
-# each thereafter: 51 at least, by matmul's tile of 64 x 32 (192 bytes in 1.9 ns), and the next power of two is assumed
+REACHED = 0.875  # of the data sheet's bandwidth what a plain copy reaches: 4.2 TB/s of an H200's 4.8 (`dualops info`)
+# clocks from asking for a tile that lies in L2 to the first of it, assumed; bytes that come to an SM in each thereafter
 LATENCY, COPIED = 1000, 64
+# clocks of a step that threads wait for a barrier and the first of a product's results; and more, for each warpgroup
+# that takes turns with others. They and FORWARD_EXPOSED of attention_work.py were fitted to ten figures (README.md)
+STEP, HANDOVER = 230, 385
+Units = dict[str, float]  # clocks of each unit of an SM
 
-UNITS = ("tensor cores", "exponentials", "arithmetic", "shared memory")
+
+class Product(NamedTuple):
+    """[rows, depth] @ [depth, columns] by a block. left: whether the left factor is read from shared memory."""
+
+    rows: int
+    columns: int
+    depth: int
+    left: bool
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.columns * self.depth
+
+    def shared_bytes(self, rows: int = 64, columns: int = 0) -> float:
+        """Return the bytes of shared memory that are read by warpgroups, or warps that have so many rows and columns
+        each, 0 for all: of 16 bits, 16 deep at a time.
+        """
+        columns = columns or self.columns
+        parts = self.rows / rows * self.columns / columns
+        return parts * self.depth / 16 * 32 * (rows * self.left + columns)
 
 
-class Units(NamedTuple):
-    """Clocks of each unit of an SM, in the order of UNITS."""
+def units(
+    gpu: Architecture,
+    products: Iterable[Product],
+    scores: float = 0,
+    instructions: float = 0,
+    moved_bytes: float = 0,
+    warp: tuple[int, int] | None = None,
+) -> Units:
+    """Return the clocks of a step. scores: exponentials. moved_bytes: what else goes into shared memory or out of it.
+    warp: rows and columns of a warp's part, 0 columns for all; None for Hopper's warpgroups.
+    """
+    products = list(products)
+    shared = sum(each.shared_bytes(*(warp or ())) for each in products) + moved_bytes
+    return {
+        "tensor cores": sum(each.flops for each in products) / (gpu.warp_tensor if warp else gpu.tensor),
+        "exponentials": scores / gpu.exponentials,
+        "arithmetic": instructions / gpu.lanes,
+        "shared memory": shared / gpu.shared_bandwidth,
+    }
 
-    tensor: float
-    exponentials: float
-    arithmetic: float
-    shared: float
+
+def waits(step: Units, exposed: float, groups: int, turns: bool = False, times: float = 1) -> float:
+    """Return the clocks of a step in which no unit is busy. exposed: of its exponentials and arithmetic what no product
+    hides; groups: of threads that have steps of their own: one alone hides nothing; in turns, each computes its
+    exponentials during the other's products. times: products that are waited for.
+    """
+    if turns and groups > 1:
+        return STEP + HANDOVER * groups
+    return times * STEP + (exposed if groups > 1 else 1) * (step["exponentials"] + step["arithmetic"])
 
 
 @dataclass(frozen=True)
@@ -48,34 +90,25 @@ class Work:
     """What a kernel does. All blocks that an SM has at once count as slots; `step` and `waits` are those of one."""
 
     step: Units
-    waits: float  # clocks of a step in which no unit is busy
+    waits: float
     pieces: Mapping[int, int]  # steps of a piece -> how many pieces have that many
     memory_bytes: int  # read and written, each once
     blocks: int = 1  # that an SM has at once
     copied_bytes: int = 0  # of a step's tiles
     ahead: int = 1  # steps before they are needed that tiles are asked for
-    fills: int = 1  # additional steps of a piece: nothing overlaps its first and last
-    begins_bytes: int = 0  # that a piece waits for before its first step: not loaded during the one before
     beyond: float = BEYOND
     launches: int = 1
-    sharing: int = 1  # blocks of a cluster that share a piece
 
 
 @dataclass(frozen=True)
 class Estimate:
     """A time, and where it goes. busy: of each unit and of memory the seconds that it is at work; lost: seconds that
-    are lost in waits, in what comes before and after pieces, in waves, that is for slots that have nothing left, and in
-    launches.
+    are lost in waits, before and after pieces, in waves, that is for slots that have nothing left, and in launches.
     """
 
     seconds: float
     busy: Mapping[str, float]
     lost: Mapping[str, float]
-
-    @property
-    def bound(self) -> str:
-        """What holds it up: the unit that is busiest, or a loss that is larger."""
-        return max(self.shares, key=lambda name: self.shares[name])
 
     @property
     def shares(self) -> dict[str, float]:
@@ -90,47 +123,40 @@ class Estimate:
 
     def __add__(self, other: Estimate) -> Estimate:
         """Of one kernel after the other."""
-        return Estimate(self.seconds + other.seconds, _added(self.busy, other.busy), _added(self.lost, other.lost))
-
-
-def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+        busy, lost = (
+            {name: one.get(name, 0.0) + two.get(name, 0.0) for name in {**one, **two}}
+            for one, two in ((self.busy, other.busy), (self.lost, other.lost))
+        )
+        return Estimate(self.seconds + other.seconds, busy, lost)
 
 
 def estimate_of(work: Work, gpu: Architecture) -> Estimate:
-    """How long it takes on a GPU, launches counted."""
-    busiest = work.blocks * max(work.step)
-    clocks = busiest + work.waits
+    """Return how long it takes on a GPU, launches counted."""
+    busiest = work.blocks * max(work.step.values())
     arrival = LATENCY + work.blocks * work.copied_bytes / COPIED
+    clocks = busiest + work.waits
     clocks = max(clocks, arrival / work.ahead) if work.ahead else clocks + arrival
-    hertz = min(gpu.working_clock, gpu.full_clock * clocks / (work.blocks * work.step.tensor))
-    step, slots = clocks / hertz, max(1, gpu.sms // work.sharing) * work.blocks
-    begins = (LATENCY + work.blocks * work.begins_bytes / COPIED) / hertz if work.begins_bytes else 0
-    ends = work.fills * step + begins + work.beyond
-    times = {steps * step + ends: count for steps, count in work.pieces.items() if steps}
-    steps, pieces = (sum(numbers) for numbers in zip(*((n * c, c) for n, c in work.pieces.items() if n), strict=True))
-    each = steps / slots / hertz  # seconds of a clock that every step has
+    hertz = min(gpu.working_clock, gpu.full_clock * clocks / (work.blocks * work.step["tensor cores"]))
+    slots = gpu.device.sms * work.blocks
+    times = {steps * clocks / hertz + work.beyond: count for steps, count in work.pieces.items() if steps}
+    pieces = sum(times.values())
+    each = sum(steps * count for steps, count in work.pieces.items()) / slots / hertz  # seconds of a step's clock
     longest, even = makespan(times, slots), sum(time * count for time, count in times.items()) / slots
-    memory = memory_seconds(work.memory_bytes, gpu)
-    busy = {name: work.blocks * clocks * each for name, clocks in zip(UNITS, work.step, strict=True)}
+    busy = {name: work.blocks * clocks * each for name, clocks in work.step.items()}
     lost = {
         "waits": (clocks - busiest) * each,
-        "ends of tiles": pieces / slots * ends,
+        "ends of tiles": pieces / slots * work.beyond,
         "waves": longest - even,
-        "launches": work.launches * LAUNCH,
     }
-    return Estimate(max(longest, memory) + work.launches * LAUNCH, {**busy, "memory": memory}, lost)
+    moving = copying(work.memory_bytes, gpu, work.launches)
+    seconds = max(moving.seconds, longest + moving.lost["launches"])
+    return Estimate(seconds, {**busy, **moving.busy}, {**lost, **moving.lost})
 
 
-def memory_seconds(count: float, gpu: Architecture) -> float:
-    """Return the seconds in which memory moves `count` bytes."""
-    return count / (REACHED * gpu.memory_bandwidth)
-
-
-def copying(count: float, gpu: Architecture) -> Estimate:
-    """Estimate a kernel that only reads and writes `count` bytes."""
-    seconds = memory_seconds(count, gpu)
-    return Estimate(seconds + LAUNCH, {"memory": seconds}, {"launches": LAUNCH})
+def copying(count: float, gpu: Architecture, launches: int = 1) -> Estimate:
+    """Estimate kernels that only read and write `count` bytes."""
+    seconds = count / (REACHED * gpu.device.memory_bandwidth)
+    return Estimate(seconds + launches * LAUNCH, {"memory": seconds}, {"launches": launches * LAUNCH})
 
 
 def makespan(times: Mapping[float, int], slots: int) -> float:

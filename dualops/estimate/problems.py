@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..spec import OPERATORS, Case, Spec
@@ -9,37 +10,36 @@ from ..spec.text import case_of, value_of
 
 
 class Sizes(NamedTuple):
-    """How an operator's arrays are made of sizes. instead: of a size that is not said, the one that it is like.
+    """How an operator's arrays are made of sizes; usual: the problem where none is stated.
 
-    rest: sizes that need not be said at all; usual: the problem where none is said.
+    defaults: of a size that is not stated the one whose value it takes, or "" where the axis is then left out.
     """
 
-    arrays: dict[str, tuple[str, ...]]
-    instead: dict[str, str]
-    rest: dict[str, int]
     usual: str
+    arrays: Mapping[str, tuple[str, ...]] = {}
+    defaults: Mapping[str, str] = {}
 
 
-ROWS = "M=32768 N=4096"  # which every GPU has a model of
+ROWS = "M=32768 N=4096"
 SIZES = {
     "flash_attention": Sizes(
+        "B=2 H=16 S=8192 D=128",
         {"q": ("B", "H", "Sq", "D"), "k": ("B", "Hkv", "Sk", "D"), "v": ("B", "Hkv", "Sk", "Dv")},
         {"Sq": "S", "Sk": "S", "Hkv": "H", "Dv": "D"},
-        {},
-        "B=2 H=16 S=8192 D=128",
     ),
-    "matmul": Sizes({"a": ("B", "M", "K"), "b": ("B", "K", "N")}, {}, {"B": 1}, "M=4096 N=4096 K=4096"),
+    "matmul": Sizes("M=4096 N=4096 K=4096", {"a": ("B", "M", "K"), "b": ("B", "K", "N")}, {"B": ""}),
     "retention": Sizes(
+        "B=8 H=16 S=2048 D=128",
         {"q": ("B", "H", "S", "D"), "k": ("B", "H", "S", "D"), "v": ("B", "H", "S", "Dv")},
         {"Dv": "D"},
-        {},
-        "B=8 H=16 S=2048 D=128",
     ),
-    "softmax": Sizes({"x": ("M", "N")}, {}, {}, ROWS),
-    "rms_norm": Sizes({"x": ("M", "N"), "w": ("N",)}, {}, {}, ROWS),
-    "layer_norm": Sizes({"x": ("M", "N"), "w": ("N",), "b": ("N",)}, {}, {}, ROWS),
+    "softmax": Sizes(ROWS, {"x": ("M", "N")}),
+    "rms_norm": Sizes(ROWS, {"x": ("M", "N"), "w": ("N",)}),
+    "layer_norm": Sizes(ROWS, {"x": ("M", "N"), "w": ("N",), "b": ("N",)}),
+    "rope": Sizes("q=4x32x8192x128:bfloat16 k=4x8x8192x128 cos=8192x64 sin=8192x64"),
+    "lion": Sizes("params=268435456:bfloat16 grads=268435456 momenta=268435456:bfloat16"),
 }
-DTYPE = "bfloat16"  # where none is said
+DTYPE = "bfloat16"  # where none is stated
 
 
 def problem_of(text: str) -> tuple[Spec, Case]:
@@ -50,48 +50,43 @@ def problem_of(text: str) -> tuple[Spec, Case]:
     name, *words = text.split() or [""]
     if name not in SIZES:
         raise ValueError(f"{name or 'an empty problem'}: no estimates, expected one of {', '.join(SIZES)}")
-    arrays = SIZES[name].arrays
-    if any(word.partition("=")[0] in arrays for word in words):
-        return case_of(text, OPERATORS)
-    return case_of(f"{name} {_by_arrays(name, words or SIZES[name].usual.split())}", OPERATORS)
+    words = words or SIZES[name].usual.split()
+    inputs = {given.name for given in OPERATORS[name].inputs}
+    by_arrays = any(word.partition("=")[0] in inputs for word in words)
+    return case_of(" ".join([name, *(words if by_arrays else _arrays(name, words))]), OPERATORS)
 
 
-def _by_arrays(name: str, words: list[str]) -> str:
-    """The same problem by its arrays."""
-    wanted = SIZES[name]
-    known = {axis for axes in wanted.arrays.values() for axis in axes} | {*wanted.instead.values()}
-    params = {param.name for param in OPERATORS[name].params}
+def _arrays(name: str, words: list[str]) -> list[str]:
+    """Return the same problem by its arrays."""
+    arrays, defaults = SIZES[name].arrays, SIZES[name].defaults
+    axes = {axis for of in arrays.values() for axis in of}
+    sizes, params = axes | {*defaults.values()} - {""}, {param.name for param in OPERATORS[name].params}
     found: dict[str, str] = {}
     for word in words:
-        key, equals, told = word.partition("=")
-        if not equals or key in found or key not in known | params | {"dtype"}:
-            expected = ", ".join([*sorted(known), "dtype", *sorted(params)])
-            raise ValueError(f"{name}: {word}, expected name=..., each once, of {expected}; or arrays such as q=SHAPE")
-        if key in known and not (told.isdecimal() and int(told)):
+        key, equals, value = word.partition("=")
+        if not equals or key in found or key not in sizes | params | {"dtype"}:
+            expected = ", ".join([*sorted(sizes), "dtype", *sorted(params)])
+            raise ValueError(f"{name}: {word}, expected name=..., each once, of {expected}; or arrays, as in x=SHAPE")
+        if key in sizes and not (value.isdecimal() and int(value)):
             raise ValueError(f"{name}: {word}, expected a size of at least 1")
-        found[key] = told
-    if unused := {of for of in wanted.instead.values() if of in found} & _unasked(wanted, found):
-        raise ValueError(f"{name}: {', '.join(sorted(unused))} given with the sizes that it stands for, expected one")
-    shapes = " ".join(f"{array}={_shape(name, array, found)}:{found.get('dtype', DTYPE)}" for array in wanted.arrays)
-    return " ".join([shapes, *(f"{key}={told}" for key, told in found.items() if key in params)])
+        found[key] = value
+    for size in {*found} & sizes - axes:
+        if all(axis in found for axis, other in defaults.items() if other == size):
+            raise ValueError(f"{name}: {size} given with the sizes that it stands for, expected one")
+    shapes = [f"{array}={_shape(name, array, found)}:{found.get('dtype', DTYPE)}" for array in arrays]
+    return [*shapes, *(f"{key}={value}" for key, value in found.items() if key in params)]
 
 
-def _unasked(wanted: Sizes, found: dict[str, str]) -> set[str]:
-    """Sizes that are no array's own, where all that they stand for is said."""
-    axes = {axis for of in wanted.arrays.values() for axis in of}
-    stands = {of: [axis for axis, other in wanted.instead.items() if other == of] for of in wanted.instead.values()}
-    return {of for of, each in stands.items() if of not in axes and all(axis in found for axis in each)}
-
-
-def _shape(name: str, array: str, found: dict[str, str]) -> str:
-    wanted, sizes = SIZES[name], []
-    for axis in wanted.arrays[array]:
-        like = wanted.instead.get(axis, axis)
-        told = found.get(axis, found.get(like))
-        if told is None and axis not in wanted.rest:
-            raise ValueError(f"{name}: no {axis}{f' or {like}' if like != axis else ''}, which {array} needs")
-        if told is not None:
-            sizes.append(told)
+def _shape(name: str, array: str, found: Mapping[str, str]) -> str:
+    arrays, defaults = SIZES[name].arrays, SIZES[name].defaults
+    sizes = []
+    for axis in arrays[array]:
+        other = defaults.get(axis, axis)
+        value = found.get(axis, found.get(other))
+        if value is None and other:
+            raise ValueError(f"{name}: no {axis}{f' or {other}' if other != axis else ''}, which {array} needs")
+        if value is not None:
+            sizes.append(value)
     if value_of(found.get(f"transpose_{array}", "False")) is True:
         sizes[-2:] = reversed(sizes[-2:])
     return "x".join(sizes)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterator
 
 from ..cuda.compiler.offline import absent_problem
-from ..cuda.launch.operation import OPERATIONS
+from ..cuda.launch.operation import OPERATIONS, Choice
 from ..spec import Problem
-from . import attention, attention_gradient, matmul, retention, rows
+from . import attention, matmul, retention
 from .architectures import Architecture, architecture
-from .candidates import Ranking, build as build_first, rank
+from .candidates import Candidate, Part, Ranking, build as build_first, rank
+from .model import copying
 from .problems import problem_of
 
-ESTIMATED = ("sm90", "sm80")  # rungs
+TENSOR_CORES = ("sm90", "sm80")  # rungs
 
 
 def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: int = 0) -> list[Ranking]:
@@ -23,8 +23,8 @@ def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: 
         estimate("matmul M=4096 N=4096 K=4096", "rtx4090", build=3)
         estimate("retention B=8 H=16 S=2048 D=128", "h100")
 
-    problem: an operator (flash_attention, matmul, retention, softmax, rms_norm, layer_norm) and sizes, parameters and
-    dtype=, bfloat16 where it is not said, of B, H, Hkv, S or Sq and Sk, D, Dv; of B, M, N, K; of B, H, S, D, Dv; of
+    problem: an operator (flash_attention, matmul, retention, softmax, rms_norm, layer_norm, rope, lion) and sizes,
+    parameters and dtype= (default bfloat16), of B, H, Hkv, S or Sq and Sk, D, Dv; of B, M, N, K; of B, H, S, D, Dv; of
     M, N. Or arrays, as `warm` takes them. Nothing but the operator: a usual problem. arch: a100, rtx4090, h100, h200,
     b200, rtx5090, or an architecture, such as sm_90a. backward: the gradient too.
     build: how many of the best candidates are compiled for it. Those that spill registers go to the end.
@@ -44,80 +44,49 @@ def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: 
 def rankings(text: str, gpu: Architecture, *, backward: bool = True) -> list[Ranking]:
     """The same, nothing compiled."""
     spec, case = problem_of(text)
-    of_operator = RANKED[spec.name]
-    found = [*of_operator(absent_problem(spec, case), False, gpu)]
-    if backward:
-        found += of_operator(absent_problem(spec, case, backward=True), True, gpu)
+    found = [*_rankings(absent_problem(spec, case), False, gpu)]
+    if backward and spec.backward_cost:
+        found += _rankings(absent_problem(spec, case, backward=True), True, gpu)
     return found
 
 
-def _attention(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
-    attention.refuse_unknown(p)
-    offer = _offer(p, backward, gpu)
-    if backward:
-        candidates = attention_gradient.gradient_candidates(p, gpu, offer.rungs)
-        yield rank("backward", *_work(p, backward), candidates, offer.taken)
+def _rankings(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
+    title, cost = ("backward", p.spec.backward_cost) if backward else ("forward", p.spec.forward_cost)
+    assert cost is not None
+    nbytes = cost.bytes_read(p) + cost.bytes_written(p)
+    if p.spec.name == "matmul":
+        yield from matmul.rankings(p, backward, gpu, _choices(p, backward, gpu, TENSOR_CORES))
+    elif model := {"flash_attention": attention, "retention": retention}.get(p.spec.name):
+        model.refuse_unknown(p, backward)
+        choices = _choices(p, backward, gpu, TENSOR_CORES)
+        yield rank(title, cost.flops(p), nbytes, model.candidates(p, backward, gpu, choices))
     else:
-        candidates = attention.forward_candidates(p, gpu, offer.rungs)
-        yield rank("forward", *_work(p, backward), candidates, offer.taken)
+        choices = _choices(p, backward, gpu)
+        yield rank(title, cost.flops(p), nbytes, [_by_bytes(p, backward, nbytes, gpu, each) for each in choices])
 
 
-def _matmul(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
-    products = [*matmul.products_of(p, backward, gpu)]
-    offer = _offer(p, backward, gpu)
-    for place, (name, each, metas) in enumerate(products):
-        title = f"backward, {name}" if backward else "forward"
-        candidates = matmul.candidates(name, each, p, metas, gpu, offer.rungs)
-        flops, nbytes = matmul.product_flops(each), matmul.product_bytes(each)
-        yield rank(title, flops, nbytes, candidates, offer.taken[place : place + 1])
+def _by_bytes(p: Problem, backward: bool, nbytes: int, gpu: Architecture, choice: Choice) -> Candidate:
+    """Of rows, the time of reading each input and writing each result once, and of launches. It does not order Configs,
+    which differ by a few percent: `tune` times them.
+    """
+    makes = ", ".join(p.outputs(OPERATIONS[p.spec.name][backward].outputs))
+    return Candidate(
+        choice.rung, (Part(makes, choice.config),), copying(nbytes, gpu, len(choice.steps())), choice.steps
+    )
 
 
-def _retention(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
-    retention.refuse_unknown(p, backward)
-    offer = _offer(p, backward, gpu)
-    candidates = retention.candidates(p, backward, gpu, offer.rungs)
-    taken = retention.kernels_of(offer.taken)
-    yield rank("backward" if backward else "forward", *_work(p, backward), candidates, taken)
+def _choices(p: Problem, backward: bool, gpu: Architecture, rungs: Container[str] = ()) -> list[Choice]:
+    """Return the operator's own ways, of `rungs` alone or all but the slowest; the first is the one that a call takes.
 
-
-def _rows(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
-    offer = _offer(p, backward, gpu, (*ESTIMATED, "simt"))
-    rows.refuse_unknown(p, backward, offer.taken[0])
-    title = "backward" if backward else "forward"
-    yield rank(title, *_work(p, backward), rows.candidates(p, backward, gpu, offer.taken[0]), offer.taken)
-
-
-def _work(p: Problem, backward: bool) -> tuple[int, int]:
-    """The flops and the bytes of a problem."""
-    cost = p.spec.backward_cost if backward else p.spec.forward_cost
-    assert cost is not None  # what has estimates of a gradient has its cost
-    return cost.flops(p), cost.bytes_read(p) + cost.bytes_written(p)
-
-
-RANKED = {
-    "flash_attention": _attention,
-    "matmul": _matmul,
-    "retention": _retention,
-    **dict.fromkeys(("softmax", "rms_norm", "layer_norm"), _rows),
-}
-
-
-class _Offer(NamedTuple):
-    """What the operator has for a problem: the rungs that do it, and the Configs that a call takes today."""
-
-    rungs: frozenset[str]
-    taken: tuple[Any, ...]
-
-
-def _offer(p: Problem, backward: bool, gpu: Architecture, estimated: tuple[str, ...] = ESTIMATED) -> _Offer:
-    """estimated: rungs that have estimates; where a call takes another one, or none, that is a NotImplementedError."""
+    Raises NotImplementedError where a call takes another rung, or none.
+    """
     operation = OPERATIONS[p.spec.name][backward]
     choices = [*operation.choices(p, p.outputs(operation.outputs), gpu.device)]
-    if not choices or choices[0].rung not in estimated:
-        rung = f"the rung {choices[0].rung}" if choices else "no rung"
-        raise NotImplementedError(
-            f"{operation.op}: no estimates on {gpu.title}, where a call takes {rung}, not one of {', '.join(estimated)}"
-        )
-    config = choices[0].config
-    taken = tuple(config) if isinstance(config, tuple) else (config,)
-    return _Offer(frozenset(choice.rung for choice in choices), taken)
+    if choices and choices[0].config is None:
+        raise NotImplementedError(f"{operation.op}: no estimates of an empty problem")
+    if not choices or (rungs and choices[0].rung not in rungs):
+        takes = f"the rung {choices[0].rung}" if choices else "no rung"
+        raise NotImplementedError(f"{operation.op}: no estimates on {gpu.device.name}, where a call takes {takes}")
+    if rungs:
+        return [choice for choice in choices if choice.rung in rungs]
+    return [choice for choice in choices if choice.rung != "naive"] or choices[:1]

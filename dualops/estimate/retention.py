@@ -1,89 +1,137 @@
-"""Retention's Configs on both rungs, and its gradient's."""
+"""Retention: its Configs on both rungs, and the work of their kernels. Forward is one pass, the gradient three."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import is_dataclass, replace
-from functools import partial
-from itertools import chain
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from operator import add
 
+from ..cuda.launch.arrays import cdiv
 from ..cuda.launch.plans import Choice
 from ..cuda.retention import sm80, sm90
-from ..cuda.retention.sm80.config import Sm80Config
-from ..cuda.retention.sm90.config import SLACK, Config
+from ..cuda.retention.sm80.config import BOX as SM80_BOX, ROWS, SLICE, Shape, Sm80Config, columns_of
+from ..cuda.retention.sm80.rows import MOST_HELD
+from ..cuda.retention.sm90.config import BOX, CONSUMERS, KEY_WIDTH, Config, WideConfig, padded
 from ..spec import Problem
 from .architectures import Architecture
-from .candidates import Candidate, Kernel, Part, without_idle_stages
-from .retention_passes import passes_of, sm80_estimate, sm90_estimate
+from .candidates import Candidate, Part
+from .model import Estimate, Product, Work, copying, estimate_of, units, waits
+
+# ordinary instructions, counted in the kernels' loops, of a number each: of a score its decay, whether it is seen, and
+# half a conversion; of a key that goes to the state two conversions and its decay; of the state its fade, half a
+# conversion and half a store; of a result its decay, half a conversion and half a store
+SCORE, KEY, STATE, RESULT = 4.5, 2.75, 2.0, 2.0
+# times that threads wait, for a product each and then for barriers: in a chunk of sm90, where heads are wide for two
+# products at once; in a tile of scores of sm80, and in a slice of a state
+CHUNK_WAITS, WIDE_WAITS, TILE_WAITS, SLICE_WAITS = 4 + 2, 3 + 1, 2 + 1, 1 + 1
+EXPOSED = 1.0  # of a step's arithmetic what no product hides: each waits for the one before
+THREADS = 256  # of an SM, each with all the registers that one can have
+FOUND = 0.51  # of the bandwidth at which states between chunks are found: 126 MB in 85 us of an H100
 
 
 def refuse_unknown(p: Problem, backward: bool) -> None:
-    """Raises NotImplementedError for what the model does not know."""
-    op = p.spec.name
-    if not (p.B and p.H and p.Sk):
-        raise NotImplementedError(f"{op}: no estimates of an empty problem")
-    if p.form != "chunk":
-        raise NotImplementedError(f"{op}: no estimates for form={p.form!r}, expected 'chunk'")
-    if p.Sk <= sm80.FEW:
-        raise NotImplementedError(f"{op}: no estimates for S={p.Sk}, expected more than {sm80.FEW} tokens")
-    if p.normalize is not None:
-        raise NotImplementedError(f"{op}: no estimates with normalize={p.normalize!r}, expected None")
-    if backward and "log_decay" in p.arrays:
-        raise NotImplementedError(f"{op}: no estimates of the gradient with log_decay")
+    """Raise NotImplementedError for what the model does not know."""
+    for unknown, problem in (
+        (not (p.B and p.H and p.Sk), "of an empty problem"),
+        (p.form != "chunk", f"for form={p.form!r}, expected 'chunk'"),
+        (p.Sk <= sm80.FEW, f"for S={p.Sk}, expected more than {sm80.FEW} tokens"),
+        (p.normalize is not None, f"with normalize={p.normalize!r}, expected None"),
+        (backward and "log_decay" in p.arrays, "of the gradient with log_decay"),
+    ):
+        if unknown:
+            raise NotImplementedError(f"{p.spec.name}: no estimates {problem}")
 
 
-def candidates(p: Problem, backward: bool, gpu: Architecture, rungs: Container[str]) -> Iterator[Candidate]:
-    """Every Config that the GPU has room for, of the rungs that do the problem."""
-    results = p.outputs(p.spec.gradients) if backward else p.outputs()
+def candidates(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[Choice]) -> Iterator[Candidate]:
+    """The operator's own first, then other numbers of segments on Hopper."""
     makes = ", ".join(f"d{name}" for name in "qvk") if backward else "o"
-    if "sm90" in rungs:
-        roles = sm90.BACKWARD if backward else sm90.FORWARD
-        for own in _choices(sm90, p, results, backward, gpu):
-            kernels = (
-                _sm90_kernel(makes, config, p, backward, gpu) for config in sm90_grid(own.config, p, backward, gpu)
-            )
-            for kernel in without_idle_stages(kernels, [own.config]):
-                steps = partial(sm90.steps_of, p, results, kernel.part.config, roles)
-                yield Candidate("sm90", (kernel.part,), kernel.estimate, kernel.shared_bytes, steps)
-    for choice in _choices(sm80, p, results, backward, gpu) if "sm80" in rungs else ():
-        config: Sm80Config = choice.config
-        if choice.shared_bytes <= gpu.shared_per_block:
+    for choice in choices:
+        config, parts = choice.config, (Part(makes, choice.config),)
+        if isinstance(config, Sm80Config):
             parts = Part(makes, config.rows), Part(f"states between {config.chunk} tokens", config.states)
-            estimate = sm80_estimate(config, p, backward, gpu)
-            yield Candidate("sm80", parts, estimate, choice.shared_bytes, choice.steps)
+        yield Candidate(choice.rung, parts, retention_estimate(config, p, backward, gpu), choice.steps)
+    results, roles = (p.outputs(p.spec.gradients), sm90.BACKWARD) if backward else (p.outputs(), sm90.FORWARD)
+    for own in [choice.config for choice in choices if choice.rung == "sm90"]:
+        for config in segments_grid(own, p, backward, gpu):
+            steps = partial(sm90.steps_of, p, results, config, roles)
+            yield Candidate("sm90", (Part(makes, config),), retention_estimate(config, p, backward, gpu), steps)
 
 
-def kernels_of(taken: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the kernels' Configs of a call, as they are in parts: without the tokens of a chunk."""
-    return tuple(each for each in taken if is_dataclass(each))
+def segments_grid(own: Config, p: Problem, backward: bool, gpu: Architecture) -> Iterator[Config]:
+    """Yield segments of two chunks or more, as long as fewer would leave SMs without a block."""
+    blocks = min(p.B * p.H * own.slices(D, Dv) for D, Dv in passes_of(p, backward))
+    for segments in (1 << power for power in range(16)):
+        fits = segments * sm90.LEAST_CHUNKS * own.chunk <= p.Sk and blocks * segments < 2 * gpu.device.sms
+        if segments != own.segments and (segments == 1 or fits):
+            yield replace(own, segments=segments)
 
 
-def _choices(rung: Any, p: Problem, results: Any, backward: bool, gpu: Architecture) -> Iterable[Choice]:
-    """A rung's own, be there many sequences or few."""
-    many, few = (
-        (rung.backward_choices, rung.few_backward_choices) if backward else (rung.forward_choices, rung.few_choices)
+def passes_of(p: Problem, backward: bool) -> list[tuple[int, int]]:
+    """Return the widths of each pass's q and v: of that for o, or of those for dq, dv and dk."""
+    D, Dv = int(p.D), int(p.Dv)
+    return [(Dv, D), (D, Dv), (Dv, D)] if backward else [(D, Dv)]
+
+
+def retention_estimate(config: Config | Sm80Config, p: Problem, backward: bool, gpu: Architecture) -> Estimate:
+    """Of passes side by side where a block of sm90 walks a sequence. Else one after another, each behind two launches
+    that find the states between chunks or segments: they read K and V, write states, read and write them again.
+    """
+    passes, found = passes_of(p, backward), list[Estimate]()
+    if not isinstance(config, Sm80Config) and config.segments == 1:
+        return estimate_of(walk_work(config, *passes[0], len(passes), p, gpu), gpu)
+    parts = cdiv(p.Sk, config.chunk) if isinstance(config, Sm80Config) else config.segments
+    for D, Dv in passes:
+        if parts > 1:
+            found.append(copying(p.B * p.H * (2 * p.Sk * (D + Dv) + 12 * parts * D * Dv / FOUND), gpu, 2))
+        own = (
+            rows_work(config, D, Dv, p, gpu) if isinstance(config, Sm80Config) else walk_work(config, D, Dv, 1, p, gpu)
+        )
+        found.append(estimate_of(own, gpu))
+    return reduce(add, found)
+
+
+def walk_work(config: Config, D: int, Dv: int, passes: int, p: Problem, gpu: Architecture) -> Work:
+    """Of sm90, of passes side by side that are taken to be alike. A step is a chunk: K.T @ V to the state, and Q @ K.T,
+    Q @ state, P @ V. Of wide heads each warpgroup has 64 columns.
+    """
+    n, wide = config.chunk, config if isinstance(config, WideConfig) else None
+    keys, columns, groups = (wide.keys(D), BOX, CONSUMERS) if wide else (KEY_WIDTH, padded(Dv), 1)
+    products = [Product(n, n, keys, True), Product(n, columns, keys, True), Product(n, columns, n, False)]
+    products += [Product(keys, columns, n, False)] * config.parts
+    decayed, tiles = n * (columns if wide else keys), 2 * n * (2 * keys + groups * columns)
+    numbers = n * n * SCORE + decayed * KEY * config.parts + keys * columns * STATE + n * columns * RESULT
+    moved = groups * 2 * (decayed + 2 * n * columns + keys * columns) + tiles
+    step, segments = units(gpu, products * groups, 0, groups * numbers, moved), config.segments
+    return Work(
+        step,
+        waits(step, EXPOSED, CONSUMERS, times=WIDE_WAITS if wide else CHUNK_WAITS),
+        {cdiv(cdiv(p.Sk, n), segments): p.B * p.H * config.slices(D, Dv) * segments * passes},
+        passes * p.B * p.H * 4 * (p.Sk * (D + Dv) + (segments > 1) * segments * D * Dv),
+        copied_bytes=tiles,
+        ahead=(wide.stages_of(D) if wide else config.stages) - 1,
+        launches=passes,
     )
-    return chain(many(p, results, gpu.device), few(p, results, gpu.device))
 
 
-def sm90_grid(own: Config, p: Problem, backward: bool, gpu: Architecture) -> Iterator[Config]:
-    """The operator's own first; segments of two chunks or more, as long as fewer would leave SMs without a block."""
-    yield own
-    blocks = min(p.B * p.H * own.slices(each.D, each.Dv) for each in passes_of(p, backward))
-    segments = 1
-    while segments == 1 or (segments * sm90.LEAST_CHUNKS * own.chunk <= p.Sk and blocks * segments < 2 * gpu.sms):
-        for stages in (1, 2, 3):
-            config = replace(own, segments=segments, stages=stages)
-            if config != own and _sm90_bytes(config, p, backward) + SLACK <= gpu.shared_per_block:
-                yield config
-        segments *= 2
-
-
-def _sm90_bytes(config: Config, p: Problem, backward: bool) -> int:
-    return max(config.shared_bytes(each.D, each.Dv) for each in passes_of(p, backward))
-
-
-def _sm90_kernel(makes: str, config: Config, p: Problem, backward: bool, gpu: Architecture) -> Kernel:
-    shared_bytes = _sm90_bytes(config, p, backward)
-    return Kernel(Part(makes, config), sm90_estimate(config, p, backward, gpu), shared_bytes)
+def rows_work(config: Sm80Config, D: int, Dv: int, p: Problem, gpu: Architecture) -> Work:
+    """Of sm80/rows.py: a step is a block's rows, with the state and half of the tokens of a chunk. Nothing overlaps
+    with its first copy. States and P of float16 are tf32.
+    """
+    own, columns, half, n = config.rows, columns_of(Dv), p.dtype == "float16", min(config.chunk, p.Sk)
+    rows, tokens, width = own.block_q, cdiv(n + own.block_q, 2), SM80_BOX * cdiv(D, SM80_BOX)
+    products = [Product(rows, tokens, width, width > SM80_BOX * MOST_HELD)]
+    products += [Product(rows, columns, tokens, False), Product(rows, columns, width, True)] * (1 + half)
+    moved = 2 * tokens * (width + columns) + 4 * width * columns
+    step = units(gpu, products, 0, rows * tokens * SCORE + width * columns, moved, (ROWS, 0))
+    shared_bytes = own.shared_bytes(Shape(width // SM80_BOX, columns, 1, False, False))
+    blocks = max(1, min(THREADS // own.threads, gpu.device.shared_memory_per_block // shared_bytes))
+    return Work(
+        step,
+        waits(step, EXPOSED, blocks, times=TILE_WAITS * tokens / own.block_kv + SLICE_WAITS * width / SLICE),
+        {1: p.B * p.H * cdiv(p.Sk, rows) * cdiv(Dv, columns)},
+        p.B * p.H * 4 * (p.Sk * (D + Dv) + cdiv(p.Sk, n) * D * Dv),
+        blocks,
+        2 * (rows * width + own.block_kv * (width + columns)),
+        ahead=0,
+    )

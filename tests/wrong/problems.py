@@ -292,9 +292,9 @@ def _attention_gradient() -> Iterator[Problem]:
     seen_less = "some rows see nothing", "flash_attention_varlen", DKV_TOKENS, DKV_MASKED
     for kernel, name, operator, shapes, params, config in (
         ("dkv", "boxes", "flash_attention", DKV_FEWER, {}, DkvConfig(1, 16)),
-        ("dkv", *seen_less, DkvConfig(1, 16, beside=False)),
+        ("dkv", *seen_less, DkvConfig(1, 16, overlap=False)),
         ("dkv_split", "boxes", "flash_attention", DKV_THREE, {"causal": True}, DkvApartConfig(16, 2)),
-        ("dkv_split", *seen_less, DkvApartConfig(16, 2, beside=False, exact=True)),
+        ("dkv_split", *seen_less, DkvApartConfig(16, 2, overlap=False, exact=True)),
     ):
         chosen = (attention_sm90_backward, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
@@ -332,7 +332,7 @@ def _attention_in_thirds() -> Iterator[Problem]:
     case = Case("thirds", "float32", FEWER, {"return_lse": True})
     changes = ((attention_float32, {"thirds_configs": lambda *_: iter([(config, "alone")])}), *NONE_ANEW)
     yield Problem("flash_attention_sm90", "flash_attention", False, "sm90", case, configs=changes)
-    narrow = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, beside=False, thirds=True)
+    narrow = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, overlap=False, thirds=True)
     wide = DqThirdsConfig(16), DkvThirdsConfig(16)
     plain = [(module, {"roles": _roles_of_any_registers}) for module in (attention_dq, attention_dkv_split)]
     for kernel, operator, pair, shapes, params in (

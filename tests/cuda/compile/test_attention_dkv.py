@@ -78,7 +78,7 @@ def test_block_masks(queries, D, options, mask_mod):
 
 
 @pytest.mark.parametrize(
-    ("config", "D"), [(DkvConfig(2, 48, 3), 128), (DkvConfig(2, 64, 4, beside=False), 128), (DkvConfig(2, 64, 4), 64)]
+    ("config", "D"), [(DkvConfig(2, 48, 3), 128), (DkvConfig(2, 64, 4, overlap=False), 128), (DkvConfig(2, 64, 4), 64)]
 )
 def test_others_that_may_be_measured(config, D):
     found = variant_of(D, D, "causal")

@@ -25,7 +25,7 @@ gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
 PLACE = 3  # of dbias among what is returned
 SMALL = DbiasConfig(1, 16)
 TWO_STAGES = DbiasConfig(1, 32, stages=2)
-TWO_WARPGROUPS = DbiasConfig(2, 16, stages=4, beside=True)
+TWO_WARPGROUPS = DbiasConfig(2, 16, stages=4, overlap=True)
 
 
 def _alone(problem: Any, results: Any, configs: Any) -> list[Any]:

@@ -23,7 +23,10 @@ def test_float16():
     checked((1, 1, 70, 64), (1, 70), 64, dtype="float16", causal=True)
 
 
-@pytest.mark.parametrize("config", [SMALL, DkvConfig(2, 48, 2), DkvConfig(2, 64, 4, beside=False), DkvConfig(3, 32, 2)])
+CONFIGS = [SMALL, DkvConfig(2, 48, 2), DkvConfig(2, 64, 4, overlap=False), DkvConfig(3, 32, 2)]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
 def test_configs(config):
     checked((1, 1, 100, 64), (1, 200), 64, config, causal=True)
 

@@ -17,7 +17,7 @@ order. Then it takes the next tile of the bias.
 
 A tile of scores has two products of all that is loaded for it, and as many exponentials as scores, so the threads'
 arithmetic is the limit. Warpgroups take turns to start 4 and 5, so that each one's 6 and 7 overlap the other's
-products. If options take the registers that dP would have meanwhile (`DbiasConfig.beside`), 5 comes after 6, without
+products. If options take the registers that dP would have meanwhile (`DbiasConfig.overlap`), 5 comes after 6, without
 turns. lse and delta of the next tile's rows are read while products run. If all scores of a warp count, which products
 of two of them show, no score is tested for a mask.
 
@@ -81,7 +81,7 @@ class DbiasTiles(NamedTuple):
 class DbiasConfig:
     """A block has a tile of 64 rows of the bias for each of `consumers` warpgroups, and block_kv columns.
 
-    stages: of Q and dO, in turn, and as many of K and V, at least 2. `beside`: computing dP overlaps the exponentials,
+    stages: of Q and dO, in turn, and as many of K and V, at least 2. `overlap`: computing dP overlaps the exponentials,
     and warpgroups take turns to start both products.
 
     For a bias [4, 1, S, S], B = 4, H = 16, S = 4096, D = 128, including delta (H200, 2026-11-26, before the test
@@ -93,7 +93,7 @@ class DbiasConfig:
     consumers: int
     block_kv: int
     stages: int = 3
-    beside: bool = False
+    overlap: bool = False
 
     @property
     def block_q(self) -> int:
@@ -134,10 +134,10 @@ def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterato
     column of heads.
     """
     others = [name for name in options if name not in SERVED]
-    beside = not others or (len(others) == 1 and others[0] in ONE_SERVED)
+    overlap = not others or (len(others) == 1 and others[0] in ONE_SERVED)
     most = FEWER_KEYS if len(others) >= MANY else MOST_KEYS
     for block_kv, stages in product(range(most, LEAST_KEYS - 1, -16), STAGES):
-        config = DbiasConfig(2, block_kv, stages, beside)
+        config = DbiasConfig(2, block_kv, stages, overlap)
         if config.shared_bytes(D, Dv) + config.words_bytes <= room:
             yield config, f"{config.block_q} queries by {config.block_kv} keys"
 
@@ -237,7 +237,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     ranged = any(option.name == "band" for option, _ in variant.having.variants)
     walk = bias_walk(config.block_q, BLOCK_KV, one, chain, ranged=ranged)
-    turn, BESIDE, ONE_COLUMN = turns(config.consumers if config.beside else 1), config.beside, one.column
+    turn, OVERLAP, ONE_COLUMN = turns(config.consumers if config.overlap else 1), config.overlap, one.column
     q_tile, do_tile = (box_tile(tile, 0, 2, room=tiles.query_bytes) for tile in (tiles.q, tiles.do))
     k_tile, v_tile = (box_tile(tile, tiles.keys_at, 2, room=tiles.key_bytes) for tile in (tiles.k, tiles.v))
     q_pipe, do_pipe = (pipeline(config.stages, tile.nbytes, warps) for tile in (tiles.q, tiles.do))
@@ -296,7 +296,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     q_at, k_at = queries.first(query_bars, of_queries), keys.first(key_bars, of_keys)
                     turn.take(warpgroup)
                     qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
-                    if BESIDE:
+                    if OVERLAP:
                         do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
                         dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
                     turn.give(warpgroup)
@@ -305,7 +305,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     if following.v < part.end:
                         statistics.read(next_lse, lse, following, row)
                         statistics.read(next_delta, delta, following, row)
-                    if BESIDE:
+                    if OVERLAP:
                         qk.wait_but_one(scores)
                     else:
                         qk.wait(scores)
@@ -314,7 +314,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     score.finish_held(scores, words, options, scale, where, score.sees(score.ask(options, where)))
                     all_count = gradient.all_count(scores, where, row_base)
                     gradient.probabilities(scores, where, row_base, all_count)
-                    if not BESIDE:
+                    if not OVERLAP:
                         do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
                         dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
                     dov.wait(d_probs)

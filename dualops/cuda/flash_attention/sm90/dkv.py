@@ -13,7 +13,7 @@ tile of BLOCK_Q queries after another, so that every sum has one owner and one o
                                                8  dk [64, D] += dS.T @ Q
                                                9  dk *= scale; dk leaves through K's place, dv through V's
 
-Products overlap other work: 5 overlaps dP.T, 7 overlaps 6 if there are registers for it (`DkvConfig.beside`), 4
+Products overlap other work: 5 overlaps dP.T, 7 overlaps 6 if there are registers for it (`DkvConfig.overlap`), 4
 overlaps 8 of the previous tile, and all overlap the other warpgroup's. P.T and dS.T never leave registers:
 accumulators, packed in pairs, are the left factors of 6 and 8, which read dO and Q along their other axis.
 
@@ -22,7 +22,7 @@ P.T of 0 times a NaN in Q or dO is NaN even if a mask hides it: rows that are no
 
 Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes, and 2 * stages * BLOCK_Q *
 BLOCK_KV for a bias as boxes (`bias`). Registers: BLOCK_Q of S.T and dP.T, a quarter of that packed, twice with
-`beside`, D / 2 + Dv / 2 of dk and dv, and about 24. Options need few more: S.T becomes P.T * slope in place, and
+`overlap`, D / 2 + Dv / 2 of dk and dv, and about 24. Options need few more: S.T becomes P.T * slope in place, and
 dropout's mask is bits, computed while products run. float32 is three parts of bfloat16, as in forward: tiles are three
 times as wide and packed registers three times as many. Threads add the sums of 6 and 8, which takes D / 2 registers
 more, so they wait for 8 at once.
@@ -64,7 +64,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
 
     dk_stored, dv_stored: how dk and dv get to memory (`output`). packed: as in `walk_by_keys`.
     """
-    D, Dv, BLOCK_Q, BESIDE, num = padded(variant.D), padded(variant.Dv), config.block_q, config.beside, numbers(f32)
+    D, Dv, BLOCK_Q, OVERLAP, num = padded(variant.D), padded(variant.Dv), config.block_q, config.overlap, numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, most=True)
     in_boxes = in_words(variant.having) if config.bias_in_boxes else variant.having
     tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
@@ -145,13 +145,13 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     given = Given(options, factors, where, held)
                     gradient.probabilities(packed, scores, given, kept, (slots, columns.lse(stage)))
                     pdo.add(dv_sums, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
-                    if BESIDE:
+                    if OVERLAP:
                         vdo.wait_but_one(d_probs)
                     else:
                         pdo.wait(dv_sums)
                         vdo.wait(d_probs)
                     gradient.d_scores(d_probs, scores, options, kept, (slots, columns.delta(stage)))
-                    if BESIDE:
+                    if OVERLAP:
                         pdo.wait(dv_sums)
                     pdo.collect(dv_acc, dv_sums)
                     gradient.pack(packed, d_probs)

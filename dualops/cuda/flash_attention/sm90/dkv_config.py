@@ -87,14 +87,14 @@ class _Keys:
 class DkvConfig(_Keys):
     """A block has 64 keys for each of `consumers` warpgroups, and block_q queries at a time in each of its stages.
 
-    `beside`: the computation of dS.T overlaps the product for dv, which takes registers. thirds: as in `Sm90Config`.
+    `overlap`: the computation of dS.T overlaps the product for dv, which takes registers. thirds: as in `Sm90Config`.
     bias_in_boxes: each stage has the bias's tile.
     """
 
     consumers: int
     block_q: int
     stages: int = 2
-    beside: bool = True
+    overlap: bool = True
     thirds: bool = False
     bias_in_boxes: bool = False
 
@@ -119,7 +119,7 @@ class DkvApartConfig(_Keys):
     """A block has 64 keys, and block_q queries at a time in each of its stages. One warpgroup has dv, the other dk. P
     passes from one to the other in `places`.
 
-    `beside`: the computations of P and dS overlap the products for dv and dk of the previous tile, which takes
+    `overlap`: the computations of P and dS overlap the products for dv and dk of the previous tile, which takes
     registers. exact: P is passed as float32, otherwise as float16 (`tile.warpgroup_exchange`); P * slope may be too
     large for that.
     """
@@ -127,7 +127,7 @@ class DkvApartConfig(_Keys):
     block_q: int
     stages: int
     places: int = 2
-    beside: bool = True
+    overlap: bool = True
     exact: bool = False
 
     def tiles(self, D: int, Dv: int) -> DkvTiles:
@@ -181,7 +181,7 @@ def dkv_configs(
         config = _config(max(D, Dv) <= 64, heavy)
         if bias_in_boxes:
             if len(heavy) == 1:
-                config = replace(config, block_q=QUERIES_BESIDE_BOXES, beside=max(D, Dv) <= 64)
+                config = replace(config, block_q=QUERIES_BESIDE_BOXES, overlap=max(D, Dv) <= 64)
             config, note = replace(config, bias_in_boxes=True), ", the bias in boxes"
     elif not are_many(heavy):
         config = _apart_of_list(D + Dv, heavy) if BLOCK_MASK in options else _apart_config(D + Dv, heavy)
@@ -197,7 +197,7 @@ def _config(narrow: bool, heavy: Sequence[str]) -> DkvConfig:
         block_q = 64 if narrow else QUERIES_BESIDE.get(heavy[0], QUERIES_BESIDE_ONE)
     else:
         block_q = QUERIES_BESIDE_MANY if are_many(heavy) else QUERIES_BESIDE_SOME
-    return DkvConfig(2, block_q, 3, beside=narrow or block_q <= MOST_BESIDE)
+    return DkvConfig(2, block_q, 3, overlap=narrow or block_q <= MOST_BESIDE)
 
 
 def _apart_config(width: int, heavy: Sequence[str]) -> DkvApartConfig:
@@ -208,8 +208,8 @@ def _apart_config(width: int, heavy: Sequence[str]) -> DkvApartConfig:
         return DkvApartConfig(80 if width <= 320 else 64 if width <= 384 else 48, 3)
     exact = any(name in BENDING for name in heavy)
     if len(heavy) == 1 and not exact:
-        return DkvApartConfig(48, 3, beside=heavy[0] in BESIDE_APART)
-    return DkvApartConfig(32, 3 if exact else 4, beside=False, exact=exact)
+        return DkvApartConfig(48, 3, overlap=heavy[0] in BESIDE_APART)
+    return DkvApartConfig(32, 3 if exact else 4, overlap=False, exact=exact)
 
 
 def _apart_of_list(width: int, heavy: Sequence[str]) -> DkvApartConfig:
@@ -217,7 +217,7 @@ def _apart_of_list(width: int, heavy: Sequence[str]) -> DkvApartConfig:
     others = [name for name in heavy if name != "mask_mod"]
     if others or width > 384:
         exact = any(name in BENDING for name in others)
-        return DkvApartConfig(32, 3 if exact else 4, beside=not others, exact=exact)
+        return DkvApartConfig(32, 3 if exact else 4, overlap=not others, exact=exact)
     return DkvApartConfig(64, 3)
 
 

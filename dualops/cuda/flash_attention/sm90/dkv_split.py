@@ -31,7 +31,7 @@ P.T of 0 times a NaN in Q or dO is NaN even if a mask hides it: rows that are no
 
 Shared memory: `DkvApartConfig.tiles`, 2 * (D + Dv) * (64 + stages * BLOCK_Q) + places * 128 * BLOCK_Q bytes, twice the
 latter if P is exact; `DkvThirdsConfig.tiles`, 6 * (64 * (D + Dv) + BLOCK_Q * (stages * D + do_stages * Dv)) + 256 *
-BLOCK_Q. Registers: BLOCK_Q / 2 of S.T or dP.T, half of that packed, which `beside` keeps meanwhile (float32: BLOCK_Q *
+BLOCK_Q. Registers: BLOCK_Q / 2 of S.T or dP.T, half of that packed, which `overlap` keeps meanwhile (float32: BLOCK_Q *
 3 / 4 in parts), the larger of D / 2 and Dv / 2 (float32: twice that), and about 30; BLOCK_Q / 2 more for slopes.
 """
 
@@ -130,7 +130,7 @@ def build_dkv_split(
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1 is a box further
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
     hand_probs, take_probs = split_probs(chain, score, gradient, box)
-    BESIDE, to_type = config.beside, keys_to_type(variant, dk_stored, dv_stored)
+    OVERLAP, to_type = config.overlap, keys_to_type(variant, dk_stored, dv_stored)
 
     @kernel(MAPS_TYPE, to_type, gradient_inputs_type(variant), tiled_work_type(variant), threads=role.threads)
     def flash_attention_dkv_split_sm90(maps, to, x, work):
@@ -181,7 +181,7 @@ def build_dkv_split(
                     do_part.wait(do_full, i)
                     where = where_of(task, tile.h, tile.m0, task.n0)
                     picks = visits.picks(options, where, tile)
-                    if BESIDE:
+                    if OVERLAP:
                         kq.wait_but_one(scores)
                     else:
                         kq.wait(scores)
@@ -225,7 +225,7 @@ def build_dkv_split(
                     do_part.wait(do_full, i)
                     vdo.start(d_probs, smem, v_at, do_tile.at(stage), ZERO)  # dP.T = V @ dO.T
                     dsq.add(dk_acc, packed, smem, q_tile.at(before), ONE)  # dk [64, D] += dS.T @ Q, previous tile
-                    if BESIDE:
+                    if OVERLAP:
                         vdo.wait_but_one(d_probs)
                     else:
                         vdo.wait(d_probs)

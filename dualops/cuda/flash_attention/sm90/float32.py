@@ -116,14 +116,14 @@ def gradient_configs(D: int, Dv: int, options: Sequence[str]) -> tuple[tuple[Any
     tiles.
 
     ms on an H200, graphs in turns, S=4096, four batches of 16 heads, full and causal: in turns and with 48 queries 9.12
-    and 4.87, not in turns 9.04 and 4.83; in turns and with 64 queries 8.80 and 4.65, of which `beside` is 0.25 and
+    and 4.87, not in turns 9.04 and 4.83; in turns and with 64 queries 8.80 and 4.65, of which `overlap` is 0.25 and
     nothing, and takes registers that ranges of keys need; 32 queries 9.88 and 5.13. D=128, on an H100, 19.2 and 9.4; a
     draft with 64 queries, Q in one stage, took 1.03 of the time of one with these tiles.
     """
     heavy = [name for name in options if name not in (*LIGHT_OPTIONS, BLOCK_MASK)]
     keys, queries = (32, 16 if are_many(heavy) else 32) if heavy else (64, 64)
     dq: AnyDqConfig = DqConfig(2, keys, turns=False, thirds=True)
-    dkv: AnyDkvConfig = DkvConfig(2, queries, beside=not options or queries < 64, thirds=True)
+    dkv: AnyDkvConfig = DkvConfig(2, queries, overlap=not options or queries < 64, thirds=True)
     note = ", options need registers" if heavy else ""
     if max(D, Dv) > NARROW:
         keys = queries = 32 if BLOCK_MASK in options else 48
