@@ -25,7 +25,7 @@ COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 # not empty if a driver for CUDA 13 is installed: the demo then runs on the GPU
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
-.PHONY: help install demo test test-newest test-cpu test-torch test-simulator test-cases test-compile test-gpu test-gpu-cold sanitize mutants \
+.PHONY: help install demo test numbers test-newest test-cpu test-torch test-simulator test-cases test-compile test-gpu test-gpu-cold sanitize mutants \
     kernels check check-builds check-compile check-simulator wheel docs lint format clean
 .DELETE_ON_ERROR:
 
@@ -116,6 +116,10 @@ test-gpu-cold: $(call ready,test)
 
 sanitize: $(call ready,test)
 	$(PY) -m tests.cuda.gpu.sanitize $(ARGS)
+
+# all that README and the pages show, in parts of 9 minutes. ARGS: --minutes 60
+numbers: $(call ready,test)
+	$(PY) -m benchmarks numbers $(ARGS)
 
 # ARCH=sm_90a; needs no GPU. ARGS: --jobs 4
 kernels: $(call ready,package) $(call ready,test)

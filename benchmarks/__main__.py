@@ -3,10 +3,11 @@
 python -m benchmarks run OPERATOR [--peers] [--slow-peers] [--case NAME ...] [--json FILE]
 python -m benchmarks scaling [--up-to S] [--json FILE]
 python -m benchmarks ladder OPERATOR [--json FILE]
-python -m benchmarks training --folder FOLDER [--steps N] [--tiny]
+python -m benchmarks training [--json FILE] [--steps N] [--tiny]
 python -m benchmarks context [--json FILE] [--tiny]
 python -m benchmarks host [--json FILE]
 python -m benchmarks compile [NAME ...] [--runs N] [--json FILE]
+python -m benchmarks numbers [--minutes M]
 python -m benchmarks plot
 """
 
@@ -96,7 +97,7 @@ def training(arguments: argparse.Namespace) -> int:
     try:
         import torch
 
-        from . import training_plot, training_run
+        from . import training_run
         from .comparison import save
 
         import_module("transformers")
@@ -109,10 +110,9 @@ def training(arguments: argparse.Namespace) -> int:
         return 1
     size = training_run.TINY if arguments.tiny else training_run.LLAMA_1B
     found = training_run.run(size, steps=arguments.steps, device=device, show=partial(print, flush=True))
-    figures = arguments.folder / "llama_training.json"
-    save(figures, training_run.document(found, size, device))
-    training_plot.picture(figures, figures.with_suffix(".png"))
-    print(f"{figures}\n{figures.with_suffix('.png')}\n{training_run.table(found)}")
+    if arguments.json:
+        save(arguments.json, training_run.document(found, size, device))
+    print(training_run.table(found))
     return 0
 
 
@@ -170,6 +170,32 @@ def compile_(arguments: argparse.Namespace) -> int:
     if arguments.json:
         compile_run.save(arguments.json, found)
     return 0
+
+
+def numbers(arguments: argparse.Namespace) -> int:
+    """Measure all numbers that are not there yet; 3 if the time was over before, 1 if something failed."""
+    try:
+        import torch
+
+        from . import numbers as all_numbers
+        from .cases import require_gpu
+        from .comparison import commit
+    except ImportError as missing:
+        print(f"python -m benchmarks numbers needs torch: {missing}", file=sys.stderr)
+        return 1
+    try:
+        require_gpu()
+    except NotImplementedError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    source = all_numbers.Source(commit(ROOT), torch.cuda.get_device_name())
+    if reason := all_numbers.missing(source):
+        print(f"python -m benchmarks numbers: {reason}", file=sys.stderr)
+        return 1
+    every = all_numbers.parts(arguments.folder, arguments.machine, torch.cuda.device_count())
+    warm = import_module("dualops.cuda").warm
+    show = partial(print, flush=True)
+    return all_numbers.run(every, source, 60 * arguments.minutes, main, warm=lambda cases: warm(*cases), show=show)
 
 
 def plot(arguments: argparse.Namespace) -> int:
@@ -257,7 +283,7 @@ def main(words: Sequence[str] | None = None) -> int:
     steps.add_argument("--once", action="store_true", help="only launch each kernel once, for a profiler that watches")
     steps.set_defaults(command=ladder)
     trainer = commands.add_parser("training", help="train a Llama of 1 B parameters, beside eager and float32")
-    trainer.add_argument("--folder", type=Path, required=True, help="gets llama_training.json and .png")
+    trainer.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     trainer.add_argument("--steps", type=int, default=30, metavar="N", help="default: 30")
     trainer.add_argument("--tiny", action="store_true", help="a tiny one, on a CPU too")
     trainer.set_defaults(command=training)
@@ -273,6 +299,11 @@ def main(words: Sequence[str] | None = None) -> int:
     builder.add_argument("--runs", type=int, default=3, metavar="N", help="builds of each kernel; default: 3")
     builder.add_argument("--json", type=Path, metavar="FILE", help="also write the ratios there")
     builder.set_defaults(command=compile_)
+    everything = commands.add_parser("numbers", help="measure all of the above of this commit, in several runs")
+    everything.add_argument("--minutes", type=float, default=9.0, metavar="M", help="of this run; default: 9")
+    everything.add_argument("--machine", default="h200", help="the files' name; default: h200")
+    everything.add_argument("--folder", type=Path, default=ROOT / "benchmarks", help="of the files")
+    everything.set_defaults(command=numbers)
     plotter = commands.add_parser("plot", help="draw the pages' tables and pictures from the committed results")
     plotter.add_argument("--machine", default="h200", help="whose scaling, ladders and host are drawn; default: h200")
     plotter.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
@@ -288,8 +319,8 @@ def main(words: Sequence[str] | None = None) -> int:
     plotter.add_argument("--ladder", type=Path, default=ROOT / "benchmarks" / "ladder")
     plotter.add_argument("--host", type=Path, default=ROOT / "benchmarks" / "host")
     plotter.add_argument("--readme", type=Path, default=ROOT / "README.md", help="gets a row an operator")
-    numbers = ROOT / "docs" / "pages" / "numbers.md"
-    plotter.add_argument("--numbers", type=Path, default=numbers, help="gets a row an operator and dtype")
+    all_numbers = ROOT / "docs" / "pages" / "numbers.md"
+    plotter.add_argument("--numbers", type=Path, default=all_numbers, help="gets a row an operator and dtype")
     every_case = ROOT / "benchmarks" / "README.md"
     plotter.add_argument("--every-case", type=Path, default=every_case, help="the page that gets every case")
     plotter.add_argument("--docs", type=Path, default=ROOT / "docs")

@@ -327,13 +327,13 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 
 def commit(folder: Path) -> str:
-    """The commit checked out in `folder`, with "+" if tracked files are changed; "unknown" outside git."""
+    """The commit checked out in `folder`, with "+" if what is measured is changed; "unknown" outside git."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no").strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "dualops", "benchmarks/*.py").strip()
         return git("rev-parse", "HEAD").strip() + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -37,6 +37,7 @@ class Ladder(NamedTuple):
     """What is timed of an operator."""
 
     operator: spec.Spec
+    steps: str  # the module of its steps
     production: Mapping[str, str]  # kernels above the steps: what they are called, and their rungs
     against: Callable[[Workload], Callable[[], float]]  # what times what kernels are held against, in seconds
 
@@ -64,8 +65,10 @@ def cublas(workload: Workload) -> Callable[[], float]:
 
 
 LADDERS = {
-    "softmax": Ladder(spec.OPERATORS["softmax"], {"rows.py": "simt", "ring.py": "sm90"}, streaming),
-    "matmul": Ladder(spec.OPERATORS["matmul"], {"sm90": "sm90"}, cublas),
+    "softmax": Ladder(
+        spec.OPERATORS["softmax"], "examples.ladder.softmax", {"rows.py": "simt", "ring.py": "sm90"}, streaming
+    ),
+    "matmul": Ladder(spec.OPERATORS["matmul"], "examples.ladder.matmul", {"sm90": "sm90"}, cublas),
 }
 
 
@@ -82,7 +85,7 @@ class Point:
 
 def contestants(ladder: Ladder, case: spec.Case) -> list[Contestant]:
     """The steps, from the first to the last, and the production kernels."""
-    steps = import_module(f"dualops.cuda.{ladder.operator.name}.ladder")
+    steps = import_module(ladder.steps)
     found = [Contestant(name, partial(steps.run_step, name)) for name in steps.STEPS]
     for name, rung in ladder.production.items():
         found.append(dualops_contestant(ladder.operator, case, rung)._replace(name=name))

@@ -1,6 +1,6 @@
 """A Llama of a billion parameters in training: on dualops in bfloat16, beside itself in eager bfloat16 and float32.
 
-    python -m benchmarks training --folder FOLDER
+    python -m benchmarks training --json FILE
 
 All three start from the same random weights, in float32, and see the same batches. dualops is what a user gets in two
 lines: `patch(model)` and `torch_bridge.optim.Lion`. The others run transformers' own modules on torch's

@@ -29,11 +29,10 @@ from docs.draw_attention import BLUE, GREEN, HERE, INK, ORANGE, draw, new_figure
 from docs.measured_configs import DKV, DQ, FORWARD, MATMUL, RETENTION, SOFTMAX, Measured
 from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.flash_attention.sm80.config import Sm80Config
-from dualops.cuda.norm.rows import RowsConfig as NormRowsConfig
-from dualops.cuda.norm.staging import ClusterRowsConfig as NormClusterRowsConfig, RingConfig
+from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config
-from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
-from dualops.cuda.softmax.rows import RowsConfig
+from dualops.cuda.rows.cluster import ClusterRowsConfig
+from dualops.cuda.rows.registers import RowsConfig
 from dualops.cuda.tile.storage import storage
 from dualops.estimate import Architecture, architecture, block_rows, cluster_rows, rankings, row_gradients
 from dualops.estimate.attention import sm80_work, sm90_work
@@ -149,7 +148,7 @@ def _clusters(path: Path) -> Iterator[Pair]:
         if operator == "softmax":
             config = ClusterRowsConfig(threads, vectors, cluster, blocks)
         else:
-            config = NormClusterRowsConfig(threads, vectors, cluster, blocks, one["rows"])
+            config = ClusterRowsConfig(threads, vectors, cluster, blocks, one["rows"])
         share = _moved(text, backward) / one["seconds"] / recorded["roof_bytes_per_second"]
         p = absent_problem(*problem_of(text), backward=backward)
         seconds = cluster_rows.rows_estimate(config, p, backward, gpu).seconds
@@ -173,8 +172,7 @@ def _blocks(path: Path) -> Iterator[Pair]:
         softmax, both = p.spec.name == "softmax", "b" in p.arrays
         configs: list[tuple[Any, float]] = []
         for row_threads, vectors, rows, blocks, time in run.get("rows", ()):
-            make = RowsConfig if softmax else NormRowsConfig
-            configs.append((make(row_threads, vectors, rows, min_blocks=blocks), time))
+            configs.append((RowsConfig(row_threads, vectors, rows, min_blocks=blocks), time))
         for *shape, overlap, time in run.get("rings", ()):
             configs.append((RingConfig(*shape, w_shared=both, overlap=overlap), time))
         for config, time in configs:
@@ -191,7 +189,7 @@ def _of_rows(text: str, config: Any, backward: bool, gpu: Architecture, seconds:
     """share: measured, of the roof."""
     p = absent_problem(*problem_of(text), backward=backward)
     estimated = _moved(text, backward) / (REACHED * gpu.memory_bandwidth) / seconds
-    fitted = p.spec.name != "rms_norm" or (isinstance(config, (RingConfig, NormRowsConfig)) and backward)
+    fitted = p.spec.name != "rms_norm" or (isinstance(config, (RingConfig, RowsConfig)) and backward)
     return Pair(p.spec.name, f"{text}: {config_text(config)}", 100 * estimated, 100 * share, fitted)
 
 

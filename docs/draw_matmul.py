@@ -164,12 +164,12 @@ def recorded(name: str) -> tuple[int, list[Event]]:
     """
     import ml_dtypes
 
-    from dualops.cuda.matmul import ladder
-    from dualops.cuda.matmul.ladder import warpgroups, warps
     from dualops.cuda.matmul.sm80_config import Sm80Config
     from dualops.cuda.matmul.sm90 import slices
     from dualops.cuda.matmul.sm90.config import Sm90Config
     from dualops.cuda.tile.warpgroup import warpgroup_mma
+    from examples.ladder import matmul as ladder
+    from examples.ladder.matmul import warpgroups, warps
 
     require_simulator("recorded")
     by_warps = {"tensor_cores": 1, "copies_ahead": 3}  # stages

@@ -16,7 +16,7 @@ from dualops.cuda.matmul import sm80
 from dualops.cuda.matmul.sm90.config import START, TILE, TILES
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States
 from dualops.cuda.retention.sm90.config import Sm90Config as RetentionSm90Config, WideConfig
-from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
+from dualops.cuda.rows.cluster import ClusterRowsConfig
 
 D64, D128, D192, D256 = (
     "B=2 H=32 S=8192 D=64",
@@ -175,7 +175,7 @@ class Share(NamedTuple):
     share: float
 
 
-SOFTMAX = [  # cluster_rows.py, 2026-11-26
+SOFTMAX = [  # softmax/configs.py, 2026-11-26
     Share(48, "bfloat16", ClusterRowsConfig(256, 6, 2, 4), 0.97),
     Share(64, "bfloat16", ClusterRowsConfig(256, 8, 2, 4), 0.965),
     Share(80, "bfloat16", ClusterRowsConfig(256, 10, 2, 3), 0.97),

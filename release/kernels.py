@@ -89,7 +89,7 @@ def compiled(problems: Sequence[str], arch: str, jobs: int | None) -> dict[str, 
     wanted = offline.to_warm(problems, device.every(arch))
     for number, report in enumerate(binaries.build_all(wanted, jobs), 1):
         print(f"[{number}/{len(wanted)}] {report.name.partition('(')[0]}", file=sys.stderr, flush=True)
-    return {binaries.origin(*each): binaries.packed(binaries.binary(*each)) for each in wanted}
+    return {binaries.fingerprint(*each): binaries.packed(binaries.binary(*each)) for each in wanted}
 
 
 def build_wheel(kernels: dict[str, bytes], arch: str, out: Path) -> Path:

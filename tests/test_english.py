@@ -59,7 +59,7 @@ WORDS = {
 }
 PHRASES = [(re.compile(rf"\b(?:{phrase.replace(' ', chr(92) + 's+')})\b", re.IGNORECASE), phrase) for phrase in WORDS]
 # folders that are not rewritten yet -> the number of their hits; lower it with each rewrite
-NOT_YET = {"dualops/cuda": 339}
+NOT_YET = {"dualops/cuda": 9}
 
 
 def prose(path: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 from tests.processes import ROOT
 from tests.readme import python
 
-SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+SCRIPTS = sorted((ROOT / "examples").glob("[!_]*.py"))
 TUTORIALS = ROOT / "docs" / "pages" / "tutorials"
 
 

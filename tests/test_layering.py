@@ -61,7 +61,9 @@ UNOWNED = "dualops.cuda.unowned"
 OF_OPERATORS = (SPEC, PTX, TILE, VIEWS, ROW_WALK, UNOWNED, *HOST_OF_OPERATORS)
 # kernels that operators share: a package of their own, which no other operator may import
 FUNCTIONS = "dualops.cuda.user_functions"
+ROWS = "dualops.cuda.rows.*"
 SHARED: dict[str, tuple[str, ...]] = {
+    "softmax": (ROWS,),
     "rms_norm": ("dualops.cuda.norm",),
     "layer_norm": ("dualops.cuda.norm",),
     "flash_attention": (FUNCTIONS,),
@@ -121,13 +123,22 @@ LAW = (
     Row(OFFLINE, (SPEC, *HOST_OF_OPERATORS), ()),
     Row(DECLARED, (SPEC,), ()),
     *(Row(f"dualops.cuda.{op}.*", (*OF_OPERATORS, DECLARED, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
-    *(Row(f"{family}.*", OF_OPERATORS, NUMBERS) for family in sorted({*chain(*SHARED.values())})),
+    Row(ROWS, OF_OPERATORS, NUMBERS),
+    *(Row(f"{family}.*", (*OF_OPERATORS, ROWS), NUMBERS) for family in sorted({*chain(*SHARED.values())} - {ROWS})),
     # measures with a kernel of its own, so it stands above launching, beside the operators
     Row(ROOF, (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS),
     # knows operators' Configs and what their kernels do; nothing but the command line and `dualops.cuda` knows it
     Row(
         f"{COST}.*",
-        (SPEC, TILE, "dualops.cuda", *HOST_OF_OPERATORS, OFFLINE, *(f"dualops.cuda.{name}.*" for name in ESTIMATED)),
+        (
+            SPEC,
+            TILE,
+            "dualops.cuda",
+            *HOST_OF_OPERATORS,
+            OFFLINE,
+            ROWS,
+            *(f"dualops.cuda.{name}.*" for name in ESTIMATED),
+        ),
         NUMBERS,
     ),
     Row("dualops.cuda", (SPEC, "dualops.cuda.*", f"{COST}.ranking"), ()),

@@ -76,5 +76,5 @@ def cache() -> Iterator[tuple[str, str]]:
 def installed() -> Iterator[tuple[str, str]]:
     """Yield the bundled kernels of each architecture, or why they are not used."""
     architectures = import_module("dualops.cuda.launch.device").ARCHITECTURES
-    for arch, text in import_module("dualops.cuda.compiler.bundled").told(tuple(architectures)):
+    for arch, text in import_module("dualops.cuda.compiler.bundled").status(tuple(architectures)):
         yield f"kernels, {arch}", text

@@ -8,9 +8,9 @@ becomes, with every option by its name,
     def flash_attention_backward(q, k, v, o, lse, do, dlse=None, *, bias=None, ..., out=None, kernel=None, stream=None):
         return backward((q, k, v, o, lse, do, dlse, bias, ...), (scale, ...), out, kernel, stream)
 
-Python binds an argument to the name of a parameter in nanoseconds. To collect `**options` and bring them into the
-spec's order takes 0.4 to 1 microsecond, where a whole call takes the host 10 to 20. So the function's text is made
-once, as dataclasses make theirs.
+Python binds an argument to the name of a parameter in nanoseconds. Collecting `**options` and sorting them into the
+spec's order takes 0.4 to 1 microsecond, while a whole call takes the host 10 to 20. So the function's text is made
+once, as dataclasses do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..spec import Spec
 from ..spec.named import arguments_of, defaults_of, described, refusal, written_out
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Array = TypeVar("Array")  # of whichever library: what comes out is of the kind of what went in
+Array = TypeVar("Array")  # of any library: results are of the inputs' library
 
 
 class Launch(TypedDict, total=False):
@@ -38,25 +38,25 @@ class Launch(TypedDict, total=False):
 def calls(
     operation: str, spec: Spec, *, backward: bool = False, settled: Callable[..., Any] | None = None
 ) -> Callable[[Function], Function]:
-    """Decorator of a function with `**options` whose body is never run: instead, it calls an `Operation`.
+    """Decorate a function with `**options`, whose body is never run, so that it calls an `Operation`.
 
-    operation: its name in the function's module. settled: a function of some parameters, which its own parameters name,
-    that returns them as they count at this call; it is asked where one of them is not None.
+    operation: its name in the function's module. settled: a function that replaces the parameters that its own
+    parameters name; it is called if one of them is not None.
     """
 
     def made(declared: Any) -> Any:
-        told = written_out(declared, spec, backward=backward)
+        written = written_out(declared, spec, backward=backward)
         known = [*defaults_of(spec, backward=backward), "out", "kernel", "stream"]
-        text = _text(declared.__name__, told, operation, spec, backward, settled)
+        text = _text(declared.__name__, written, operation, spec, backward, settled)
         file = f"<{declared.__module__}.{declared.__name__}>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for tracebacks
         scope: dict[str, Any] = {}
         exec(compile(text, file, "exec"), declared.__globals__, scope)
         function = scope["function_of"](settled, lambda names: refusal(declared.__name__, names, known))
         function.__defaults__ = declared.__defaults__
-        function.__kwdefaults__ = {each.name: each.default for each in _by_keyword(told)}
+        function.__kwdefaults__ = {each.name: each.default for each in _by_keyword(written)}
         function.__module__, function.__qualname__ = declared.__module__, declared.__qualname__
-        function.__signature__ = told
+        function.__signature__ = written
         function.__doc__ = described(declared, spec, backward=backward)
         return function
 
@@ -64,11 +64,11 @@ def calls(
 
 
 def _text(
-    name: str, told: Signature, operation: str, spec: Spec, backward: bool, settled: Callable[..., Any] | None
+    name: str, written: Signature, operation: str, spec: Spec, backward: bool, settled: Callable[..., Any] | None
 ) -> str:
     """Return the source of a function that creates the public function from the operation and what else it calls."""
-    keyword = [each.name for each in _by_keyword(told)]
-    first = [each for each in told.parameters if each not in keyword]
+    keyword = [each.name for each in _by_keyword(written)]
+    first = [each for each in written.parameters if each not in keyword]
     arrays, params = (_tuple(entry.name for entry in entries) for entries in arguments_of(spec, backward=backward))
     body = ["if unknown:", "    raise refusal(unknown)"]
     if settled is not None:
@@ -80,8 +80,8 @@ def _text(
     return "\n".join([*head, *(f"        {line}" for line in body), f"    return {name}", ""])
 
 
-def _by_keyword(told: Signature) -> list[Parameter]:
-    return [each for each in told.parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
+def _by_keyword(written: Signature) -> list[Parameter]:
+    return [each for each in written.parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
 
 
 def _tuple(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Rows of arrays that lie in any way: along the fewest axes that do for all arrays of a call, and where each begins.
+"""Rows of arrays of any layout: the fewest axes along which they lie in all arrays of a call, and where each begins.
 
     walked = walk({"y": y, "x": x})                              # on the host: sizes of the axes, strides of each array
     Step(kernel, (M,), (*walked.of("y", "x"), walked.sizes))
@@ -8,8 +8,8 @@
     axes.locate(place, row, sizes)
     x_row = axes.start(place, x)                                 # then x.data[x_row + n]
 
-An array comes as a `Strided` with its strides between rows, `views.strided(dtype, rank)`; one that a call does not have
-is a null pointer, at which a kernel that is built for such calls never looks.
+An array is a `Strided` with its strides between rows, of type `views.strided(dtype, rank)`. An absent one is a null
+pointer, which a kernel that is built for such calls never reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .launch.views import absent
 
 
 class Walk(NamedTuple):
-    """How the arrays of a call lie: rows along the fewest axes that do for all of them."""
+    """The layout of a call's arrays: their rows along the fewest axes that all of them share."""
 
     sizes: tuple[int, ...]  # of the axes
     rows: Mapping[str, Strided]
@@ -36,12 +36,12 @@ class Walk(NamedTuple):
         return len(self.sizes)
 
     def of(self, *names: str) -> tuple[Strided, ...]:
-        """The arguments; null pointers for what the call does not have."""
+        """Return the arrays as arguments; null pointers for absent ones."""
         return tuple(self.rows.get(name, absent(self.rank)) for name in names)
 
 
 def walk(metas: Mapping[str, ArrayMeta], numbers: Collection[str] = ()) -> Walk:
-    """How to walk arrays [..., N] of one shape and, by name, those that have a number for each row [...]."""
+    """Return the Walk of arrays [..., N] of one shape and of arrays [...] with a number for each row."""
     strides = [meta.strides if name in numbers else meta.strides[:-1] for name, meta in metas.items()]
     shape = next(meta.shape[:-1] for name, meta in metas.items() if name not in numbers)
     sizes, merged = collapse(shape, *strides)
@@ -51,7 +51,7 @@ def walk(metas: Mapping[str, ArrayMeta], numbers: Collection[str] = ()) -> Walk:
 
 
 class RowAxes(Namespace):
-    """Where rows begin that lie along `rank` axes."""
+    """The verbs that find where rows along `rank` axes begin."""
 
     place: Callable[..., Any]  # (): a local array for a row's place along each axis
     locate: Callable[..., None]  # (place, row, sizes): find it

@@ -1,7 +1,7 @@
-"""Tokens of varlen that belong to no sequence, as where a batch is padded at its end: cu_seqlens end before them.
+"""Tokens of varlen after the last sequence: cu_seqlens end before them, for example if a batch is padded at its end.
 
-The kernels of an operator go by sequences and write nothing there. Only the GPU knows where those tokens begin, so one
-launch more of few blocks looks, and mostly finds none.
+An operator's kernels process sequences and write nothing to these tokens. Only the GPU knows where they begin, so one
+more launch of few blocks checks, and usually finds none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_BLOCKS = 512
 
 
 class Filled(NamedTuple):
-    """A result by token, its rows of each token and their width, and the number that fills them."""
+    """A result by token: the rows of each token, their width, and the number to fill them with."""
 
     x: Any  # along batch, head and token
     heads: Any
@@ -43,7 +43,7 @@ def filled(metas: Mapping[str, ArrayMeta], name: str, value: float = 0.0, *, hea
 
 @builds
 def build_unowned(dtype: str, count: int) -> Kernel:
-    """unowned_tokens(results, ends, B, tokens): for `count` results of one dtype; a warp fills a row at a time."""
+    """Build unowned_tokens(results, ends, B, tokens) for `count` results of one dtype. A warp fills a row at a time."""
     mem = storage(dtype)
     kind = types.NamedTuple((strided(dtype, 3), i32, i32, mem.number), Filled)
 
@@ -67,7 +67,7 @@ def build_unowned(dtype: str, count: int) -> Kernel:
 
 
 def unowned_steps(problem: Problem, metas: Mapping[str, ArrayMeta], ends: str, results: Iterable[Filled]) -> list[Step]:
-    """A launch for each dtype among results of the same tokens, which begin and end as the array `ends` says."""
+    """Return a launch for each dtype among results of the same tokens. ends: the array of the sequences' ends."""
     by_dtype: dict[str, list[Filled]] = {}
     for each in results:
         by_dtype.setdefault(metas[each.x.data].dtype, []).append(each)
@@ -84,7 +84,7 @@ def unowned_steps(problem: Problem, metas: Mapping[str, ArrayMeta], ends: str, r
 
 
 def with_steps(choices: Choices, more: Callable[[Problem, Mapping[str, ArrayMeta]], Sequence[Step]]) -> Choices:
-    """A rung's choices with more launches at the end. Where there is no sequence the others have no blocks."""
+    """Yield a rung's choices with more launches at the end. Without a sequence the other launches have no blocks."""
 
     def found(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
         for choice in choices(problem, results, device):

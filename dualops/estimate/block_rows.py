@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 from ..cuda.launch.arrays import cdiv
 from ..cuda.norm import rows_steps
 from ..cuda.norm.arguments import Call as NormCall
-from ..cuda.norm.rows import RowsConfig as NormConfig
-from ..cuda.softmax import rows as softmax_rows
+from ..cuda.rows import registers
+from ..cuda.rows.registers import RowsConfig
 from ..cuda.softmax.arguments import Call as SoftmaxCall
+from ..cuda.softmax.operator import Softmax
 from ..cuda.tile.storage import storage
 from ..spec import Problem
 from ..spec.meta import itemsize
@@ -37,7 +38,6 @@ from .steps import by_registers
 ARRIVES, MEETS, WEIGHS = 2.8, 0.09, 0.09
 VECTORS, THREADS, ROW_THREADS = (1, 2, 4, 8, 16), (128, 256, 512), 1024  # of a thread; of a block; most of a row
 MOST_OF_A_THREAD = 64  # numbers of a row; with 128, layer_norm takes two to three times as long
-AnyConfig = NormConfig | softmax_rows.RowsConfig
 
 
 class Kind(NamedTuple):
@@ -60,7 +60,7 @@ def kind_of(p: Problem, backward: bool) -> Kind:
     return Kind(4 if added else 2, meets, "w" in p.arrays, registers, 1.32 + added, 8)
 
 
-def candidates(p: Problem, backward: bool, gpu: Architecture, own: AnyConfig) -> Iterator[Candidate]:
+def candidates(p: Problem, backward: bool, gpu: Architecture, own: RowsConfig) -> Iterator[Candidate]:
     """The operator's own, and every block that holds a row of which registers hold its numbers."""
     kind, makes = kind_of(p, backward), "dx" if backward else "y"
     for config in dict.fromkeys((own, *_grid(own, p, kind))):
@@ -68,7 +68,7 @@ def candidates(p: Problem, backward: bool, gpu: Architecture, own: AnyConfig) ->
         yield Candidate("simt", (Part(makes, config),), rows_estimate(config, p, backward, gpu), 0, steps)
 
 
-def rows_estimate(config: AnyConfig, p: Problem, backward: bool, gpu: Architecture) -> Estimate:
+def rows_estimate(config: RowsConfig, p: Problem, backward: bool, gpu: Architecture) -> Estimate:
     """Of one Config."""
     kind, bandwidth = kind_of(p, backward), REACHED * gpu.memory_bandwidth
     row_bytes = kind.moved * p.N * itemsize(p.dtype)
@@ -80,13 +80,13 @@ def rows_estimate(config: AnyConfig, p: Problem, backward: bool, gpu: Architectu
     return Estimate(seconds, {"memory": p.M * row_bytes / bandwidth}, {"waits": turns * turn, "launches": LAUNCH})
 
 
-def blocks_of(config: AnyConfig, p: Problem, kind: Kind, gpu: Architecture) -> int:
+def blocks_of(config: RowsConfig, p: Problem, kind: Kind, gpu: Architecture) -> int:
     """Blocks that an SM has at once."""
     registers = kind.registers + kind.number * config.vectors * storage(p.dtype).vector
     return max(1, by_registers(gpu, config.threads, registers, config.min_blocks))
 
 
-def _grid(own: AnyConfig, p: Problem, kind: Kind) -> Iterator[AnyConfig]:
+def _grid(own: RowsConfig, p: Problem, kind: Kind) -> Iterator[RowsConfig]:
     vector = storage(p.dtype).vector
     for vectors, threads in product(VECTORS, THREADS):
         row_threads = max(kind.least, 1 << (cdiv(p.N, vectors * vector) - 1).bit_length())
@@ -98,9 +98,9 @@ def _grid(own: AnyConfig, p: Problem, kind: Kind) -> Iterator[AnyConfig]:
             )
 
 
-def _steps(p: Problem, backward: bool, config: AnyConfig) -> Any:
+def _steps(p: Problem, backward: bool, config: RowsConfig) -> Any:
     results = p.outputs(p.spec.gradients) if backward else p.outputs()
-    if isinstance(config, NormConfig):
+    if p.spec.name != "softmax":
         return rows_steps(config, NormCall(p, results, backward=False))
-    build = softmax_rows.build_backward if backward else softmax_rows.build_forward
-    return softmax_rows.steps_of(SoftmaxCall(p, results), config, build)
+    call = SoftmaxCall(p, results)
+    return registers.steps_of(config, Softmax(call.dtype, backward), call.arguments)

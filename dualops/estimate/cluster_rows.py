@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 from ..cuda.launch.arrays import cdiv
 from ..cuda.norm import cluster_steps
 from ..cuda.norm.arguments import Call as NormCall
-from ..cuda.norm.staging import ClusterRowsConfig as NormConfig
-from ..cuda.softmax import cluster_rows as softmax_rows
+from ..cuda.rows import cluster
+from ..cuda.rows.cluster import ClusterRowsConfig
 from ..cuda.softmax.arguments import Call as SoftmaxCall
+from ..cuda.softmax.operator import Softmax
 from ..spec import Problem
 from ..spec.meta import itemsize
 from .architectures import Architecture
@@ -41,7 +42,6 @@ THREADS, VECTOR = 256, 16  # of a block; bytes that a thread loads at once
 STATIC = 1024  # bytes of shared memory besides the weights, of a block
 MOST_BLOCKS = 8  # of an SM
 CLUSTERS, ROWS = (2, 4, 8, 16), (2, 4, 8)
-AnyConfig = NormConfig | softmax_rows.ClusterRowsConfig
 
 
 class Kind(NamedTuple):
@@ -69,7 +69,7 @@ def kind_of(p: Problem, backward: bool) -> Kind:
     return Kind(loaded, moved, weights, 40, 40, 12, most)  # numbers of a vector are kept, where there is room
 
 
-def candidates(p: Problem, backward: bool, gpu: Architecture, own: AnyConfig) -> Iterator[Candidate]:
+def candidates(p: Problem, backward: bool, gpu: Architecture, own: ClusterRowsConfig) -> Iterator[Candidate]:
     """The operator's own, and every cluster that holds a row of which registers hold its vectors."""
     kind, seen = kind_of(p, backward), set[Any]()
     for config in (own, *_grid(own, p, kind, gpu)):
@@ -82,10 +82,10 @@ def candidates(p: Problem, backward: bool, gpu: Architecture, own: AnyConfig) ->
         yield Candidate("sm90", (Part(makes, config),), rows_estimate(config, p, backward, gpu), shared, steps)
 
 
-def rows_estimate(config: AnyConfig, p: Problem, backward: bool, gpu: Architecture) -> Estimate:
+def rows_estimate(config: ClusterRowsConfig, p: Problem, backward: bool, gpu: Architecture) -> Estimate:
     """Of one Config."""
     kind, micro = kind_of(p, backward), 1e-6
-    bandwidth, rows = REACHED * gpu.memory_bandwidth, getattr(config, "rows", 1)
+    bandwidth, rows = REACHED * gpu.memory_bandwidth, config.rows
     row_bytes = kind.moved * p.N * itemsize(p.dtype)
     at_once = gpu.sms * blocks_of(config, kind, gpu) / config.cluster
     loads = LOADS * config.vectors * kind.loaded * config.threads / THREADS
@@ -97,34 +97,34 @@ def rows_estimate(config: AnyConfig, p: Problem, backward: bool, gpu: Architectu
     return Estimate(even + alone + LAUNCH, {"memory": p.M * row_bytes / bandwidth}, lost)
 
 
-def blocks_of(config: AnyConfig, kind: Kind, gpu: Architecture) -> int:
+def blocks_of(config: ClusterRowsConfig, kind: Kind, gpu: Architecture) -> int:
     """Blocks that an SM has at once: by what the compiler takes, at most what a Config leaves it."""
     registers = kind.registers + kind.vector * config.vectors * kind.loaded
     most = min(by_registers(gpu, config.threads, registers, config.min_blocks), MOST_BLOCKS)
     return max(config.min_blocks, resident(gpu, _shared_bytes(config, kind) + STATIC, most))
 
 
-def _grid(own: AnyConfig, p: Problem, kind: Kind, gpu: Architecture) -> Iterator[AnyConfig]:
+def _grid(own: ClusterRowsConfig, p: Problem, kind: Kind, gpu: Architecture) -> Iterator[ClusterRowsConfig]:
     step = THREADS * VECTOR // itemsize(p.dtype)
-    clusters = [cluster for cluster in CLUSTERS if cluster <= gpu.device.max_cluster]
-    for cluster, blocks in product(clusters, range(1, 5)):
-        vectors = cdiv(p.N, cluster * step)
+    clusters = [each for each in CLUSTERS if each <= gpu.device.max_cluster]
+    for blocks_of_row, blocks in product(clusters, range(1, 5)):
+        vectors = cdiv(p.N, blocks_of_row * step)
         room = gpu.registers_per_sm // (THREADS * blocks) // 8 * 8
         if not 2 <= vectors <= kind.most or kind.least + 4 * vectors * kind.loaded > room:
             continue
-        config = replace(own, vectors=vectors, cluster=cluster, min_blocks=blocks)
-        for each in [config] if not isinstance(config, NormConfig) else [replace(config, rows=rows) for rows in ROWS]:
+        config = replace(own, vectors=vectors, cluster=blocks_of_row, min_blocks=blocks)
+        for each in [config] if p.spec.name == "softmax" else [replace(config, rows=rows) for rows in ROWS]:
             if resident(gpu, _shared_bytes(each, kind) + STATIC, blocks) == blocks:
                 yield each
 
 
-def _shared_bytes(config: AnyConfig, kind: Kind) -> int:
+def _shared_bytes(config: ClusterRowsConfig, kind: Kind) -> int:
     return kind.weights * config.threads * config.vectors * VECTOR
 
 
-def _steps(p: Problem, backward: bool, config: AnyConfig, gpu: Architecture) -> Any:
+def _steps(p: Problem, backward: bool, config: ClusterRowsConfig, gpu: Architecture) -> Any:
     results = p.outputs(p.spec.gradients) if backward else p.outputs()
-    if isinstance(config, NormConfig):
+    if p.spec.name != "softmax":
         return cluster_steps(config, NormCall(p, results, backward=False), gpu.device)
-    build = softmax_rows.build_backward if backward else softmax_rows.build_forward
-    return softmax_rows.steps_of(SoftmaxCall(p, results), config, build)
+    call = SoftmaxCall(p, results)
+    return cluster.steps_of(config, Softmax(call.dtype, backward), call.arguments, gpu.device)

@@ -28,8 +28,8 @@ from ..cuda.launch.arrays import align_up, cdiv
 from ..cuda.norm import gradient_steps, slots_of
 from ..cuda.norm.arguments import Call
 from ..cuda.norm.configs import with_stages
-from ..cuda.norm.rows import RowsConfig
 from ..cuda.norm.staging import RingConfig
+from ..cuda.rows.registers import RowsConfig
 from ..cuda.tile.storage import storage
 from ..spec import Problem
 from ..spec.meta import compute_dtype, itemsize

@@ -356,15 +356,15 @@ class Spec:
         op: str,
         wanted: Mapping[str, ArrayMeta],
         out: Mapping[str, ArrayMeta],
-        told: Mapping[str, str] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         """Check the arrays that the caller passed for the results (`out=`).
 
-        told: names for messages in place of "out y", for results that are inputs too.
+        names: for messages, in place of "out y", of results that are inputs too.
         """
         dense = {output.name for output in (*self.outputs, *self.gradients) if output.contiguous_last}
         for name, meta in out.items():
-            expected, called = wanted[name], (told or {}).get(name, f"out {name}")
+            expected, called = wanted[name], (names or {}).get(name, f"out {name}")
             if meta.shape != expected.shape:
                 raise ValueError(f"{op}: {called} has shape {meta.shape}, expected {expected.shape}")
             if meta.dtype != expected.dtype:

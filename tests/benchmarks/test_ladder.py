@@ -193,8 +193,8 @@ def of(operator: str) -> ladder_run.Ladder:
 
 @pytest.mark.parametrize(("operator", "production"), [("softmax", ["rows.py", "ring.py"]), ("matmul", ["sm90"])])
 def test_the_contestants_are_the_steps_and_the_production_kernels(operator: str, production: list[str]):
-    steps = import_module(f"dualops.cuda.{operator}.ladder").STEPS
     ladder = of(operator)
+    steps = import_module(ladder.steps).STEPS
     names = [contestant.name for contestant in ladder_run.contestants(ladder, ladder.case(ladder.page.counted))]
     assert names == [*steps, *production]
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks training` on the CPU: a tiny Llama, a few steps, the figures and the picture."""
+"""`python -m benchmarks training` on the CPU: a tiny Llama, a few steps, the figures, and a picture of such figures."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "training"
-    assert main(["training", "--folder", str(folder), "--tiny", "--steps", "4"]) == 0
-    content = json.loads((folder / "llama_training.json").read_text())
+    figures = tmp_path / "training" / "llama.json"
+    assert main(["training", "--json", str(figures), "--tiny", "--steps", "4"]) == 0
+    content = json.loads(figures.read_text())
     assert [run["who"] for run in content["runs"]] == list(training_run.WHO)
     ours, eager, exact = (run["losses"] for run in content["runs"])
     assert len(ours) == len(content["runs"][0]["seconds"]) == 4
@@ -31,19 +31,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert abs(losses[0] - math.log(TINY.config["vocab_size"])) < 0.2
     assert max(abs(x - y) for x, y in zip(ours, exact, strict=True)) < 5e-3
     assert content["parameters"] == sum(p.numel() for p in make_model(TINY, "cpu").parameters())
-    png = (folder / "llama_training.png").read_bytes()
-    assert png.startswith(b"\x89PNG")
-    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
-    assert 1400 < width < 2000
-    assert height < 1000
     *_, header, one, two, three, verdict = capsys.readouterr().out.splitlines()
     assert header.split()[:2] == ["first", "loss"]
     assert [row[:16].strip() for row in (one, two, three)] == [who[:16] for who in training_run.WHO]
     assert "bfloat16's noise" in verdict
 
 
-def test_the_large_one_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["training", "--folder", str(tmp_path)]) == 1
+def test_the_large_one_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["training"]) == 1
     assert "needs a GPU; --tiny is for a CPU" in capsys.readouterr().err
 
 
@@ -56,7 +51,11 @@ def test_a_picture_of_what_was_recorded(tmp_path: Path) -> None:
     content |= {"gpu": "NVIDIA H200", "commit": "0123456789", "floor": entropy()}
     (tmp_path / "h200.json").write_text(json.dumps(content))
     training_plot.picture(tmp_path / "h200.json", tmp_path / "docs" / "llama_training.png")
-    assert (tmp_path / "docs" / "llama_training.png").read_bytes().startswith(b"\x89PNG")
+    png = (tmp_path / "docs" / "llama_training.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+    assert 1400 < width < 2000
+    assert height < 1000
 
 
 def test_the_data_follow_their_rule_and_repeat() -> None:

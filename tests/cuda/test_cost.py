@@ -18,10 +18,10 @@ from dualops.cuda.compiler.compile import Report
 from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.launch.device import ARCHITECTURES as COMPILED, every, known
 from dualops.cuda.launch.operation import OPERATIONS
-from dualops.cuda.norm.rows import RowsConfig
-from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
+from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.retention.sm90.config import Sm90Config
-from dualops.cuda.softmax import rows as softmax_rows
+from dualops.cuda.rows.cluster import ClusterRowsConfig
+from dualops.cuda.rows.registers import RowsConfig
 from dualops.estimate import (
     ARCHITECTURES,
     architecture,
@@ -301,7 +301,7 @@ def test_what_a_gradient_waits_for():
 
 def test_a_block_of_rows_is_as_fast_as_memory_where_sms_have_enough_of_it():
     p = absent_problem(*problem_of("softmax M=32768 N=4096"))
-    gpu, config = ARCHITECTURES["h100"], softmax_rows.RowsConfig(256, 2, 1)
+    gpu, config = ARCHITECTURES["h100"], RowsConfig(256, 2, 1)
     found = block_rows.rows_estimate(config, p, False, gpu)
     assert found.bound == "memory" and found.seconds == pytest.approx(found.busy["memory"], rel=0.03)
     small = absent_problem(*problem_of("softmax M=132 N=4096"))

@@ -10,9 +10,9 @@ import dualops.cuda  # noqa: F401  registers the operations
 from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.launch.device import known
 from dualops.cuda.launch.operation import OPERATIONS, Choice
-from dualops.cuda.norm import clusters_of
-from dualops.cuda.norm.long_rows import LongRowsConfig
-from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
+from dualops.cuda.norm.staging import RingConfig
+from dualops.cuda.rows.cluster import ClusterRowsConfig, clusters_of
+from dualops.cuda.rows.reread import LongRowsConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize
 
@@ -59,8 +59,8 @@ def test_softmax_takes_the_smallest_cluster_with_as_many_vectors_as_a_row_needs(
 
 
 def test_rms_norm_of_a_few_rows_has_a_cluster_for_each():
-    config = ClusterRowsConfig(256, 6, 4, min_blocks=3)
-    assert [clusters_of(M, 2, config, known("sm_90a")) for M in (1, 99, 150, 198, 400)] == [1, 99, 99, 99, 200]
+    config = ClusterRowsConfig(256, 6, 4, min_blocks=3, rows=2)
+    assert [clusters_of(M, config, known("sm_90a")) for M in (1, 99, 150, 198, 400)] == [1, 99, 99, 99, 200]
 
 
 @pytest.mark.parametrize(

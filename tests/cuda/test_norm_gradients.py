@@ -11,8 +11,8 @@ from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.launch.device import Device, known
 from dualops.cuda.launch.operation import OPERATIONS, Choice
 from dualops.cuda.norm.gradient_configs import ADDED, FAST, FAST_WITH_BOTH, RINGS, ROWS
-from dualops.cuda.norm.rows import RowsConfig
 from dualops.cuda.norm.staging import RingConfig
+from dualops.cuda.rows.registers import RowsConfig
 from dualops.estimate import architecture
 from dualops.spec import OPERATORS, Case
 

@@ -25,8 +25,8 @@ Found = dict[str, Any]
 
 
 def with_short_chunks(*_: Any) -> None:
-    """Cut documents of a few tokens too: to be called before anything else, in each process."""
-    layout.LEAST_CHUNK = 4
+    """Cut documents and windows of a few tokens too: to be called before anything else, in each process."""
+    layout.LEAST_CHUNK, layout.ROWS, layout.KEY_TILES = 4, 2, (4, 4)
     layout.layout_of.cache_clear()
 
 
@@ -83,22 +83,21 @@ class Case:
         found = reference.flash_attention_varlen_backward(**arrays, **options)
         return {f"d{name}": torch.from_numpy(x) for name, x in zip(self.wanted, found)}
 
-    def saved(self) -> Found:
-        """What backward reads: all tensors, and o and lse as one process has them."""
-        alone = self.alone()
-        return self.tensors() | {name: alone[name] for name in ("o", "lse")}
+    def saved(self, found: Found) -> Found:
+        """What backward reads: all tensors, and o and lse as forward found them."""
+        return self.tensors() | {name: found[name] for name in ("o", "lse")}
 
-    def exact(self) -> Found:
+    def exact(self, found: Found) -> Found:
         """The gradients of one process, in float64 on the same numbers."""
         cu = torch.tensor(self.ends, dtype=torch.int32)
-        return self.gradients(self.saved() | {"cu_seqlens_q": cu, "cu_seqlens_k": cu}, torch.float64)
+        return self.gradients(self.saved(found) | {"cu_seqlens_q": cu, "cu_seqlens_k": cu}, torch.float64)
 
-    def rounded(self, size: int, *, pieces: bool) -> Found:
+    def rounded(self, found: Found, size: int, *, pieces: bool) -> Found:
         """Gradients in float32, where each rank's part of dk and dv is rounded to k's dtype, and then their sum.
 
         pieces: parts of each piece of a document are rounded first, as kernels write them.
         """
-        every = self.saved()
+        every = self.saved(found)
         shares = layout.layout_of(self.ends, size, self.balance)
         sums = {f"d{name}": torch.zeros(every[name].shape) for name in self.wanted}
         for rank in range(size):

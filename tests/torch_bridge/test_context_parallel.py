@@ -20,6 +20,7 @@ from tests.readme import python
 from . import context, context_errors
 from .context import CASES, ON_GPUS, SLOW, WAYS, Case
 from .context_errors import DISAGREE, OTHER_ERRORS, REFUSED
+from .in_threads import in_threads
 from .sharded import Found, found_by
 
 pytestmark = pytest.mark.xdist_group("context_parallel")  # the processes start once
@@ -36,7 +37,8 @@ EVERY: dict[str, Any] = {"short chunks": context.with_short_chunks, **CALLS, **W
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In this process, too."""
-    monkeypatch.setattr(layout, "LEAST_CHUNK", layout.LEAST_CHUNK)
+    for name in ("LEAST_CHUNK", "ROWS", "KEY_TILES"):
+        monkeypatch.setattr(layout, name, getattr(layout, name))
     context.with_short_chunks()
     yield
     layout.layout_of.cache_clear()
@@ -60,7 +62,7 @@ def found(request: pytest.FixtureRequest) -> list[Found]:
 def hold_gradients(made: Case, found: Found, size: int, *, pieces: bool) -> None:
     """By the accuracy rule. Parts of 16 bits are rounded before they are summed, which is in the baseline too."""
     if made.dtype.itemsize == 2:
-        truth, baseline = made.exact(), made.rounded(size, pieces=pieces)
+        truth, baseline = made.exact(found), made.rounded(found, size, pieces=pieces)
         for name, x in baseline.items():
             arrays = (each[name].double().numpy() for each in (found, truth, baseline))
             told = compare(*arrays, dtype=str(x.dtype)[6:], floor=SPEC.floor, name=name)
@@ -137,6 +139,26 @@ def test_other_errors(name: str, found: list[Found]) -> None:
     for each in found:
         kind, message = each["other errors"][name]
         assert kind == wanted and text in message
+
+
+# --- ranks that are threads, on one device ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["documents", "contiguous", "three heads, two at a time", "all"])
+def test_threads_on_the_cpu(name: str, short_chunks: None) -> None:
+    hold_gradients(CASES[name], in_threads(CASES[name], 3, "cpu"), 3, pieces=False)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_threads_on_one_gpu(name: str, size: int) -> None:
+    """The bits of one process, and gradients by the accuracy rule."""
+    made = ON_GPUS[name]
+    found, expected = in_threads(made, size, "cuda:0"), made.alone("cuda:0")
+    for key in ("o", "lse"):
+        assert torch.equal(found[key], expected[key].cpu()), key
+    hold_gradients(made, found, size, pieces=True)
 
 
 # --- on two GPUs ----------------------------------------------------------------------------------

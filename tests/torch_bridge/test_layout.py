@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from dualops.torch_bridge.distributed import layout
-from dualops.torch_bridge.distributed.layout import BALANCES, Layout, ends_of, layout_of
+from dualops.torch_bridge.distributed.layout import BALANCES, Layout, Reach, ends_of, layout_of
 
-LEAST = 3  # tokens of a chunk
+LEAST, ROWS, TILES = 4, 2, (5, 7)  # tokens of a chunk, queries of a warp, keys of a tile
 CPU = torch.device("cpu")
 lengths = st.lists(st.integers(0, 40), max_size=8)
 sizes = st.integers(1, 9)
@@ -27,6 +27,8 @@ def made(of: list[int], size: int, balance: str) -> Layout:
 def short_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(layout, "LEAST_CHUNK", LEAST)
+        patched.setattr(layout, "ROWS", ROWS)
+        patched.setattr(layout, "KEY_TILES", TILES)
         layout_of.cache_clear()
         yield
     layout_of.cache_clear()
@@ -40,7 +42,10 @@ def test_every_token_is_on_one_rank(balance: str, of: list[int], size: int) -> N
     assert shares.counts == [len(rows) for rows in shares.rows]
     assert all((np.diff(rows) > 0).all() for rows in shares.rows)
     whole = balance == "head_tail" and all(length >= 2 * size * LEAST for length in of if length)
-    assert max(shares.counts) - min(shares.counts) <= (1 if whole else 2 * LEAST - 1)
+    assert max(shares.counts) - min(shares.counts) <= (2 * ROWS if whole else 2 * LEAST + 2 * ROWS)
+    for rank in range(size):
+        pieces = shares.pieces[rank]
+        assert not ((pieces.starts - shares.cu[pieces.documents]) % ROWS).any()
 
 
 @given(of=lengths, size=sizes)
@@ -61,40 +66,64 @@ def test_head_and_tail(of: list[int], size: int) -> None:
         assert max(owners.count(rank) for rank in owners) <= 2
         assert owners[: len(owners) // 2] == owners[::-1][: len(owners) // 2] or wanted < 2 * size
         lengths = [b - a for i, (a, b) in enumerate(chunks) if not (middle and i == size - 1)]
-        assert not lengths or max(lengths) - min(lengths) <= 1
+        assert not lengths or max(lengths) - min(lengths) < 2 * ROWS
 
 
 @pytest.mark.parametrize("balance", BALANCES)
-@given(of=lengths, size=sizes)
-def test_pieces_are_sequences(balance: str, of: list[int], size: int) -> None:
-    """Each piece lies in one document, and its causal keys end with it."""
-    shares = made(of, size, balance)
+@given(of=lengths, size=sizes, left=st.none() | st.integers(0, 40), D=st.sampled_from((128, 136)))
+def test_pieces_are_sequences(balance: str, of: list[int], size: int, left: int | None, D: int) -> None:
+    """Each piece lies in one document. Its keys are the tokens that its queries see, from where a tile begins on."""
+    shares, tile = made(of, size, balance), TILES[D > 128]
     for rank, rows in enumerate(shares.rows):
-        causal, full = (shares.sequences(rank, each, CPU) for each in (True, False))
-        assert causal.max_seqlen_k == max(causal.k_lengths.tolist(), default=0)
-        assert causal.total_k_lengths == int(causal.k_lengths.sum())
-        bounds = zip(pairwise(causal.cu_seqlens_q.tolist()), causal.k_starts.tolist(), causal.k_lengths.tolist())
-        for ((begin, end), start, length), whole in zip(bounds, full.k_lengths.tolist(), strict=True):
-            queries = rows[begin:end].tolist()
-            assert queries == list(range(queries[0], start + length))
-            document = shares.ends.index(start)
-            assert start + whole in shares.ends[document:] and queries[0] >= start and start + length <= start + whole
-        expected = [row - max(end for end in shares.ends if end <= row) for row in rows.tolist()]
-        assert shares.positions(rank).tolist() == expected
+        assert shares.positions(rank).tolist() == [row - document_of(shares, row)[0] for row in rows.tolist()]
+        for reach in (Reach(True, left, D), Reach(False)):
+            found, read = shares.sequences(rank, reach, CPU), tokens_read(shares, rank, reach).tolist()
+            assert found.max_seqlen_k == max(found.k_lengths.tolist(), default=0)
+            assert found.total_k_lengths == int(found.k_lengths.sum())
+            bounds = zip(pairwise(found.cu_seqlens_q.tolist()), found.k_starts.tolist(), found.k_lengths.tolist())
+            for (begin, end), start, length in bounds:
+                queries, keys = rows[begin:end].tolist(), read[start : start + length]
+                (first, last) = document_of(shares, queries[0])
+                assert queries == list(range(queries[0], queries[-1] + 1)) and queries[-1] < last
+                assert keys == list(range(keys[0], queries[-1] + 1 if reach.causal else last))
+                seen = first if reach.left is None else max(first, queries[0] - reach.left)
+                assert (keys[0] - first) % tile == 0 and keys[0] <= seen
+                assert seen - keys[0] < tile or (reach.left is None and keys[0] == first)
+
+
+def document_of(shares: Layout, token: int) -> tuple[int, int]:
+    return next((begin, end) for begin, end in pairwise(shares.ends) if begin <= token < end)
+
+
+def tokens_read(shares: Layout, rank: int, reach: Reach | None) -> torch.Tensor:
+    """What a rank has in order after it got the tokens that the others send it."""
+    arrived = []
+    mine = shares.exchange(rank, reach, CPU)
+    for other, rows in enumerate(shares.rows):
+        theirs = shares.exchange(other, reach, CPU)
+        sent = torch.from_numpy(rows)[theirs.sent].split(theirs.sent_counts)[rank]
+        assert len(sent) == mine.received_counts[other]
+        arrived.append(sent)
+    tokens = torch.cat([*arrived, torch.from_numpy(shares.rows[rank])])
+    return tokens if mine.order is None else tokens[mine.order]
 
 
 @pytest.mark.parametrize("balance", BALANCES)
-@given(of=lengths, size=sizes)
-def test_there_and_back(balance: str, of: list[int], size: int) -> None:
+@given(of=lengths, size=sizes, left=st.none() | st.integers(0, 40))
+def test_there_and_back(balance: str, of: list[int], size: int, left: int | None) -> None:
+    """Ranks get the tokens that they read, and what they return comes to the tokens' owners."""
     shares = made(of, size, balance)
-    tokens = torch.arange(sum(of))
-    gathered = torch.full((size, shares.most), -1)
-    for rank, rows in enumerate(shares.rows):
-        gathered[rank, : len(rows)] = tokens[rows]
-    flat, there, back = gathered.flatten(), shares.to_ranks(CPU), shares.from_ranks(CPU)
-    assert torch.equal(flat[: sum(of)] if back is None else flat[back], tokens)
-    sent = tokens if there is None else tokens[there]
-    assert sent.tolist() == np.concatenate(shares.rows).tolist()
+    for reach in (None, Reach(True, left), Reach(False)):
+        for rank, rows in enumerate(shares.rows):
+            exchange, read = shares.exchange(rank, reach, CPU), tokens_read(shares, rank, reach)
+            assert read.tolist() == sorted(set(read.tolist())) and len(read) == exchange.rows
+            assert reach is not None or len(read) == sum(of)
+            assert read[exchange.own].tolist() == rows.tolist()
+            back = read[exchange.received].split(exchange.received_counts)
+            for other, owned in enumerate(shares.rows):
+                theirs = shares.exchange(other, reach, CPU)
+                sent = theirs.sent.split(theirs.sent_counts)[rank]
+                assert torch.equal(back[other], torch.from_numpy(owned)[sent])
 
 
 @given(of=lengths, size=sizes)

@@ -30,13 +30,13 @@ def dtype_of(name: str) -> torch.dtype:
     return torch.bfloat16 if name == "masters" else torch.float32
 
 
-def net(dtype: torch.dtype) -> nn.Module:
+def net(dtype: torch.dtype, device: str) -> nn.Module:
     """Sizes that two processes do not share evenly, and one that a process has nothing of."""
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
     with torch.no_grad():
         for i, param in enumerate(model.parameters()):
             param.copy_(values(tuple(param.shape), torch.float32, "cpu", seed=i))
-    return model.to(dtype)
+    return model.to(device, dtype)
 
 
 def optimizer_of(model: nn.Module, name: str) -> Lion:
@@ -48,7 +48,7 @@ def with_gradients(model: nn.Module, turn: int) -> None:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     for i, param in enumerate(model.parameters()):
-        grad = values(tuple(param.shape), param.dtype, "cpu", seed=100 * turn + i)
+        grad = values(tuple(param.shape), param.dtype, param.device.type, seed=100 * turn + i)
         if isinstance(param, DTensor):
             param.grad = distribute_tensor(grad, param.device_mesh, param.placements)
         else:
@@ -56,7 +56,7 @@ def with_gradients(model: nn.Module, turn: int) -> None:
 
 
 def whole(x: Any) -> Any:
-    return x.full_tensor() if hasattr(x, "full_tensor") else x.detach().clone()
+    return (x.full_tensor() if hasattr(x, "full_tensor") else x.detach().clone()).cpu()
 
 
 def told(model: nn.Module, optimizer: Lion) -> list[Tensor]:
@@ -65,8 +65,8 @@ def told(model: nn.Module, optimizer: Lion) -> list[Tensor]:
     return [whole(p) for p in model.parameters()] + [whole(state[key]) for state in states for key in sorted(state)]
 
 
-def alone(name: str) -> list[Tensor]:
-    model = net(dtype_of(name))
+def alone(name: str, device: str = "cpu") -> list[Tensor]:
+    model = net(dtype_of(name), device)
     optimizer = optimizer_of(model, name)
     for turn in range(STEPS):
         with_gradients(model, turn)
@@ -78,7 +78,7 @@ def steps(name: str, mesh: Any) -> tuple[list[Tensor], list[bool]]:
     """What STEPS steps come to, and whether shards stayed where they lay and count as modified."""
     from torch.distributed.fsdp import fully_shard
 
-    model = net(dtype_of(name))
+    model = net(dtype_of(name), mesh.device_type)
     fully_shard(model, mesh=mesh)
     optimizer = optimizer_of(model, name)
     params: list[Any] = list(model.parameters())
@@ -101,7 +101,7 @@ def resumed(name: str, mesh: Any) -> list[Tensor]:
     where: list[Any] = [tempfile.mkdtemp() if distributed.get_rank() == 0 else None]
     distributed.broadcast_object_list(where)
     for first in (True, False):
-        model = net(dtype_of(name))
+        model = net(dtype_of(name), mesh.device_type)
         fully_shard(model, mesh=mesh)
         optimizer = optimizer_of(model, name)
         if first:
@@ -197,6 +197,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     return found_by((WORLD,), CHECKS, tmp_path_factory.mktemp("lion"))
 
 
+@pytest.fixture(scope="module")
+def found_on_gpus(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    checks = {name: check for name, check in CHECKS.items() if name.startswith(("steps", "resumed"))}
+    return found_by((WORLD,), checks, tmp_path_factory.mktemp("gpus"), "cuda")
+
+
 def same(some: list[Tensor], others: list[Tensor]) -> bool:
     return len(some) == len(others) and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(some, others))
 
@@ -212,6 +218,16 @@ def test_shards_are_stepped_in_place_to_the_bits_of_one_process(name: str, found
 def test_a_checkpoint_resumes_to_the_same_bits(name: str, found: list[Found]) -> None:
     for each in found:
         assert same(each[f"resumed {name}"], alone(name))
+
+
+@pytest.mark.cuda(2)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_shards_on_two_gpus(name: str, found_on_gpus: list[Found]) -> None:
+    expected = alone(name, "cuda")
+    for each in found_on_gpus:
+        results, kept = each[f"steps {name}"]
+        assert same(results, expected) and all(kept)
+        assert same(each[f"resumed {name}"], expected)
 
 
 def test_gradients_get_the_placements_of_parameters_also_in_a_compiled_function(found: list[Found]) -> None:

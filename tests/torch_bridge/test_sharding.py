@@ -224,6 +224,33 @@ def test_sharded_is_as_one_process(name: str, found: list[Found]) -> None:
     assert all(each[name] for each in found)
 
 
+ON_GPUS = (  # the rules are the same on all devices: a call of each operator, with each way to share it out
+    "rms_norm rows",
+    "layer_norm residual",
+    "softmax last",
+    "matmul columns",
+    "matmul summed axis",
+    "rope tokens and positions",
+    "attention heads",
+    "attention batch",
+    "ulysses",
+    "varlen heads, key ranges",
+    "retention heads",
+    "retention log_decay",
+)
+
+
+@pytest.fixture(scope="module")
+def found_on_gpus(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    return found_by((1, 2), {name: CHECKS[name] for name in ON_GPUS}, tmp_path_factory.mktemp("gpus"), "cuda")
+
+
+@pytest.mark.cuda(2)
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_sharded_on_two_gpus(name: str, found_on_gpus: list[Found]) -> None:
+    assert all(each[name] for each in found_on_gpus)
+
+
 @pytest.mark.parametrize("name", WAYS)
 def test_modules_train_as_in_one_process(name: str, found: list[Found]) -> None:
     """In float64 the order of a sum is all that is left between them, which turns no sign of a momentum."""

@@ -1,6 +1,6 @@
 """A small softmax kernel that is right, and what it is made of: `build(dtype, verbs)` takes wrong parts in their place.
 
-One block of two warps a row, contiguous rows, two readings, as in softmax/long_rows.py: every thread runs over
+One block of two warps a row, contiguous rows, two readings, as in rows/reread.py: every thread runs over
 its share with a running maximum and sum, warps merge by shuffles and then through shared memory, and the row is read
 again. `Verbs` are the steps in which kernels usually go wrong; broken.py replaces them one by one.
 """

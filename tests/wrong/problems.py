@@ -37,47 +37,46 @@ from dualops.cuda.flash_attention.sm90 import (
 from dualops.cuda.flash_attention.sm90.config import DqConfig, DqThirdsConfig, Sm90Config as AttentionSm90Config
 from dualops.cuda.flash_attention.sm90.dbias import DbiasConfig
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, DkvThirdsConfig
-from dualops.cuda.matmul import ladder
-from dualops.cuda.matmul.ladder.tiles import TilesConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
-from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
-from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import (
-    ClusterRowsConfig as NormClusterRows,
     RingConfig as NormRing,
 )
 from dualops.cuda.norm.sums import SumsConfig
-from dualops.cuda.retention import decay_prefix_sums as retention_marks, sm80 as retention_sm80, sm90 as retention
-from dualops.cuda.retention.sm80 import nan_repair as retention_sm80_hidden, pairs as retention_sm80_pairs
+from dualops.cuda.retention import (
+    decay_prefix_sums as retention_marks,
+    nan_repair as retention_hidden,
+    sm80 as retention_sm80,
+    sm90 as retention,
+)
+from dualops.cuda.retention.sm80 import pairs as retention_sm80_pairs
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States
 from dualops.cuda.retention.sm90 import (
     chunks as retention_chunks,
     config as retention_config,
     decay_grad_chunks as retention_decay_grad_chunks,
     decay_grad_pairs as retention_decay_grad_pairs,
-    nan_repair as retention_hidden,
     wide as retention_wide,
 )
+from dualops.cuda.rows import cluster as rows_cluster
+from dualops.cuda.rows.chunks import ChunksConfig
+from dualops.cuda.rows.cluster import ClusterRowsConfig
+from dualops.cuda.rows.registers import RowsConfig
+from dualops.cuda.rows.reread import LongRowsConfig
 from dualops.cuda.softmax import (
-    cluster_rows as softmax_cluster_rows,
-    long_rows as softmax_long_rows,
-    ring as softmax_ring,
-    rows as softmax_rows,
+    rungs as softmax_rungs,
 )
-from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
-from dualops.cuda.softmax.long_rows import LongRowsConfig
-from dualops.cuda.softmax.ring_config import RingConfig
-from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.tile.boxes import Cluster
 from dualops.cuda.tile.roles import Roles, roles
 from dualops.spec import OPERATORS, Case, Tag
+from examples.ladder import matmul as matmul_ladder
+from examples.ladder.matmul.tiles import TilesConfig
 from tests.checks import Rejected, check
 from tests.cuda.configs import Change, alone, changed
 from tests.cuda.operators import Direction
 
-NO_ROWS = (softmax_rows, {"_rows_config": lambda *_: None})  # a row is not kept in registers
+NO_ROWS = (softmax_rungs, {"rows_config": lambda *_: None})  # a row is not kept in registers
 
 
 def _anew(*_: Any) -> NoReturn:
@@ -127,14 +126,14 @@ def _softmax_rings() -> Iterator[Problem]:
 
     Rows fill the stages, or are longer, so that a chunk comes twice.
     """
-    config = RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
+    config = ChunksConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
     for cluster, backward, longer in product((1, 2), DIRECTIONS, (0, 1)):
         chosen = replace(config, cluster=cluster)
         columns = chosen.kept("float64") + longer * cluster * chosen.chunk("float64")
         case = Case(f"cluster of {cluster}{longer * ', longer'}", "float64", {"x": (7, columns)})
-        no_cluster = (softmax_cluster_rows, {"cluster_config": lambda *_: None})
-        instead = (softmax_ring, {"_ring_configs": lambda *_, chosen=chosen: iter([chosen])})
-        kernel = "softmax_ring_backward" if backward else "softmax_ring_stages"
+        no_cluster = (softmax_rungs, {"cluster_config": lambda *_: None})
+        instead = (softmax_rungs, {"ring_configs": lambda *_, chosen=chosen: iter([chosen])})
+        kernel = "softmax_ring_backward" if backward else "softmax_ring"
         yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, no_cluster, instead))
 
 
@@ -142,7 +141,7 @@ def _softmax_clusters() -> Iterator[Problem]:
     """Rows of four vectors a thread for each of two blocks."""
     config = ClusterRowsConfig(64, 4, cluster=2)
     case = Case("cluster of 2", "float32", {"x": (3, 2 * config.columns("float32"))})
-    instead = (softmax_cluster_rows, {"cluster_config": lambda *_: config})
+    instead = (softmax_rungs, {"cluster_config": lambda *_: config})
     for backward in DIRECTIONS:
         kernel = f"softmax_cluster_rows{'_backward' if backward else ''}"
         yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, instead))
@@ -151,11 +150,11 @@ def _softmax_clusters() -> Iterator[Problem]:
 def _softmax_rows() -> Iterator[Problem]:
     dtype = "float32"
     rows, long_rows = RowsConfig(64, 1, 2), LongRowsConfig(64, 1)
-    kept = ((softmax_rows, {"_rows_config": lambda *_: rows}),)
+    kept = ((softmax_rungs, {"rows_config": lambda *_: rows}),)
     too_long = (
         NO_ROWS,
-        (softmax_ring, {"_ring_configs": lambda *_: iter(())}),
-        (softmax_long_rows, {"LongRowsConfig": lambda *_: long_rows}),
+        (softmax_rungs, {"ring_configs": lambda *_: iter(())}),
+        (softmax_rungs, {"LongRowsConfig": lambda *_: long_rows}),
     )
     for backward in DIRECTIONS:
         behind = "_backward" if backward else ""
@@ -199,16 +198,18 @@ def _norm_rings() -> Iterator[Problem]:
 
 def _norm_clusters() -> Iterator[Problem]:
     """Five rows of two vectors a thread for a cluster of two blocks, of each norm, alone and with a residual."""
-    config = NormClusterRows(64, 2, cluster=2)
+    config = ClusterRowsConfig(64, 2, cluster=2, rows=2)
     columns = config.cluster * config.columns("float32") - 8  # so that w does not fill its place
-    instead = {"cluster_config": lambda *_: config, "clusters_of": lambda *_: 1}
+    chosen, clusters = {"cluster_config": lambda *_: config}, {"clusters_of": lambda *_: 1}
     for operator, residual in product(("rms_norm", "layer_norm"), (False, True)):
         case = _norm_case(f"cluster of 2{residual * ', with a residual'}", operator, 5, columns, "float32", residual)
-        yield Problem("norm_cluster_rows", operator, False, "sm90", case, configs=((norm, instead),))
+        yield Problem(
+            "norm_cluster_rows", operator, False, "sm90", case, configs=((norm, chosen), (rows_cluster, clusters))
+        )
 
 
 def _norm_rows() -> Iterator[Problem]:
-    dtype, rows, long_rows = "float32", NormRows(64, 1, 2), NormLongRows(64, 1)
+    dtype, rows, long_rows = "float32", RowsConfig(64, 1, 2), LongRowsConfig(64, 1)
     kept = {"rows_config": lambda *_: rows, "ring_config": lambda *_: None}
     too_long = {"rows_config": lambda *_: None, "ring_config": lambda *_: None, "LongRowsConfig": lambda *_: long_rows}
     for backward in DIRECTIONS:
@@ -383,7 +384,7 @@ def _retention_sm80() -> Iterator[Problem]:
     for kernel, chunk, Sq, D in (("retention_rows_sm80", 64, 100, 128), ("retention_states_sm80", 128, 129, 16)):
         config = RetentionSm80Config(chunk, Sm80Rows(block_kv=32), Sm80States(tokens=32))
         plain = (retention_sm80_pairs, {"FEW_SEEN": 0})  # what rounding takes is no step of the protocol
-        changes = alone(retention_sm80, config), (retention_sm80_hidden, {"start": _anew}), plain
+        changes = alone(retention_sm80, config), NO_ELEMENT_ANEW, plain
         case = Case("two chunks", "bfloat16", dict.fromkeys("qkv", (1, 1, Sq, D)), {"return_state": True})
         yield Problem(kernel, "retention", False, "sm80", case, configs=changes)
 
@@ -483,7 +484,7 @@ class StepProblem(Problem):
     """One call of a step of matmul's ladder, which no rung of the operator launches."""
 
     def run(self) -> None:
-        check(OPERATORS[self.operator], self.case, partial(ladder.run_step, self.rung), ways=("given",))
+        check(OPERATORS[self.operator], self.case, partial(matmul_ladder.run_step, self.rung), ways=("given",))
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -508,9 +509,9 @@ SMALL_STEPS: dict[str, Any] = {
 @contextmanager
 def small_steps() -> Iterator[None]:
     """Inside the with statement, the steps of matmul's ladder have small tiles."""
-    small = {name: step._replace(config=SMALL_STEPS[name]) for name, step in ladder.STEPS.items()}
-    kept = mock.patch.multiple(ladder.forward, plans={}, families={})
-    with mock.patch.dict(ladder.STEPS, small), kept:
+    small = {name: step._replace(config=SMALL_STEPS[name]) for name, step in matmul_ladder.STEPS.items()}
+    kept = mock.patch.multiple(matmul_ladder.forward, plans={}, families={})
+    with mock.patch.dict(matmul_ladder.STEPS, small), kept:
         yield
 
 

@@ -18,17 +18,20 @@ import numpy as np
 
 from dualops.cuda.compiler.backend import Kernel
 from dualops.cuda.launch.step import flat
+from dualops.cuda.rows import chunks, exchange
+from dualops.cuda.rows.chunks import ChunksConfig
+from dualops.cuda.rows.operator import RowArrays, Rows
 from dualops.cuda.simulator import Deadlock
-from dualops.cuda.softmax import ring_config, ring_stages
-from dualops.cuda.softmax.ring_config import RingConfig
+from dualops.cuda.softmax.operator import Softmax
 from dualops.cuda.tile.ring import parts, ring, start_cluster
 from dualops.spec import OPERATORS, Case
+from dualops.spec.meta import Strided
 from tests.checks import Rejected, check
 
 DTYPE = "float64"
 ROWS = 6  # all for one cluster
 # each stage is filled again and again, and there is room for a warp to be a row ahead of another
-CONFIG = RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
+CONFIG = ChunksConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
 
 # what mutants are rejected for
 NAN, VALUE = r"(y|dx): nan at", r"max error .* limit"
@@ -90,7 +93,7 @@ def mutant(
 
 
 @contextmanager
-def mutated(one: Mutant | None, config: RingConfig, backward: bool) -> Iterator[Kernel]:
+def mutated(one: Mutant | None, config: ChunksConfig, backward: bool) -> Iterator[Kernel]:
     """The kernel with the mutant in it, built anew; None is the kernel as it is."""
     sizes = Sizes(config.stages, config.warps, config.cluster)
 
@@ -104,12 +107,14 @@ def mutated(one: Mutant | None, config: RingConfig, backward: bool) -> Iterator[
         "ring": lambda *sizes: instead("ring", ring(*sizes)),
         "start_cluster": instead("start_cluster", start_cluster),
     }
+    build: Any = chunks.build
+    not_kept: Any = exchange.in_cluster
+    replaced["in_cluster"] = not_kept.__wrapped__
     with (
-        mock.patch.multiple(ring_stages, **replaced),
-        mock.patch.object(ring_config, "parts", lambda *sizes: instead("parts", parts(*sizes))),
+        mock.patch.multiple(chunks, **replaced),
+        mock.patch.object(exchange, "parts", lambda *sizes: instead("parts", parts(*sizes))),
     ):
-        build: Any = ring_stages.build_backward if backward else ring_stages.build_forward
-        yield build.__wrapped__(config, DTYPE)
+        yield build.__wrapped__(config, Softmax(DTYPE, backward))
 
 
 def rejection(one: Mutant | None, cluster: int, backward: bool) -> str | None:
@@ -124,7 +129,9 @@ def rejection(one: Mutant | None, cluster: int, backward: bool) -> str | None:
         def run(*arrays: np.ndarray, out: np.ndarray) -> None:
             pointers = [flat(array, name) for name, array in zip(names, (out, *arrays), strict=True)]
             launch = kernel[cluster, kernel.threads, 0, config.staged(DTYPE, 2 if backward else 1).nbytes]
-            launch(*pointers, ROWS, columns, *[columns] * len(pointers), columns // cluster)
+            y, *inputs = (Strided(pointer, (columns,)) for pointer in pointers)
+            arrays = RowArrays(y, y, *inputs, *[y] * (2 - len(inputs)))
+            launch(arrays, (), Rows(ROWS, columns, (ROWS,)), columns // cluster)
 
         try:
             check(OPERATORS["softmax"], case, run, backward=backward, ways=("given",))

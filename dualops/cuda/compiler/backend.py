@@ -121,8 +121,8 @@ class Namespace(Noun):
     def __init__(self, **members: Any):
         name, declared = type(self).__name__, type(self).__annotations__
         if members.keys() != declared.keys():
-            told = ", ".join(sorted(members.keys() ^ declared.keys()))
-            raise TypeError(f"{name}: {told} given or declared, expected both")
+            unmatched = ", ".join(sorted(members.keys() ^ declared.keys()))
+            raise TypeError(f"{name}: {unmatched} given or declared, expected both")
         super().__init__(name, {each: members[each] for each in declared})
 
     @classmethod
@@ -216,10 +216,20 @@ class Kernel:
 
 
 def kernel(
-    *argtypes: Any, threads: int, min_blocks: int = 1, cluster: int = 1
+    *argtypes: Any, threads: int, min_blocks: int = 1, cluster: int = 1, name: str = ""
 ) -> Callable[[Callable[..., Any]], Kernel]:
-    """Decorator: a kernel whose arguments have these Numba types, launched with `threads` threads a block."""
-    return lambda function: Kernel(function, argtypes, threads, min_blocks, cluster)
+    """Decorator: a kernel whose arguments have these Numba types, launched with `threads` threads a block.
+
+    name: of the kernel, if it is not that of the function.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Kernel:
+        if name:
+            function.__qualname__ = f"{function.__qualname__.rpartition('.')[0]}.{name}"
+            function.__name__ = name
+        return Kernel(function, argtypes, threads, min_blocks, cluster)
+
+    return decorate
 
 
 def builds(build: Callable[..., Kernel]) -> Callable[..., Kernel]:
@@ -227,8 +237,8 @@ def builds(build: Callable[..., Kernel]) -> Callable[..., Kernel]:
 
     @cache
     def built(*args: Any, **options: Any) -> Kernel:
-        told = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in options.items())])
-        identity = f"{build.__module__}.{build.__name__}({told})"
+        arguments = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in options.items())])
+        identity = f"{build.__module__}.{build.__name__}({arguments})"
         return replace(
             build(*args, **options),
             identity=identity,
@@ -268,5 +278,5 @@ def where() -> str | None:
 @cache  # of success alone: an exception is not kept
 def find_gpu() -> None:
     """Raise RuntimeError where kernels can't run on a GPU: what is missing here, each with its remedy."""
-    if told := missing():
-        raise RuntimeError(" ".join(told))
+    if lacking := missing():
+        raise RuntimeError(" ".join(lacking))

@@ -1,17 +1,17 @@
-"""Compiled kernels: found on the disk, awaited from helpers, or compiled and kept.
+"""Compiled kernels: read from the disk, received from helpers, or compiled and kept.
 
-A cubin is kept in the cache folder, see `cache`, by a key of everything it depends on: what the kernel is made of
-(`sources`), the build with its arguments, the architecture, the versions of Numba, numba-cuda and the toolkit. So what
-one machine built serves others, of whichever Python. Where a cubin can't be kept, the process that built it holds it.
-Kernels that are installed (`bundled`) come first.
+The cache folder (`cache`) has a cubin under a key of everything that it depends on: the kernel's sources (`sources`),
+its build with its arguments, the architecture, the versions of Numba, numba-cuda and the toolkit. So a cubin that one
+machine built serves others, with any Python. If a cubin can't be kept, the process that built it holds it. Installed
+kernels (`bundled`) come first.
 
-Any thread may ask for a kernel. One builds at a time, under the lock that Numba compiles under; those that waited for
-the same kernel get the one that was built, or, where that failed, try themselves and get an exception of their own.
-Ctrl-C ends a wait at once, and a build when its instruction of native code is over; nothing is left half done. A fork
-and the end of the program wait for the build under way: a fork's child can build, and no thread is in native code when
-Python ends. A build may ask for another build.
+Any thread may request a kernel. One thread builds at a time, under Numba's compiler lock. Threads that waited for the
+same kernel get the built one; if the build failed, each tries itself and gets its own exception. Ctrl-C ends a wait at
+once, and a build when its call of native code returns; nothing is left half done. A fork and the end of the program
+wait for a running build: the child of a fork can build, and no thread is in native code when Python ends. A build may
+request another build.
 
-`ahead` has kernels built by other processes, see `helpers`; `build_all` many, side by side.
+`ahead` lets other processes build kernels, see `helpers`; `build_all` builds many in parallel.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class Wanted(NamedTuple):
 
 
 def binary(kernel: Kernel, arch: str, shared_bytes: int = 0) -> Binary:
-    """The kernel for `arch`: installed, or from the disk, if it is there and whole; else from a helper that is at it;
-    else compiled and kept.
-    """
+    """Return the kernel for `arch`: installed, from the disk, from a helper that builds it, or compiled and kept."""
     if found := _found(kernel, arch, shared_bytes):
         return found
     path = _path(kernel, arch, shared_bytes)
@@ -60,10 +58,10 @@ def binary(kernel: Kernel, arch: str, shared_bytes: int = 0) -> Binary:
 
 
 def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
-    """Have helpers build those of the kernels (kernel, arch, shared_bytes) that are not on the disk; nothing waits.
+    """Let helpers build those of the kernels (kernel, arch, shared_bytes) that are not on the disk. Does not wait.
 
-    `binary` then waits for what a helper has taken up, and builds itself what none has: a process that may have no
-    helpers, and a kernel that can't be sent to one, lose nothing.
+    `binary` then waits for kernels that a helper has begun, and builds the others itself. So a process without helpers
+    works too, and a kernel that can't be sent to one.
     """
     if SIMULATED:
         return
@@ -73,7 +71,7 @@ def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
             path in _PROMISED
             or path in _UNKEPT
             or cache.holds(path)
-            or bundled.holds(arch, origin(kernel, arch, shared_bytes))
+            or bundled.holds(arch, fingerprint(kernel, arch, shared_bytes))
         ):
             continue
         with suppress(pickle.PicklingError):
@@ -84,10 +82,10 @@ def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
 def build_all(
     wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool = False, must_keep: bool = False
 ) -> Iterator[Report]:
-    """Build kernels in `jobs` processes, one a core, and keep them. Yields reports, first of kernels already kept.
+    """Build kernels in `jobs` processes, by default one a core, and keep them. Yields reports, first of kept kernels.
 
-    `anew`: build even what the disk holds, and leave the disk unchanged. Raises what a build raises; with must_keep
-    also OSError if a kernel can't be written to the disk.
+    `anew`: build also kernels that the disk has, and leave the disk unchanged. Raises the errors of builds; with
+    must_keep also OSError if a kernel can't be written to the disk.
     """
     wanted = list(wanted)
     if not anew:
@@ -119,7 +117,7 @@ def build_all(
 
 
 def _build_and_write(kernel: Kernel, arch: str, shared_bytes: int) -> Binary:
-    """As `binary`, but raises OSError where the kernel can't be written to the disk."""
+    """Do the same as `binary`, but raise OSError if the kernel can't be written to the disk."""
     made, path = binary(kernel, arch, shared_bytes), _path(kernel, arch, shared_bytes)
     if not _found(kernel, arch, shared_bytes):  # this process alone has it, or a helper's thread has yet to write it
         _write(path, made)
@@ -140,20 +138,20 @@ def _versions() -> str:
 
 
 def built_of() -> str:
-    """What all kernels are made of: every source, and what compiles them."""
+    """Return the digest of all sources, and the versions of the compiler's packages."""
     return f"{sources.everything()}\n{_versions()}"
 
 
-def origin(kernel: Kernel, arch: str, shared_bytes: int) -> str:
-    """A name of what a kernel is: what it is made of, whatever compiles it."""
+def fingerprint(kernel: Kernel, arch: str, shared_bytes: int) -> str:
+    """Return the digest of a kernel's sources, arguments, architecture and shared memory, without the compiler's."""
     if not kernel.identity:
         raise ValueError(f"{kernel.name} was made outside a function under @builds: it has no identity")
-    told = "\n".join([sources.digest(kernel.modules), kernel.identity, arch, str(shared_bytes)])
-    return hashlib.sha256(told.encode()).hexdigest()
+    parts = "\n".join([sources.digest(kernel.modules), kernel.identity, arch, str(shared_bytes)])
+    return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def _key(kernel: Kernel, arch: str, shared_bytes: int) -> str:
-    return hashlib.sha256(f"{origin(kernel, arch, shared_bytes)}\n{_versions()}".encode()).hexdigest()
+    return hashlib.sha256(f"{fingerprint(kernel, arch, shared_bytes)}\n{_versions()}".encode()).hexdigest()
 
 
 def _path(kernel: Kernel, arch: str, shared_bytes: int) -> Path:
@@ -164,26 +162,26 @@ _REPORTED = {name: get_origin(kind) or kind for name, kind in get_type_hints(Rep
 
 
 def _found(kernel: Kernel, arch: str, shared_bytes: int) -> Binary | None:
-    """A kernel that is installed or on the disk."""
-    if installed := bundled.read(arch, origin(kernel, arch, shared_bytes)):
+    """Return a kernel that is installed or on the disk, else None."""
+    if installed := bundled.read(arch, fingerprint(kernel, arch, shared_bytes)):
         return unpacked(installed)
     return _read(_path(kernel, arch, shared_bytes))
 
 
 def _read(path: Path) -> Binary | None:
-    """What a file holds, or None where it is missing, damaged or not to be trusted."""
+    """Return a file's kernel, None if the file is missing, damaged or not trusted."""
     content = cache.read(path)
     return None if content is None else unpacked(content)
 
 
 def packed(made: Binary) -> bytes:
-    """The content of a file."""
+    """Return the content of a kernel's file."""
     header = json.dumps({"entry": made.entry, "report": asdict(made.report)}).encode()
     return header + b"\n" + made.cubin
 
 
 def unpacked(content: bytes) -> Binary | None:
-    """What a file has, None where it is not what `packed` makes."""
+    """Return the kernel in a file's content, None if `packed` did not make it."""
     header, _, cubin = content.partition(b"\n")
     try:
         fields: dict[str, Any] = json.loads(header)
@@ -197,12 +195,12 @@ def unpacked(content: bytes) -> Binary | None:
 
 
 def _write(path: Path, made: Binary) -> None:
-    """Raises OSError where `path` can't be written."""
+    """Write a kernel's file. Raises OSError if `path` can't be written."""
     cache.write(path, packed(made))
 
 
 def _keep(path: Path, made: Binary) -> Binary:
-    """Write `made` to the disk, or hold it here where that can't be."""
+    """Write `made` to the disk, or hold it in this process if that fails."""
     try:
         _write(path, made)
     except OSError:
@@ -212,8 +210,8 @@ def _keep(path: Path, made: Binary) -> Binary:
 
 # --- other processes ---------------------------------------------------------------------------------
 
-_PROMISED: dict[Path, Future[Binary]] = {}  # what helpers are at
-_UNKEPT: dict[Path, Binary] = {}  # what could not be written
+_PROMISED: dict[Path, Future[Binary]] = {}  # kernels that helpers build
+_UNKEPT: dict[Path, Binary] = {}  # kernels that could not be written
 
 
 @functools.cache
@@ -222,18 +220,18 @@ def _helpers() -> Helpers:
 
 
 def _prepare() -> None:
-    """In a helper, before its first kernel: what every build needs."""
+    """Prepare what every build needs, in a helper, before its first kernel."""
     import_module("cuda.core")
     import_module(f"{__package__}.frontend").prepare()
 
 
 def _submit(helpers: Helpers, kernel: Kernel, arch: str, shared_bytes: int) -> Future[Binary]:
-    """Raises pickle.PicklingError for a kernel that can't be sent."""
+    """Send a kernel to a helper. Raises pickle.PicklingError for one that can't be sent."""
     return helpers.submit(_build_again, kernel.made_by, arch, shared_bytes, _key(kernel, arch, shared_bytes))
 
 
 def _build_again(made_by: Callable[[], Kernel], arch: str, shared_bytes: int, key: str) -> Binary:
-    """In a helper: the kernel that has this key in the process that asks."""
+    """Build, in a helper, the kernel that has this key in the process that requested it."""
     kernel = made_by()
     if _key(kernel, arch, shared_bytes) != key:
         raise RuntimeError(f"{kernel.identity} is another kernel in this process")

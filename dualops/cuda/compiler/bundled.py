@@ -1,9 +1,9 @@
 """Kernels that were compiled elsewhere and installed: the package dualops-kernels-sm90a has those for sm_90a.
 
-A package has `index.json` and a file for each kernel, in the format of the cache folder's, by a name of what the kernel
-is: its sources, its build with its arguments, the architecture. No version of Numba or of CUDA's compiler is in it. So
-a kernel is used where its sources are those of the installed dualops, whatever else is installed. A package of another
-version of dualops is not used. A file is used if its digest is the index's.
+A package has `index.json` and a file for each kernel, in the format of the cache folder. A file's name is the kernel's
+`binaries.fingerprint`: the digest of its sources, its build with its arguments, and the architecture, but of no version
+of Numba or of CUDA's compiler. So a kernel is used if its sources equal those of the installed dualops, with any
+compiler. A package of another version of dualops is not used. A file is used if its digest is the index's.
 
 `release/kernels.py` makes such packages.
 """
@@ -25,7 +25,7 @@ INDEX = "index.json"
 
 
 class Bundle(NamedTuple):
-    """What a package says of itself."""
+    """The index of a package."""
 
     folder: Path
     version: str  # of dualops
@@ -33,32 +33,34 @@ class Bundle(NamedTuple):
 
 
 def version() -> str:
-    """That of the dualops that runs."""
+    """Return the version of the running dualops."""
     return import_module("dualops").__version__
 
 
 def package_of(arch: str) -> str:
-    """The importable name of the package for an architecture."""
+    """Return the importable name of the package for an architecture."""
     return f"dualops_kernels_{arch.replace('_', '')}"
 
 
 @cache
 def installed(arch: str) -> Bundle | None:
-    """The package for an architecture, None where there is none. Raises ValueError where its index can't be read."""
+    """Return the package for an architecture, None if missing. Raises ValueError if its index can't be read."""
     spec = find_spec(package_of(arch))
     if spec is None or not spec.submodule_search_locations:
         return None
     folder = Path(next(iter(spec.submodule_search_locations)))
     try:
         found = json.loads((folder / INDEX).read_text("utf-8"))
-        return Bundle(folder, str(found["dualops"]), {str(name): str(told) for name, told in found["kernels"].items()})
+        return Bundle(
+            folder, str(found["dualops"]), {str(name): str(digest) for name, digest in found["kernels"].items()}
+        )
     except (OSError, *DAMAGED) as error:
         raise ValueError(f"{folder / INDEX} can't be read: {error}") from None
 
 
 @cache
 def usable(arch: str) -> Bundle | None:
-    """The same, of this version of dualops."""
+    """Return the package for an architecture if it is of this version of dualops, else None."""
     try:
         found = installed(arch)
     except ValueError:
@@ -67,13 +69,13 @@ def usable(arch: str) -> Bundle | None:
 
 
 def holds(arch: str, name: str) -> bool:
-    """Whether there is a kernel of this name."""
+    """Whether a usable package has a kernel of this name."""
     found = usable(arch)
     return found is not None and name in found.digests
 
 
 def read(arch: str, name: str) -> bytes | None:
-    """A kernel's file; None where there is none, or another one than the index says."""
+    """Return the content of a kernel's file, None if it is missing or its digest is not the index's."""
     found = usable(arch)
     if found is None or name not in found.digests:
         return None
@@ -92,8 +94,8 @@ def write(folder: Path, kernels: dict[str, bytes]) -> None:
     (folder / INDEX).write_text(json.dumps({"dualops": version(), "kernels": digests}, indent=1), "utf-8")
 
 
-def told(architectures: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Each installed package's architecture, and what it has or why it is not used."""
+def status(architectures: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield each installed package's architecture, and its number of kernels or the reason why it is not used."""
     for arch in architectures:
         try:
             found = installed(arch)

@@ -79,8 +79,8 @@ def link(ltoir: bytes, arch: str, *, ptx: bool = False) -> tuple[bytes, str]:
     """
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    told = None if ptx else "-v"
-    options = LinkerOptions(arch=arch, ptxas_options=told, link_time_optimization=True, ptx=ptx, no_cache=True)
+    verbose = None if ptx else "-v"
+    options = LinkerOptions(arch=arch, ptxas_options=verbose, link_time_optimization=True, ptx=ptx, no_cache=True)
     linker = Linker(ObjectCode.from_ltoir(ltoir), options=options)
     try:
         code = bytes(linker.link("ptx" if ptx else "cubin").code)

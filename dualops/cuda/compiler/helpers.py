@@ -1,10 +1,10 @@
 """Helpers: processes that build kernels while this one does something else, or builds another.
 
-A helper is a new Python with this one's `sys.path`, isolated if this one is. It imports dualops and nothing of the
-program's, is sent functions of dualops with their arguments, and sends back what they return. It is ended by the
-process that started it, and ends when that one does. Where the system has no thread or process for one, there is none.
+A helper is a new Python process with this one's `sys.path`, isolated if this one is. It imports dualops but none of the
+program's modules. It receives functions of dualops with their arguments, and sends back their results. It ends when the
+process that started it ends, or ends it. If the system has no thread or process for a helper, none starts.
 
-What a user wrote is not sent: it may depend on what no other process has. Options of attention are sent by name.
+A user's functions are not sent: they may depend on state of this process. Options of attention are sent by name.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class HelperError(RuntimeError):
 def most_helpers() -> int:
     """Helpers that this process may have: DUALOPS_HELPERS, else one for two cores, at most MOST.
 
-    Raises ValueError where the variable is no number.
+    Raises ValueError if the variable is no number.
     """
-    told = os.environ.get("DUALOPS_HELPERS", "")
-    if told and not told.isdecimal():
-        raise ValueError(f"DUALOPS_HELPERS is {told!r}, expected a number of processes, 0 for none")
-    return int(told) if told else min(cores() // 2, MOST)
+    text = os.environ.get("DUALOPS_HELPERS", "")
+    if text and not text.isdecimal():
+        raise ValueError(f"DUALOPS_HELPERS is {text!r}, expected a number of processes, 0 for none")
+    return int(text) if text else min(cores() // 2, MOST)
 
 
 def cores() -> int:
@@ -66,8 +66,9 @@ def cores() -> int:
 
 
 class Helpers:
-    """At most `most` helpers, each with a thread here that waits for it. They are started when there is something to
-    do, and ended when there was nothing for `idle` seconds. `begin`: what each calls before it is ready.
+    """At most `most` helpers, each with a thread of this process that waits for it.
+
+    They start when there is work, and end after `idle` seconds without work. begin: each helper calls it first.
     """
 
     def __init__(self, most: int, *, begin: Callable[[], object] = int, idle: float = IDLE):
@@ -76,17 +77,17 @@ class Helpers:
         _ALL.add(self)
 
     def _forget(self) -> None:
-        """Begin with nothing, also in a fork's child, which has neither the threads nor the right to the helpers."""
+        """Start without helpers, also in a fork's child, which has no threads and must not use its parent's helpers."""
         self._changed = Condition()
         self._orders: deque[tuple[Future[Any], bytes]] = deque()
         self._threads = self._waiting = 0
         self._started: dict[subprocess.Popen[bytes], Connection] = {}
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Let a helper call function(*args). It ends in a HelperError where that fails in any way, and can be cancelled
-        until a helper that is ready takes it up.
+        """Let a helper call function(*args). Its future fails with a HelperError, and can be cancelled until a helper
+        begins.
 
-        Raises pickle.PicklingError for what is not sent.
+        Raises pickle.PicklingError for arguments that can't be sent.
         """
         order = packed((function, args))
         future: Future[Any] = Future()
@@ -100,7 +101,7 @@ class Helpers:
         return future
 
     def _begin_thread(self) -> None:
-        """One more, unless the system has no more threads for this process."""
+        """Start one more thread, unless the system has no more threads for this process."""
         self._threads += 1
         try:
             Thread(target=self._work, name="dualops helper", daemon=True).start()
@@ -108,7 +109,7 @@ class Helpers:
             self._threads -= 1
 
     def close(self) -> None:
-        """End all helpers, whatever they are doing, and have none from now on."""
+        """End all helpers, even while they work, and start no more."""
         with self._changed:
             self.most = 0
             self._changed.notify_all()
@@ -123,7 +124,7 @@ class Helpers:
         self.close()
 
     def _work(self) -> None:
-        """What a helper's thread does."""
+        """Run a helper's thread."""
         try:
             process, pipe = self._start()
             try:
@@ -137,14 +138,14 @@ class Helpers:
                 pipe.close()
                 process.kill()
                 process.wait()
-        except Exception as error:  # it could not be started, or died; its orders must not wait forever
+        except Exception as error:  # the helper could not be started, or died; its orders must not wait forever
             with self._changed:
                 self._threads -= 1
             if not self._threads:
                 self._give_up(repr(error))
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        """A helper, and the pipe to it."""
+        """Start a helper. Return it and the pipe to it."""
         pipe, theirs = Pipe()
         with theirs:
             process = subprocess.Popen(
@@ -162,7 +163,7 @@ class Helpers:
         return process, pipe
 
     def _next(self) -> tuple[Future[Any], bytes] | None:
-        """The next order, or None where there was none for a while: the thread then counts no more."""
+        """Return the next order, or None after `idle` seconds without one: the thread then ends."""
         with self._changed:
             self._waiting += 1
             self._changed.wait_for(lambda: self._orders or not self.most, self.idle)
@@ -186,13 +187,13 @@ class Helpers:
         else:
             future.set_exception(HelperError(error))
 
-    def _give_up(self, told: str) -> None:
-        """No helper will take up what is left."""
+    def _give_up(self, reason: str) -> None:
+        """Fail all waiting orders: no helper will run them."""
         with self._changed:
             left, self._orders = self._orders, deque()
         for future, _ in left:
             if future.set_running_or_notify_cancel():
-                future.set_exception(HelperError(f"no helper: {told}"))
+                future.set_exception(HelperError(f"no helper: {reason}"))
 
 
 def _flags() -> list[str]:
@@ -222,8 +223,8 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def serve(pipe: int) -> None:
-    """What a helper does: call what it is sent, until nobody is there any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started it
+    """Run a helper: call the functions that arrive, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     gc.disable()
     with Connection(pipe) as asked:
         while True:
@@ -237,24 +238,24 @@ def serve(pipe: int) -> None:
             except Exception as error:
                 answer = pickle.dumps((None, f"{type(error).__name__}: {error}"))
             asked.send_bytes(answer)
-            gc.collect()  # while nobody waits
+            gc.collect()  # while no process waits
 
 
-# --- what is sent ------------------------------------------------------------------------------------
+# --- pickling ----------------------------------------------------------------------------------------
 
 
 def packed(value: Any) -> bytes:
-    """Pickled; raises pickle.PicklingError for what is not sent."""
+    """Return an object pickled. Raises pickle.PicklingError for one that can't be sent."""
     target = io.BytesIO()
     try:
         _Pickler(target).dump(value)
-    except (AttributeError, TypeError) as error:  # what has no name, or can't be pickled at all
+    except (AttributeError, TypeError) as error:  # it has no name, or can't be pickled at all
         raise pickle.PicklingError(str(error)) from error
     return target.getvalue()
 
 
-NAMED = (FunctionType, type, type(cache(int)))  # what is sent by its name
-KNOWN = {"dualops", "numba", "numpy", *sys.stdlib_module_names}  # the modules that it may be found in
+NAMED = (FunctionType, type, type(cache(int)))  # types of objects that are sent by name
+KNOWN = {"dualops", "numba", "numpy", *sys.stdlib_module_names}  # packages of objects that are sent by name
 
 
 class _Pickler(pickle.Pickler):

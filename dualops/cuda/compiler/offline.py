@@ -1,7 +1,4 @@
-"""Problems on arrays that do not exist: which kernels they need, whether these compile, building them ahead of time.
-
-No GPU is needed.
-"""
+"""Kernels of problems without arrays: which they are, whether they compile, and building them ahead. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -21,31 +18,31 @@ from ..launch.step import Step
 from .binaries import Wanted, ahead, build_all
 from .compile import Report
 
-OF_LISTS = "table"  # the rung that serves lists of tensors, which is not the best for one
+OF_LISTS = "table"  # the rung for lists of tensors; for one tensor it is not the best
 
 
 def warm(*problems: str, arch: str | None = None, jobs: int | None = None, backward: bool = True) -> list[Report]:
-    """Compile what problems need and keep it, so that no call waits for a compiler: in a machine's image, or before a
-    training run begins. Launches nothing.
+    """Compile and keep the kernels of problems, so that no call waits for a compiler. Launches nothing.
+
+    Use it in a machine's image, or before a training run.
 
         warm("rms_norm x=8192x4096:bfloat16 w=4096", "flash_attention q=2x32x4096x128:bfloat16 ... causal=True")
 
-    problems: texts as in `spec.text`; or an operator's name, for the sizes that it is timed at; or its name and a
-    pattern of cases that are timed, alone or with peers, "flash_attention:s4096*"; none: all operators. arch: "sm_90a",
-    ..., for each of its GPUs; the current GPU's. jobs: processes that compile side by side; as many as there are
-    cores.
-    backward: the gradient too, and what forward then returns for it.
+    problems: texts in the form of `spec.text`; or an operator's name, for the sizes of its benchmarks; or its name and
+    a pattern of benchmark cases, "flash_attention:s4096*"; without problems all operators. arch: "sm_90a", ..., for
+    each GPU of that architecture; by default the current GPU's. jobs: processes that compile in parallel, by default
+    one a core. backward: also the gradient, and a forward that returns what the gradient needs.
 
-    Returns a report for each kernel, those that were there first. Raises ValueError, TypeError and NotImplementedError
-    for a problem that can't be read, is none, or has no kernel, and OSError where a kernel can't be kept: the cache
-    folder can't be written, is full, or belongs to another user.
+    Returns a report for each kernel, first of those that were kept before. Raises ValueError, TypeError and
+    NotImplementedError for a problem that can't be read, is wrong, or has no kernel, and OSError if a kernel can't be
+    kept: the cache folder can't be written, is full, or belongs to another user.
     """
     places = (devices.current(),) if arch is None else devices.every(arch)
     return list(build_all(to_warm(problems, places, backward=backward), jobs, must_keep=True))
 
 
 def to_warm(problems: Iterable[str], places: Iterable[Device], *, backward: bool = True) -> list[Wanted]:
-    """The kernels that `warm` builds, each once for an architecture."""
+    """Return the kernels that `warm` builds, each once for an architecture."""
     cases = [each for text in tuple(problems) or OPERATORS for each in _cases(text)]
     found: dict[Wanted, None] = {}
     for device, (spec, case) in product(places, cases):
@@ -67,9 +64,9 @@ def _cases(text: str) -> list[tuple[Spec, Case]]:
 
 
 def build_gradient_ahead(problem: Problem, device: Device) -> None:
-    """Have helpers build what the gradient of a forward call will take, see `binaries.ahead`; nothing waits.
+    """Let helpers build the kernels of a forward call's gradient, see `binaries.ahead`. Does not wait.
 
-    Nothing happens where that gradient has no kernels: backward says so, if it is called.
+    Does nothing if that gradient has no kernels: backward raises the error if it is called.
     """
     for operation in OPERATIONS[problem.spec.name][1:]:
         with suppress(TypeError, ValueError, NotImplementedError):
@@ -79,13 +76,13 @@ def build_gradient_ahead(problem: Problem, device: Device) -> None:
 
 
 def to_check(operators: Iterable[str], architectures: Iterable[str]) -> list[Wanted]:
-    """The kernels of operators' COMPILE cases, each once for each architecture."""
+    """Return the kernels of operators' COMPILE cases, each once for each architecture."""
     steps = ((arch, step) for arch in architectures for step in steps_to_check(arch, operators))
     return [Wanted(step.kernel, arch, step.shared_bytes) for arch, step in steps]
 
 
 def steps_to_check(arch: str, operators: Iterable[str] = tuple(OPERATORS)) -> Iterator[Step]:
-    """A launch of every kernel of the COMPILE cases."""
+    """Yield a launch of every kernel of the COMPILE cases."""
     seen: set[str] = set()
     for name in operators:
         for case in OPERATORS[name].tagged(Tag.COMPILE):
@@ -99,7 +96,7 @@ def steps_to_check(arch: str, operators: Iterable[str] = tuple(OPERATORS)) -> It
 
 
 def every_step(operation: Operation, case: Case, device: Device) -> Iterator[Step]:
-    """The launches that each rung of an operation would make for the shapes of a case."""
+    """Yield the launches of each rung of an operation for the shapes of a case."""
     problem = absent_problem(operation.spec, case, operation.backward)
     rungs = set()
     for choice in _choices(operation, problem, device):
@@ -109,9 +106,9 @@ def every_step(operation: Operation, case: Case, device: Device) -> Iterator[Ste
 
 
 def steps_of(spec: Spec, case: Case, device: Device, *, backward: bool = True) -> Iterator[Step]:
-    """The launches that calls for the shapes of a case make. backward: the gradient too, and the forward before it.
+    """Yield the launches of calls for the shapes of a case. backward: also the gradient, and the forward before it.
 
-    Raises NotImplementedError where no kernel does it.
+    Raises NotImplementedError if no kernel supports it.
     """
     forward, *gradient = OPERATIONS[spec.name]
     problems = [(forward, absent_problem(spec, case))]
@@ -133,7 +130,7 @@ def _choices(operation: Operation, problem: Problem, device: Device) -> Iterable
 
 
 def absent_problem(spec: Spec, case: Case, backward: bool = False, *, requests: bool = False) -> Problem:
-    """The problem of a case, on arrays that do not exist. requests: with all results that backward needs."""
+    """Return the problem of a case, without arrays. requests: with all results that backward needs."""
     arrays = _absent(spec.inputs, case.shapes, case)
     if not backward:
         names = [param.name for param in spec.params]
@@ -153,7 +150,7 @@ def _absent(inputs: Sequence[Input], shapes: Mapping[str, tuple[int, ...]], case
 
 
 def _strides(shape: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Of a dense array whose axes lie in memory in this order, the slowest first."""
+    """Return the strides of a dense array whose axes have this order in memory, slowest first."""
     if order is None:
         return contiguous_strides(shape)
     by_axis = dict(zip(order, contiguous_strides([shape[axis] for axis in order]), strict=True))
@@ -161,7 +158,10 @@ def _strides(shape: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int
 
 
 def gradient_of(problem: Problem) -> Problem:
-    """The problem of the gradient of a forward call: of all results that it returns unasked, or must have one."""
+    """Return the problem of a forward call's gradient.
+
+    It has the gradients of results that are returned without a request, and the required ones.
+    """
     spec, results = problem.spec, problem.outputs()
     known = {**problem.arrays, **results}
     known |= {name: results[result] for name, result in spec.saved_instead.items() if result in results}

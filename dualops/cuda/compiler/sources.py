@@ -1,12 +1,15 @@
-"""What a kernel is made of: the sources of its builder and of all that these import.
+"""The sources of a kernel: the modules of its build, all modules that these import, and the compiler's own.
 
-A cubin is kept under a key that holds their digest. An edit of a module changes the keys of the kernels that are made
-with it, and of no others. The imports are read in the sources, where a statement may stand anywhere: nothing is left
-out because it is imported late, or by a type checker alone. `from package import name` leads to the module that the
-package has the name from. A package that does more than import is followed as a whole.
+The key of a cubin contains their digest. An edit of a module changes the keys of the kernels that it is a source of,
+and of no others. Imports are found in the text of sources, inside functions and under TYPE_CHECKING too. They are
+followed in dualops and in the packages of the build, except to the simulator.
 
-Where a module has no source, as in an installation of bytecode alone, its imports are unknown: then the digest is of
-the bytecode of all modules of dualops.
+`from package import name` leads to one module: the one from which the package imports the name, else the submodule of
+that name, else, if the package itself defines the name, to its __init__ and all imports of that. The __init__ of a
+package is no source just because one of its modules is.
+
+If a module has no source, as in an installation of bytecode only, its imports are unknown. The digest is then of all
+modules of dualops, of the bytecode of those without a source.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import marshal
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -24,8 +27,8 @@ from typing import Any, NamedTuple
 
 ROOT, ROOM = __name__.partition(".")[0], __name__.rpartition(".")[0]
 CUDA = ROOM.rpartition(".")[0]
-COMPILER, FRONTEND = f"{ROOM}.compile", f"{ROOM}.frontend"  # what makes cubins of kernels
-SIMULATOR = f"{CUDA}.simulator"  # which makes none
+COMPILER, FRONTEND = f"{ROOM}.compile", f"{ROOM}.frontend"  # they compile kernels to cubins
+SIMULATOR = f"{CUDA}.simulator"  # no cubin depends on it
 
 STATEMENT = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+([\w., \t]*))", re.MULTILINE
@@ -36,7 +39,7 @@ NAME = re.compile(r"[\w.]+")
 
 
 class Import(NamedTuple):
-    """`from module import name as own`, or `import module`, which has no name."""
+    """`from module import name as own`, or `import module`, without a name."""
 
     module: str
     name: str = ""
@@ -44,7 +47,7 @@ class Import(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A module."""
+    """A module's digest and imports."""
 
     digest: str
     is_package: bool
@@ -53,18 +56,18 @@ class Source(NamedTuple):
 
 @cache
 def digest(modules: frozenset[str]) -> str:
-    """The digest of what a kernel of a build in these modules is made of."""
+    """Return the digest of the sources of a kernel whose build is in these modules."""
     return _of(sorted(made_of(modules)))
 
 
 def made_of(modules: frozenset[str]) -> frozenset[str]:
-    """The names of these modules, of all that they import, and of the compiler's own."""
+    """Return the names of these modules, of all modules that they import, and of the compiler's own."""
     return closure(modules) | {COMPILER} | closure(frozenset(_below(FRONTEND)))
 
 
 @cache
 def everything() -> str:
-    """The digest of all modules that kernels may be made of, whether or not one is."""
+    """Return the digest of all modules that may be sources of kernels."""
     return _of([*_below(CUDA), *_below(f"{ROOT}.spec.attention")])
 
 
@@ -74,25 +77,26 @@ def _of(modules: Iterable[str]) -> str:
 
 @cache
 def closure(modules: frozenset[str]) -> frozenset[str]:
-    """The names of these modules and of all modules of dualops that they import, directly or not."""
+    """Return the names of these modules and of all that they import, from dualops and their own packages."""
     found, todo = set[str](), list(modules)
+    roots = {ROOT, *(name.partition(".")[0] for name in modules)}
     while todo:
         name = todo.pop()
         if name not in found and name.partition(SIMULATOR)[0]:
             found.add(name)
             imports = source(name).imports
-            todo += _below(ROOT) if imports is None else _modules(imports)
+            todo += _below(ROOT) if imports is None else _modules(imports, roots)
     return frozenset(found)
 
 
-def _modules(imports: Iterable[Import]) -> Iterator[str]:
+def _modules(imports: Iterable[Import], roots: Container[str]) -> Iterator[str]:
     for each in imports:
-        if each.module.partition(".")[0] == ROOT and _spec(each.module):
+        if each.module.partition(".")[0] in roots and _spec(each.module):
             yield _origin(each)
 
 
 def _origin(wanted: Import) -> str:
-    """The module that an import gets its name from."""
+    """Return the module from which an import gets its name."""
     found = source(wanted.module)
     if wanted.name and found.is_package:
         for each in found.imports or ():
@@ -105,7 +109,7 @@ def _origin(wanted: Import) -> str:
 
 @cache
 def source(name: str) -> Source:
-    """What the loader of a module has of it: it may lie in a zip file, or be a session that has no loader."""
+    """Return a module's Source by its loader, which may read a zip file. A session's `__main__` has no loader."""
     spec: Any = _spec(name)
     if not hasattr(spec and spec.loader, "get_source"):
         return Source("", False, None)
@@ -119,7 +123,7 @@ def source(name: str) -> Source:
 
 @cache
 def _spec(name: str) -> Any:
-    """The ModuleSpec, None where there is none. It imports nothing."""
+    """Return the ModuleSpec, None for a missing module. Imports nothing."""
     if name in sys.modules:
         return sys.modules[name].__spec__
     package = name.rpartition(".")[0]
@@ -130,7 +134,7 @@ def _spec(name: str) -> Any:
 
 
 def _imports(text: str, package: str) -> Iterator[Import]:
-    """The imports of a source of this package. What looks like one in a string is taken for one too."""
+    """Yield the imports in a source of this package. Text in a string that looks like an import counts too."""
     for level, module, names, modules in STATEMENT.findall(COMMENT.sub("", text)):
         if modules:
             yield from (Import(each) for each in NAME.findall(modules))
@@ -145,7 +149,7 @@ def _imports(text: str, package: str) -> Iterator[Import]:
 
 @cache
 def _below(name: str) -> tuple[str, ...]:
-    """A package and all modules in it, in order."""
+    """Return the names of a package and of all modules in it, in order."""
     found = [name]
     for _, each, is_package in pkgutil.iter_modules(_spec(name).submodule_search_locations or (), f"{name}."):
         found += _below(each) if is_package else [each]

@@ -28,7 +28,7 @@ Allocator = Callable[[tuple[int, ...], tuple[int, ...]], Any]  # of shape and st
 
 
 class Adapter(Protocol):
-    """What dualops asks of an array library."""
+    """The operations of an array library that dualops needs."""
 
     def layouts(self, arrays: Sequence[Any]) -> tuple[tuple[Hashable, ...], list[Any]]:
         """Return the layouts, which a plan depends on, and the addresses.
@@ -42,17 +42,17 @@ class Adapter(Protocol):
     def meta(self, array: Any) -> ArrayMeta: ...
 
     def meta_of(self, layout: Any) -> ArrayMeta:
-        """Of an array with that layout: the alignment is its address."""
+        """Return the meta of an array with that layout. Its address is the alignment."""
         ...
 
     def pointer(self, array: Any) -> int: ...
 
     def allocator(self, dtype: str, device: str) -> Allocator:
-        """What makes new arrays on that device, which is the current one when it does; their values are undefined."""
+        """Return a function that makes new arrays, of undefined values, on that device, which must be current then."""
         ...
 
     def stream(self, arrays: Sequence[Any], op: str = "dualops.cuda") -> int:
-        """Handle of the stream that work on these arrays goes to. Raises ValueError if they are of several."""
+        """Return the handle of the stream for work on these arrays. Raises ValueError if they are of several."""
         ...
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
@@ -63,14 +63,14 @@ class Adapter(Protocol):
         ...
 
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
-        """The addresses of many arrays, quickly."""
+        """Return the addresses of many arrays, quickly."""
         ...
 
     def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
-        """Shapes, strides and dtypes of many arrays, quickly: where these and addresses are equal, `meta` is too.
+        """Return shapes, strides and dtypes of many arrays, lazily. If they and addresses are equal, so are metas.
 
-        But for what makes `meta` fail, such as a lazily negated view, which is refused when it is first seen.
-        One after the other: thousands of tuples that live at once would bring Python's garbage collector in.
+        Arrays for which `meta` fails, such as lazily negated views, are exceptions: they are refused when first seen.
+        One at a time: thousands of tuples alive at once would start Python's garbage collector.
         """
         ...
 
@@ -79,7 +79,7 @@ class Adapter(Protocol):
         ...
 
     def current_device(self) -> int:
-        """The GPU that is current in this thread, if any is."""
+        """Return the GPU that is current in this thread, if any."""
         ...
 
     def is_capturing(self, handle: int) -> bool:
@@ -96,7 +96,7 @@ class TorchAdapter:
         self.names = {getattr(torch, name): name for name in names}
         self.dtypes = {name: dtype for dtype, name in self.names.items()}
         self.device_names: dict[Any, str] = {}
-        # what torch.cuda.current_stream and current_device end in, several microseconds sooner
+        # these return what torch.cuda.current_stream and current_device do, several microseconds faster
         raw, current = getattr(torch._C, "_cuda_getCurrentRawStream", None), getattr(torch._C, "_cuda_getDevice", None)
         self.raw_stream = raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
         self.current_device = current or torch.cuda.current_device
@@ -120,9 +120,9 @@ class TorchAdapter:
 
     def meta(self, array: Any) -> ArrayMeta:
         if array.layout is not self.torch.strided or array.is_neg() or array.is_nested:
-            told = f"{array.layout}, negated: resolve_neg() it" if array.is_neg() else array.layout
-            told = "a nested one" if array.is_nested else told
-            raise TypeError(f"expected a strided tensor that is not lazily negated, got {told}")
+            layout = f"{array.layout}, negated: resolve_neg() it" if array.is_neg() else array.layout
+            layout = "a nested one" if array.is_nested else layout
+            raise TypeError(f"expected a strided tensor that is not lazily negated, got {layout}")
         dtype = self.names.get(array.dtype, str(array.dtype).removeprefix("torch."))
         device = array.device
         name = self.device_names.get(device)
@@ -229,8 +229,8 @@ class InterfaceAdapter:
         faces = (array.__cuda_array_interface__ for array in arrays if array is not None and type(array) not in NUMBERS)
         said = {stream for face in faces if (stream := face.get("stream"))}
         if len(said) > 1:
-            told = ", ".join(map(str, sorted(said)))
-            raise ValueError(f"{op}: arrays are of streams {told}, expected one, or a call with stream=")
+            streams = ", ".join(map(str, sorted(said)))
+            raise ValueError(f"{op}: arrays are of streams {streams}, expected one, or a call with stream=")
         return next(iter(said), 0)
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
@@ -335,7 +335,7 @@ _INTERFACE = InterfaceAdapter()
 
 
 def adapter_of(array: Any, op: str, name: str) -> Adapter:
-    """The adapter for this array. Raises TypeError, naming operator and argument, for what can't be taken."""
+    """Return the adapter for this array. Raises TypeError, naming operator and argument, for an unsupported type."""
     kind = type(array)
     found = ADAPTERS.get(kind)
     if found is None:
@@ -350,7 +350,7 @@ def _find(array: Any, op: str, name: str) -> Adapter:
         if isinstance(array, np.ndarray):
             check_plain(array, op, name)
             return NumpyAdapter()
-        raise TypeError(f"{op}: {name} is a {_told(array)}, expected a NumPy array: kernels run in the simulator")
+        raise TypeError(f"{op}: {name} is a {_class_of(array)}, expected a NumPy array: kernels run in the simulator")
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(array, torch.Tensor):
         return TorchAdapter(torch)
@@ -360,17 +360,17 @@ def _find(array: Any, op: str, name: str) -> Adapter:
         raise TypeError(f"{op}: {name} is a NumPy array on the host, expected an array on a GPU")
     if hasattr(array, "__cuda_array_interface__"):
         return _INTERFACE
-    raise TypeError(f"{op}: {name} is a {_told(array)}, expected an array with __cuda_array_interface__")
+    raise TypeError(f"{op}: {name} is a {_class_of(array)}, expected an array with __cuda_array_interface__")
 
 
-def _told(array: Any) -> str:
+def _class_of(array: Any) -> str:
     return f"{type(array).__module__}.{type(array).__qualname__}"
 
 
 def _layouts(
     arrays: Sequence[Any], layout: Callable[[Any], tuple[tuple[Any, ...], int]]
 ) -> tuple[tuple[Hashable, ...], list[Any]]:
-    """`Adapter.layouts`, of the layout and the address of one array."""
+    """Return `Adapter.layouts`. layout: returns the layout and the address of one array."""
     parts = [
         (None, 0) if array is None else (type(array), array) if type(array) in NUMBERS else layout(array)
         for array in arrays
@@ -384,12 +384,12 @@ def cdiv(value: int, step: int) -> int:
 
 
 def align_up(value: int, step: int) -> int:
-    """The smallest multiple of `step` that is not less than `value`."""
+    """Return the smallest multiple of `step` that is not less than `value`."""
     return -(-value // step) * step
 
 
 def collapse(shape: tuple[int, ...], *strides: tuple[int, ...]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """The fewest axes by which arrays of one shape can be walked: neighbours that all arrays lay out as one are merged.
+    """Return the fewest axes of arrays of one shape: neighbours that are one axis in all arrays are merged.
 
     Axes of size 1 vanish. Returns the merged shape and, for each array, its strides along it.
     """

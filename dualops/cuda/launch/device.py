@@ -1,8 +1,8 @@
 """Properties of a GPU. Only this module asks the driver for them; `roof` measures the memory bandwidth.
 
-`Device` holds what kernels are configured by: `current()` and `at(index)` ask a GPU, `known(arch)` knows one of each
-architecture, for the offline compiler, and `every(arch)` all that take other Configs. In the simulator there is a small
-H200.
+A `Device` has the properties that decide Configs. `current()` and `at(index)` ask a GPU. `known(arch)` returns one of
+each architecture, for the offline compiler, and `every(arch)` all that need different Configs. The simulator has a
+small H200.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Device:
 
     name: str
     compute_capability: tuple[int, int]
-    arch: str  # as ptxas names it: "sm_90a"
+    arch: str  # name for ptxas: "sm_90a"
     sms: int
     l2_bytes: int
     memory_bandwidth: float  # bytes a second, by its clock and the width of its bus
-    shared_memory_per_block: int  # bytes, with opting in
-    max_cluster: int  # blocks of the largest cluster; 1 where there are none
+    shared_memory_per_block: int  # bytes, with opt-in
+    max_cluster: int  # blocks of the largest cluster; 1 without clusters
     index: int = 0
 
     @property
@@ -80,19 +80,19 @@ _OTHERS = {"sm_90a": (replace(_KNOWN["sm_90a"], name="NVIDIA H100", memory_bandw
 
 
 def known(arch: str) -> Device:
-    """A device of architecture `arch`, without asking for one. Raises ValueError for an unknown name."""
+    """Return a device of architecture `arch`, without asking a GPU. Raises ValueError for an unknown name."""
     if arch not in _KNOWN:
         raise ValueError(f"arch is {arch!r}, expected one of {', '.join(_KNOWN)}")
     return _KNOWN[arch]
 
 
 def every(arch: str) -> tuple[Device, ...]:
-    """The devices of architecture `arch` that take other Configs than one another, `known`'s first. Raises as that."""
+    """Return the devices of architecture `arch` that need different Configs, `known`'s first. Raises its errors."""
     return known(arch), *_OTHERS.get(arch, ())
 
 
 def compute_capability(arch: str) -> tuple[int, ...] | tuple[int, int, str]:
-    """As Numba's compiler wants it: (8, 0), or (9, 0, "a") for "sm_90a"."""
+    """Return it in the form that Numba's compiler needs: (8, 0), or (9, 0, "a") for "sm_90a"."""
     digits = arch.removeprefix("sm_").rstrip("abcdef")
     suffix = arch.removeprefix("sm_")[len(digits) :]
     major, minor = int(digits[:-1]), int(digits[-1])
@@ -100,7 +100,7 @@ def compute_capability(arch: str) -> tuple[int, ...] | tuple[int, int, str]:
 
 
 def current() -> Device:
-    """The GPU that is current for this thread; in the simulator a small H200."""
+    """Return the GPU that is current for this thread; in the simulator a small H200."""
     if SIMULATED:
         return at(0)
     require()
@@ -110,7 +110,7 @@ def current() -> Device:
 
 
 def require() -> None:
-    """Raise RuntimeError where kernels can't run at all: what is missing, each with its remedy."""
+    """Raise RuntimeError if kernels can't run here. It names what is missing, each with its remedy."""
     if SIMULATED:
         return
     try:
@@ -124,7 +124,7 @@ def require() -> None:
 
 @cache
 def at(index: int) -> Device:
-    """GPU number `index`."""
+    """Return GPU number `index`."""
     if SIMULATED:
         small, h200 = 2, known("sm_90a")
         bandwidth = h200.memory_bandwidth * small / h200.sms

@@ -1,13 +1,13 @@
-"""Device memory that outlives launches and captured graphs: what kernels are pointed to, kept from call to call.
+"""Device memory that outlives launches and captured graphs, kept from call to call.
 
-Tables of addresses, and whatever else a kernel finds by an address that is one of its arguments. Three rules make it
-safe, without ever waiting for the GPU:
+It holds tables of addresses, and other data to which a kernel's argument points. Three rules make it safe without ever
+waiting for the GPU:
 
-1  `Memory` is written by what is launched on a stream, and never again: what a kernel may still read is new memory.
+1  Launches on a stream write a `Memory` once. New contents get new memory, since a kernel may still read the old one.
 2  A launch on another stream calls `is_written` first, and allocates new memory if the write is not known to be done.
    `used_on` records a read on another stream, so that the library does not reuse the memory before the read is done.
-3  What was made or used while a stream was captured is kept forever, since a graph may read it at any time. Of
-   everything else `Kept` holds the latest, and frees the oldest in the order of the streams that used them.
+3  Memory that was made or used while a stream was captured is kept forever, since a graph may read it at any time.
+   `Kept` holds the latest of the other memory, and frees the oldest in the order of the streams that used it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Place(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """The stream that a call's work goes to."""
+    """The stream of a call's work."""
 
-    home: int  # the library's current stream, which memory is allocated for
-    handle: int  # the one that is launched on
-    captured: bool  # whether that is being captured
+    home: int  # the library's current stream, on which memory is allocated
+    handle: int  # the stream of the launches
+    captured: bool  # whether it is being captured
 
 
 def streams_of(op: str, adapter: Adapter, arrays: Sequence[Any], handle: int | None) -> Streams:
-    """Where work on arrays goes: to the stream that the caller gave, or their library's. Their GPU must be current."""
+    """Return the stream for work on arrays: the caller's, or their library's. Their GPU must be current."""
     if SIMULATED:
         return Streams(0, handle or 0, False)
     home = adapter.stream(arrays if handle is None else arrays[:1], op)
-    if handle is None or handle == home:  # a library tells sooner than the driver whether its own stream is captured
+    if handle is None or handle == home:  # a library knows faster than the driver whether its own stream is captured
         return Streams(home, home, adapter.is_capturing(home))
     return Streams(home, handle, is_capturing(handle))
 
@@ -59,7 +59,7 @@ class Memory:
     """Arrays of 64-bit words on a device, that kernels read from call to call. See the module's docstring."""
 
     def __init__(self, place: Place, streams: Streams, *words: int):
-        """words: of each array, whose values are undefined until somebody writes them on the stream and says so by
+        """words: number of each array's words. They are undefined until the caller writes them on the stream and calls
         `written`. The GPU of `place` must be current.
         """
         self.place, self.streams = place, streams
@@ -67,12 +67,12 @@ class Memory:
         self.arrays = [make((count,), (1,)) for count in words]
         self.mark: Mark | None = None
         if streams.home != streams.handle and not streams.captured:
-            # what the memory was before may still be in use there
+            # earlier contents of the memory may still be in use there
             Mark(streams.home, place.device.index).hold_up(streams.handle)
 
     @property
     def places(self) -> list[Any]:
-        """What a launch is given of each array: its address (simulated, the array)."""
+        """Each array as a launch's argument: its address (in the simulator the array)."""
         return self.arrays if SIMULATED else list(map(self.place.adapter.pointer, self.arrays))
 
     def written(self) -> None:
@@ -94,15 +94,15 @@ class Memory:
 
 
 class Kept(dict[Hashable, Value]):
-    """Memory of earlier calls, found again by a key; and, without a key, memory that captured graphs may read."""
+    """Memory of earlier calls, by a key; and, without a key, memory that captured graphs may read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.captured: list[Value] = []
 
     def keep(self, key: Hashable, value: Value, streams: Streams, most: int) -> None:
-        """A call on these streams uses it: keep it, and without those that graphs may read no more than `most`."""
-        if streams.captured:  # what is captured is written when the graph is launched: no other call may find it
+        """Keep memory that a call on these streams uses, at most `most` in addition to memory that graphs may read."""
+        if streams.captured:  # a captured write runs when the graph is launched: no other call may use the memory
             if not any(value is each for each in self.captured):
                 self.captured.append(value)
         elif self.get(key) is not value:

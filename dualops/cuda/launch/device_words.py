@@ -16,12 +16,12 @@ from .device import Device
 from .step import Step, prepare
 
 CLEARED = 256  # words, by a block
-WORDS = 256  # that a launch may write: 2 kilobytes of arguments, where every GPU takes 4
+WORDS = 256  # that a launch may write: 2 kilobytes of arguments; every GPU takes 4
 
 
 @builds
 def build_writer(count: int) -> Kernel:
-    """write_words(to, first, words): `count` words to `to`, from number `first` on, by one thread."""
+    """Build write_words(to, first, words): one thread writes `count` words to `to`, from index `first` on."""
 
     @kernel(pointer(i64), i64, types.UniTuple(i64, count), threads=1)
     def write_words(to, first, words):
@@ -32,7 +32,7 @@ def build_writer(count: int) -> Kernel:
 
 @builds
 def build_clear() -> Kernel:
-    """clear_words(to, count): zeros, a word a thread."""
+    """Build clear_words(to, count): each thread writes a zero."""
 
     @kernel(pointer(i64), i64, threads=CLEARED)
     def clear_words(to, count):
@@ -50,6 +50,6 @@ def _writer(count: int, device: Device) -> Callable[..., None]:
 
 
 def write_words(to: Any, first: int, words: Sequence[int], device: Device, handle: int) -> None:
-    """Launch it on a stream of the device, which must be current. to: an address (simulated, an array)."""
+    """Write words on a stream of the device, which must be current. to: an address (in the simulator an array)."""
     write = _writer(len(words), device)
     write([to, first, *words]) if SIMULATED else write([to, first, *words], handle)

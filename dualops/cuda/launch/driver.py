@@ -1,10 +1,10 @@
 """Calls of the CUDA driver, except for GPU properties and launches: contexts, streams, events, copies.
 
-A context is current in one thread. A thread of a pool, a DataLoader's, or torch's own for backward begins without any,
-and almost everything that the driver does fails there. So whatever asks it for something does so where the primary
-context of the arrays' GPU is current:
+A context is current in one thread. A thread of a pool, a DataLoader's, or torch's own for backward begins without one,
+and almost all driver calls fail there. So dualops calls the driver while the primary context of the arrays' GPU is
+current:
 
-    other = away(index)             # None in nearly every call: a question of 0.3 microseconds
+    other = away(index)             # nearly always None; takes 0.3 microseconds
     with other or nullcontext():
         ...
 """
@@ -29,7 +29,7 @@ if not SIMULATED:
 class Current:
     """A context manager that makes the primary context of a GPU current in this thread.
 
-    Afterwards that is current which was before. In a thread that had none it stays, as torch leaves it too.
+    Afterwards the previous context is current again. In a thread without one the new one stays, as with torch.
     """
 
     def __init__(self, index: int):
@@ -54,9 +54,9 @@ _thread = _Thread()
 
 
 def away(index: int, current: Callable[[], int] | None = None) -> Current | None:
-    """None if GPU `index` is the current one of this thread (or simulated), else what makes it so for a while.
+    """Return None if GPU `index` is current in this thread (or simulated), else a context manager that makes it so.
 
-    current: says quickly which is, in a thread that has a context.
+    current: returns the current GPU quickly, in a thread that has a context.
     """
     if SIMULATED:
         return None
@@ -70,7 +70,7 @@ def away(index: int, current: Callable[[], int] | None = None) -> Current | None
 
 
 def current_device() -> int:
-    """The GPU that is current in this thread; -1 where none is."""
+    """Return the GPU that is current in this thread, -1 if none is."""
     error, found = cu.cuCtxGetDevice()
     return int(found) if error == 0 else -1
 
@@ -81,7 +81,7 @@ def _primary(index: int) -> Any:
 
 
 def _done(answer: tuple[Any, ...]) -> Any:
-    """What a function of the driver returned. Raises RuntimeError if that is an error."""
+    """Return the result of a driver's function. Raises RuntimeError for an error."""
     error, *result = answer
     if error != 0:
         raise RuntimeError(f"dualops.cuda: the CUDA driver answered {getattr(error, 'name', error)}")
@@ -89,7 +89,7 @@ def _done(answer: tuple[Any, ...]) -> Any:
 
 
 def device_of_address(address: int) -> int:
-    """Number of the GPU that an address belongs to; 0 for no address."""
+    """Return the number of the GPU that an address belongs to, 0 for no address."""
     if address == 0:
         return 0
     attribute = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -101,8 +101,8 @@ def device_of_address(address: int) -> int:
 
 
 def is_capturing(handle: int) -> bool:
-    """Whether what is launched on a stream goes into a CUDA graph. Its GPU must be current."""
-    _, status = cu.cuStreamIsCapturing(handle)  # an error says that another stream's capture forbids the question
+    """Whether a stream is being captured into a CUDA graph. Its GPU must be current."""
+    _, status = cu.cuStreamIsCapturing(handle)  # an error means that another stream's capture forbids the call
     return status == cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
@@ -149,7 +149,7 @@ class Mark:
         _done(cu.cuEventRecord(self.event, handle))
 
     def is_over(self) -> bool:
-        """Whether what was launched before it is done. Does not wait, nor disturb a stream that is being captured."""
+        """Whether all launches before it are done. Does not wait, nor disturb a stream that is being captured."""
         if not self.over:
             with away(self.index) or nullcontext():
                 relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -170,7 +170,7 @@ class Mark:
 
 
 def handle_of(stream: Any) -> int:
-    """The CUstream of an integer, or of a stream object of torch, CuPy, Numba or cuda.core."""
+    """Return the CUstream of an integer, or of a stream object of torch, CuPy, Numba or cuda.core."""
     if isinstance(stream, int):
         return stream
     for name in ("cuda_stream", "ptr"):

@@ -1,9 +1,9 @@
-"""Tensor maps that kernels are launched with.
+"""Tensor maps as arguments of launches.
 
-A rung says which it needs, `Choice(..., maps={"a_map": Mapped("a", ...)})`, and names them among its kernels' arguments
-as it names arrays: such a parameter, a `backend.tensor_map`, gets the map's bytes. What they say depends on the array's
-address and layout alone. They come with a launch, as its numbers do, and stay in a captured graph: nothing is written
-on the device before the kernel, and nothing is kept there.
+A rung declares the maps that it needs, `Choice(..., maps={"a_map": Mapped("a", ...)})`, and names them among its
+kernels' arguments like arrays. Such a parameter, a `backend.tensor_map`, gets the map's bytes, which depend only on the
+array's address and layout. A launch passes them by value, like numbers, and a captured graph keeps them: nothing is
+written to the device before the kernel, and nothing is kept there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .tensor_map import ROUNDED as ROUNDED, Boxes, Encoded, boxes_of
 
 
 class Mapped(NamedTuple):
-    """The boxes of an array that a kernel loads or stores, as `tensor_map.Boxes` has them."""
+    """The boxes of an array that a kernel loads or stores, see `tensor_map.Boxes`."""
 
     array: str  # its name in the call
     dtype: str
@@ -48,6 +48,6 @@ class Maps:
 
 
 def _view(array: np.ndarray, boxes: Boxes) -> np.ndarray:
-    """An array's memory as its map has it."""
+    """Return an array's memory with the shape and strides of its map."""
     strides = [stride * array.itemsize for stride in boxes.strides]
     return np.lib.stride_tricks.as_strided(array, boxes.shape, strides)

@@ -1,9 +1,9 @@
 """Operations: a direction of an operator, callable on arrays.
 
-An operator hands an `Operation` its spec and its rungs, which say how they would do a problem. A call first looks
-up its plan by the layouts of its arrays and its parameters. Only a call with a new layout is inspected further. Only a
-call that no earlier call's kernels serve is bound by the spec, configured and compiled (`plans`).
-Nothing here waits for the GPU.
+An `Operation` has an operator's spec and its rungs, which offer ways to compute a problem. A call first looks up its
+plan by its parameters and the layouts of its arrays. Only a call with a new layout is inspected further. Only a call
+that no earlier call's kernels serve is bound by the spec, configured and compiled (`plans`). Nothing here waits for the
+GPU.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .arrays import ADAPTERS, NUMBERS, Adapter, adapter_of
 from .device import Device
 from .plans import Call, Choice as Choice, Choices, Family, Plan, Settled, sizes_of
 
-MOST_PLANS = 10_000  # that an operation keeps, a few kilobytes each, before it drops all of them
-MOST_FAMILIES = 32  # of calls that differ in sizes alone
-WRONG_ARRAYS = (TypeError, ValueError, AttributeError, RuntimeError)  # what adapters raise for no arrays
+MOST_PLANS = 10_000  # of an operation, a few kilobytes each, before it drops all of them
+MOST_FAMILIES = 32  # of calls that differ only in sizes
+WRONG_ARRAYS = (TypeError, ValueError, AttributeError, RuntimeError)  # errors of adapters for wrong arrays
 
 
 class Offer(NamedTuple):
-    """A way to do a call, and what makes its plan."""
+    """A way to compute a call, and a function that makes its plan."""
 
     settled: Settled
     plan: Callable[[], Plan]
@@ -49,12 +49,12 @@ class Offer(NamedTuple):
 class Operation:
     """A direction of an operator, callable on arrays. See the module's docstring.
 
-    rungs: functions of (problem, results, device), each of which yields the Choices of one rung, best first; together
-    they are best first too, so that a rung whose place depends on the problem has several. What a problem does not suit
-    yields nothing; empty results, and Choices that need more shared memory than the device has, are no concern of
-    theirs. results: the arrays to write, as the caller gave them or as they will be made. Where the spec says that
-    results update inputs, those are the arrays to write unless out= is given.
-    inplace: inputs that out= may be; or of each result the one input that it may be.
+    rungs: functions of (problem, results, device). Each yields the Choices of one rung, best first. Their order is best
+    first too, so a rung whose rank depends on the problem has several functions. A function yields nothing for problems
+    that its rung can't compute. It need not handle empty results, or check that a Choice's shared memory fits the
+    device. results: the arrays to write, given by the caller or new. If the spec says that results update inputs, these
+    inputs are the arrays to write, unless out= is given.
+    inplace: inputs that out= may be; or for each result the one input that it may be.
     """
 
     def __init__(
@@ -75,18 +75,18 @@ class Operation:
         updates = {} if backward else spec.updates
         self.updated = [self.inputs.index(updates[output.name]) for output in self.outputs if output.name in updates]
         self.inplace = tuple(inplace.values()) if isinstance(inplace, Mapping) else inplace
-        # (result, input) that may be one place
+        # (result, input) that may be the same memory
         any_place = product([output.name for output in self.outputs], self.inplace)
         places = inplace.items() if isinstance(inplace, Mapping) else any_place
         self.same_place = frozenset({*places, *updates.items()})
         accepted = (*spec.params, *(spec.gradient_params if backward else ()))
         self.defaults = {param.name: param.default for param in accepted}
-        # parameters that are sizes, and their places
+        # parameters that are sizes, and their indices
         self.lengths = {
             param.name: place for place, param in enumerate(accepted) if param.domain in (length, length_or_all)
         }
         self.plans: dict[Any, Plan] = {}
-        self.families: dict[Hashable, list[Family]] = {}  # by all but the sizes of a call, the latest first
+        self.families: dict[Hashable, list[Family]] = {}  # by everything but the sizes of a call, the latest first
         OPERATIONS.setdefault(spec.name, []).append(self)
 
     def __call__(
@@ -116,10 +116,10 @@ class Operation:
         kernel: str | None = None,
         before: Callable[[Settled], None] | None = None,
     ) -> tuple[Plan, list[Any]]:
-        """The plan of a call, from before or new, and the addresses of its arrays. Numbers on the host are Python's.
+        """Return the plan of a call, kept or new, and the addresses of its arrays. Host numbers are Python numbers.
 
-        given: the arrays for the results, if the caller has them; before: is called with a call that needs a
-        new family, before its kernels are built.
+        given: the caller's arrays for the results, if any; before: is called with a call that needs a new family,
+        before its kernels are built.
         """
         everything = arrays if given is None else (*arrays, *given)
         try:
@@ -148,7 +148,7 @@ class Operation:
         out: tuple[Any, ...] | None = None,
         kernel: str | None = None,
     ) -> Plan:
-        """A new plan for such a call. Raises the spec's errors; launches nothing."""
+        """Return a new plan for such a call. Raises the spec's errors. Launches nothing."""
         arrays = self.with_numbers(arrays)
         if self.updated and out is None:
             out = self.overwritten(arrays)
@@ -157,7 +157,7 @@ class Operation:
     def ways(
         self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None = None
     ) -> Iterator[Offer]:
-        """Every way to do such a call, best first as the operator has it. Launches nothing."""
+        """Yield every way to compute such a call, in the operator's order, best first. Launches nothing."""
         adapter, call = self._call(arrays, params, out, None)
         settled = self._settle(call)
         for choice in self.choices(settled.problem, settled.results, settled.device):
@@ -171,18 +171,18 @@ class Operation:
         return plan
 
     def overwritten(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inputs that results are written to where there is no out=."""
+        """Return the inputs to which results are written without out=."""
         return tuple(arrays[place] for place in self.updated if arrays[place] is not None)
 
     def with_numbers(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arrays, with Python's numbers for numbers on the host, which are at `host_places`."""
+        """Return the arrays with Python numbers for the host numbers at `host_places`."""
         return tuple(
             on_host(array, self.op, name, self.host[name]) if name in self.host else array
             for name, array in zip(self.inputs, arrays, strict=True)
         )
 
     def _check_values(self, plan: Plan, arrays: Sequence[Any]) -> None:
-        """Check values as the spec says, if they can be read without waiting for a GPU."""
+        """Check values by the spec, if they can be read without waiting for a GPU."""
         if self.spec.values:
             there = (array for array in arrays if array is not None)
             self.spec.values(self.op, dict(zip(plan.problem.arrays, there)), plan.problem)
@@ -208,7 +208,7 @@ class Operation:
         layouts: tuple[Any, ...] | None,
         before: Callable[[Settled], None] | None = None,
     ) -> Plan:
-        """Of a family that knows such calls, or of a new one. layouts: of the arrays, if they have any."""
+        """Return a plan of a family that serves such calls, or of a new one. layouts: of the arrays, if any."""
         families: list[Family] = []
         lengths: list[str] = []
         if self.lengths:
@@ -254,7 +254,7 @@ class Operation:
     def _call(
         self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None, kernel: str | None
     ) -> tuple[Adapter, Call]:
-        """What is known of a call. Raises TypeError for arrays that are none, or of several libraries."""
+        """Return the Call of arguments. Raises TypeError for arguments that are no arrays, or of several libraries."""
         present = {name: array for name, array in zip(self.inputs, arrays, strict=True) if array is not None}
         adapter = self._one_library(present)
         metas = {
@@ -269,7 +269,7 @@ class Operation:
         return adapter, call._replace(out=self._metas_of_results(out, adapter, call))
 
     def _metas_of_results(self, out: tuple[Any, ...], adapter: Adapter, call: Call) -> tuple[ArrayMeta, ...]:
-        """Of the arrays that the caller gave. Raises TypeError or ValueError for what is no array of that library."""
+        """Return the metas of the caller's arrays. Raises TypeError or ValueError for one of another library."""
         names = [output.name for output in self.outputs]
         if len(out) != len(names) or any(type(ADAPTERS.get(type(array))) is not type(adapter) for array in out):
             wanted = self._bind(call).outputs(self.outputs)
@@ -283,7 +283,7 @@ class Operation:
         return tuple(metas)
 
     def _meta(self, adapter: Adapter, name: str, array: Any) -> ArrayMeta:
-        """What is known of an array, or the adapter's error with the argument's name."""
+        """Return the meta of an array. Raises the adapter's error with the argument's name."""
         try:
             return adapter.meta(array)
         except (TypeError, ValueError) as error:
@@ -310,12 +310,12 @@ class Operation:
     def _bind_out(
         self, wanted: Mapping[str, ArrayMeta], out: Sequence[ArrayMeta], problem: Problem
     ) -> dict[str, ArrayMeta]:
-        """The arrays that the caller gave for results, by name."""
+        """Return the caller's arrays for results, by name."""
         self._check_count(wanted, out)
         metas = dict(zip(wanted, out, strict=True))
         updates = {} if self.backward else self.spec.updates
-        told = {name: x for name, x in updates.items() if name in metas and metas[name] == problem.arrays[x]}
-        self.spec.bind_out(self.op, wanted, metas, told)
+        names = {name: x for name, x in updates.items() if name in metas and metas[name] == problem.arrays[x]}
+        self.spec.bind_out(self.op, wanted, metas, names)
         return metas
 
     def _check_count(self, wanted: Mapping[str, ArrayMeta], out: Sequence[Any]) -> None:
@@ -340,7 +340,7 @@ class Operation:
         return found
 
     def choices(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-        """Every way to do a problem on a device, best first."""
+        """Yield every way to compute a problem on a device, best first."""
         if not any(meta.size for meta in results.values()):
             yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(self.spec.rungs))
             return
@@ -366,9 +366,9 @@ class Operation:
         for choice in self.choices(problem, results, device):
             if rung is None or choice.rung == rung:
                 return choice
-        told = "no kernel does" if rung is None else f"rung {rung} does not do"
+        refusal = "no kernel does" if rung is None else f"rung {rung} does not do"
         strides = ", ".join(f"{name} {meta.strides}" for name, meta in {**problem.arrays, **results}.items())
-        raise NotImplementedError(f"{self.op}: {told} {problem} with strides {strides} on {device.name}")
+        raise NotImplementedError(f"{self.op}: {refusal} {problem} with strides {strides} on {device.name}")
 
 
 OPERATIONS: dict[str, list[Operation]] = {}  # forward first
@@ -383,20 +383,20 @@ def _measured(choice: Choice, own: Choice, record: Record) -> str:
 
 def _not_compiled(params: Mapping[str, Any], error: NumbaError) -> str:
     """Describe why Numba could not compile a user's function, with the line if Numba names one."""
-    told = [line.strip(" :") for line in str(error).splitlines() if line.strip()]
-    reason = next((line for line in told if not line.startswith("Failed in")), "")
+    report = [line.strip(" :") for line in str(error).splitlines() if line.strip()]
+    reason = next((line for line in report if not line.startswith("Failed in")), "")
     for name, value in params.items():
         if isinstance(value, UserFunction):
             code = value.function.__code__
             file = code.co_filename.rpartition("/")[2]
-            lines = [line for line in told if line.startswith("File ") and file in line]
+            lines = [line for line in report if line.startswith("File ") and file in line]
             where = lines[-1] if lines else f'File "{code.co_filename}", line {code.co_firstlineno}'
             return f"{name} is {value!r}, expected a function that Numba can compile: {reason} ({where})"
     return reason
 
 
 def device_of(op: str, name: str, meta: ArrayMeta) -> Device:
-    """The GPU that an array is on. Raises TypeError for one that is on none."""
+    """Return the GPU that an array is on. Raises TypeError if it is on none."""
     if SIMULATED:
         return devices.current()
     kind, _, index = meta.device.partition(":")
@@ -406,7 +406,7 @@ def device_of(op: str, name: str, meta: ArrayMeta) -> Device:
 
 
 def on_host(value: Any, op: str, name: str, dtypes: Sequence[str]) -> Any:
-    """A number on the host as Python's; None and an array on the device as they are."""
+    """Return a host number as a Python number; None and an array on the device unchanged."""
     if value is None or (SIMULATED and isinstance(value, np.ndarray)):
         return value
     device = getattr(value, "device", None)
@@ -417,12 +417,12 @@ def on_host(value: Any, op: str, name: str, dtypes: Sequence[str]) -> Any:
 
 
 def _meta_of(layout: Any, adapter: Adapter) -> ArrayMeta:
-    """Of an array, or of a number on the host, whose type is its layout."""
+    """Return the meta of an array, or of a host number, whose layout is its type."""
     if layout in NUMBERS:
         return ArrayMeta((), "int64" if layout is int else "float64", (), "host", 0)
     return adapter.meta_of(layout)
 
 
 def results_of(out: Any) -> tuple[Any, ...]:
-    """What out= was given, one array or several."""
+    """Return the arrays of out=, which is one array or several."""
     return out if isinstance(out, tuple) else tuple(out) if isinstance(out, list) else (out,)

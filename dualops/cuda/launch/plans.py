@@ -1,4 +1,4 @@
-"""Plans: what a call needs, made ready to launch again with other pointers.
+"""Plans: a call's launches, prepared to run again with other pointers.
 
 A `Family` is built from one call whose sizes are traced (`sizes`): the spec binds it, and a kernel is chosen, compiled
 and loaded. The family serves every call of other sizes that leads to the same kernels. For each it creates a `Plan`:
@@ -26,25 +26,25 @@ from .step import Step, launcher
 
 
 class Choice(NamedTuple):
-    """One way to do a problem: the rung, its Config, why it stands where it does, and the launches."""
+    """One way to compute a problem: the rung, its Config, the reason for its rank, and the launches."""
 
     rung: str
     config: Any
     reason: str
     steps: Callable[[], Sequence[Step]]
     workspace: Mapping[str, ArrayMeta] = {}  # arrays that live from the first launch to the last
-    shared_bytes: int = 0  # what an SM must have for the blocks of its greediest kernel that should be there at once
-    maps: Mapping[str, Mapped] = {}  # tensor maps, which launches get by these names
+    shared_bytes: int = 0  # least of an SM: the largest need of a kernel's blocks that should run at once
+    maps: Mapping[str, Mapped] = {}  # tensor maps, by their names in launches
 
 
 Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]
 
 
 class Call(NamedTuple):
-    """A call described by its arrays' metadata: never their values, and of their addresses only the alignment."""
+    """A call described by its arrays' metadata: not their values, and of their addresses only the alignment."""
 
-    arrays: Mapping[str, ArrayMeta]  # those that the call has
-    out: tuple[ArrayMeta, ...] | None  # what the caller gave for the results
+    arrays: Mapping[str, ArrayMeta]  # the given ones
+    out: tuple[ArrayMeta, ...] | None  # the caller's arrays for the results
     params: Mapping[str, Any]
     rung: str | None
 
@@ -61,7 +61,7 @@ class Call(NamedTuple):
         return self._replace(arrays=arrays, out=out, params={**self.params, **traced_lengths})
 
     def sizes(self, lengths: Sequence[str]) -> list[int]:
-        """The numbers in the places of `traced` sizes."""
+        """Return the numbers of `traced` sizes."""
         metas = (*self.arrays.values(), *(self.out or ()))
         return [*chain.from_iterable((*m.shape, *m.strides) for m in metas), *(self.params[name] for name in lengths)]
 
@@ -82,7 +82,7 @@ def sizes_of(layouts: Iterable[Any]) -> tuple[list[int], tuple[Hashable, ...]]:
 
 
 class Settled(NamedTuple):
-    """What a call comes to: the problem, the arrays that are written, the choice taken and the GPU."""
+    """How a call is computed: the problem, the arrays to write, the choice and the GPU."""
 
     problem: Problem
     results: Mapping[str, ArrayMeta]
@@ -112,7 +112,7 @@ class Family:
         settle: Callable[[Call], Settled],
     ):
         """lengths: the call's parameters that are sizes; names: of all inputs that the operator may have; same_place:
-        (result, input) that may be one place in memory; settle: from a call to what it comes to.
+        (result, input) that may be the same memory; settle: a function from a Call to its Settled.
         """
         self.op, self.same_place, self.adapter, self.settle = op, same_place, adapter, settle
         trace = Trace()
@@ -133,22 +133,22 @@ class Family:
         self._numbers = trace.function((launches, layouts, [*choice.maps.values()]))
 
     def plan(self, sizes: Sequence[int], call: Callable[[], Call]) -> Plan | None:
-        """The plan of a call with these sizes; None if it needs another family. call: what makes the call itself."""
+        """Return the plan of a call with these sizes, None if it needs another family. call: makes the Call."""
         numbers = self._numbers(sizes)
         return None if numbers is None else Plan(self, call, *numbers)
 
 
 class Plan:
-    """A call ready to run. `problem`, `choice` and `steps` say how it is done."""
+    """A call ready to run. `problem`, `choice` and `steps` say how it is computed."""
 
     def __init__(
         self, family: Family, call: Callable[[], Call], launches: list[Any], layouts: list[Any], mapped: list[Mapped]
     ):
-        """launches: grid and arguments of each; layouts: shape and strides of what is allocated; mapped: what tensor
-        maps say.
+        """launches: grid and arguments of each; layouts: shape and strides of the arrays to allocate; mapped: the
+        tensor maps.
         """
         self.family, self.call, self.adapter, self.device_index = family, call, family.adapter, family.device_index
-        self.notes: Any = None  # what a caller wants to remember of such calls
+        self.notes: Any = None  # for callers, about such calls
         self.launches: list[Callable[..., None]] = [
             launcher(*numbers) for launcher, numbers in zip(family.launchers, launches)
         ]
@@ -162,7 +162,7 @@ class Plan:
     ) -> list[Any]:
         """Launch on arrays, None for an absent one. Their addresses are `pointers`, those of `given` last.
 
-        Returns the results; where the caller has `given` arrays for them, none.
+        Returns the results, or nothing if the caller's arrays for them are `given`.
         """
         if (elsewhere := away(self.device_index, self.adapter.current_device)) is not None:
             with elsewhere:
@@ -188,7 +188,7 @@ class Plan:
             if stream is not None:
                 for array in workspace:
                     adapter.used_on(array, handle)
-        maps = ()  # nobody frees them before everything is launched
+        maps = ()  # alive until everything is launched
         if self.maps is not None:
             maps = self.maps.encoded(pointers)
             pointers += [each.address for each in maps]
@@ -227,7 +227,7 @@ class Plan:
 
 
 class Apart:
-    """The results of a call that the caller gave, and the arrays that they may not meet in memory."""
+    """The caller's arrays for a call's results, and the arrays that they must not overlap."""
 
     def __init__(self, plan: Plan):
         problem, results = plan.problem, plan._settled.results
@@ -237,7 +237,7 @@ class Apart:
         self.pairs = list(self._pairs(plan.family.same_place))
 
     def _pairs(self, same_place: frozenset[tuple[str, str]]) -> Iterator[tuple[int, int, int, int, bool]]:
-        """i, j, their bytes, whether one place is allowed."""
+        """Yield i, j, their bytes, and whether they may be the same memory."""
         nbytes = [meta.nbytes for meta in self.metas]
         for i in range(len(self.inputs), len(self.metas)):
             for j in range(i):
@@ -254,11 +254,11 @@ class Apart:
             if mine < theirs + their_bytes and theirs < mine + my_bytes:
                 if take_turns(self.metas[i]._replace(pointer=mine), self.metas[j]._replace(pointer=theirs)):
                     continue
-                mine, theirs = (self._told(k, pointers) for k in (i, j))
+                mine, theirs = (self._described(k, pointers) for k in (i, j))
                 raise ValueError(f"{self.op}: {mine} overlaps {theirs} in memory, expected memory of its own")
 
-    def _told(self, i: int, pointers: Sequence[int]) -> str:
-        """What a message calls an array: a result that overwrites its input by the input's name."""
+    def _described(self, i: int, pointers: Sequence[int]) -> str:
+        """Return an array's name in a message. A result that overwrites its input has the input's name."""
         name = self.names[i]
         source = self.updates.get(name)
         if i < len(self.inputs):
@@ -267,8 +267,8 @@ class Apart:
 
 
 def stream_of(op: str, stream: Any) -> int:
-    """The handle of a stream that the caller gave; 0 in the simulator, where there is one. Raises TypeError, naming the
-    operator, for what is no stream.
+    """Return the handle of a caller's stream; 0 in the simulator, which has one. Raises TypeError, naming the operator,
+    for other objects.
     """
     if SIMULATED and type(stream).__module__.startswith("numba.cuda.simulator"):  # Numba's own stand-in has no handle
         return 0

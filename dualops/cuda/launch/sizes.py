@@ -1,18 +1,18 @@
 """Sizes that record what is computed from them, so that a call of other sizes needs no new planning.
 
-The grid, the arguments and the results of a call are functions of its arrays' shapes and strides. Which kernel serves
-it is one too, but the same one over wide ranges. A `Trace` hands out sizes that compute as integers do, and notes each
-operation, and each question (is it less, equal, 0?) with its answer. `Trace.function` turns the notes into a
-function that computes the same results for other shapes and strides, or returns None if a question has another answer.
+The grid, the arguments and the results of a call are functions of its arrays' shapes and strides. So is the choice of a
+kernel, but one kernel serves wide ranges. A `Trace` makes sizes that compute like integers, and records each
+operation, and each question (is it less, equal, 0?) with its answer. `Trace.function` turns the record into a function
+that computes the same results for other shapes and strides, or returns None if a question has another answer.
 
     trace = Trace()
     M, N = trace.size(300), trace.size(64)
     blocks = -(-M // 4) if N <= 128 else M
     trace.function((blocks, M * N))     # s -> None if not s[1] <= 128, else (-(-s[0] // 4), s[0] * s[1])
 
-Code may need the number itself: as an index, in a text, for NumPy, to build a kernel. "Is it this number?" is then
-such a question. So code that reads a size can make the function less general, but never wrong. A size has no hash: to
-use sizes as a dictionary key, convert them to numbers first (`concrete`).
+Code may need the number itself: as an index, in a text, for NumPy, to build a kernel. That records the question "is it
+this number?". So code that reads a size can make the function less general, but never wrong. A size has no hash: to use
+sizes as a dictionary key, convert them to numbers first (`concrete`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 
 class Line(NamedTuple):
-    """A line of the function: what it computes (None: it asks), and of what."""
+    """A line of the function: what it computes (None: it is a question), and from which operands."""
 
     text: str
     term: str | None
@@ -35,7 +35,7 @@ Method = Callable[["Size", Any], Any]
 
 
 def _computes(symbol: str, operation: Callable[[Any, Any], Any]) -> tuple[Method, Method]:
-    """The method of an operator, and the one where the size stands on the right."""
+    """Return the methods of an operator for a size on the left and on the right."""
 
     def on_the_left(self: Size, other: Any) -> Any:
         return self.trace.compute(symbol, operation, self, other)
@@ -79,7 +79,7 @@ class Size:
         return bool(self != 0)
 
     def __index__(self) -> int:
-        """The number itself: from here on, it is that."""
+        """Return the number. From here on the function is for this number only."""
         self.trace.ask("==", operator.eq, self, self.value)
         return self.value
 
@@ -100,22 +100,22 @@ class Size:
 
 
 class Trace:
-    """The notes of one call."""
+    """The record of one call."""
 
     def __init__(self) -> None:
         self.sizes = 0
         self.lines: list[Line] = []
-        self.terms: dict[str, str] = {}  # what was computed -> the variable that holds it
+        self.terms: dict[str, str] = {}  # computation -> the variable that holds its result
         self.answered: set[str] = set()
-        self.same: dict[str, Any] = {}  # variable -> the number, or the other variable, that it was found equal to
+        self.same: dict[str, Any] = {}  # variable -> the number or other variable that it equals
 
     def size(self, value: int) -> Size:
-        """The next of the numbers that the function will take."""
+        """Return the size of the function's next argument."""
         self.sizes += 1
         return Size(self, f"s{self.sizes - 1}", value)
 
     def compute(self, symbol: str, operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-        """The result of an operation on sizes and integers; with anything else the number is asked for."""
+        """Return the result of an operation on sizes and integers. For other operands it uses the number."""
         if not (self._knows(left) and self._knows(right)):
             return operation(concrete(left), concrete(right))
         result = operation(_value(left), _value(right))
@@ -134,7 +134,7 @@ class Trace:
         return Size(self, term, result)
 
     def ask(self, symbol: str, operation: Callable[[Any, Any], bool], left: Any, right: Any) -> Any:
-        """The answer to a question about sizes and integers."""
+        """Return the answer to a question about sizes and integers."""
         if not (self._knows(left) and self._knows(right)):
             return operation(concrete(left), concrete(right))
         answer = operation(_value(left), _value(right))
@@ -157,14 +157,17 @@ class Trace:
         return type(value) in (Size, int, bool)
 
     def _term(self, size: Any) -> str | int:
-        """A variable, or a number where it is known."""
+        """Return a variable, or its number if known."""
         term = size.term if isinstance(size, Size) else int(size)
         while term in self.same:
             term = self.same[term]
         return term
 
     def function(self, result: Any) -> Callable[[Sequence[int]], Any]:
-        """What makes `result`, nested tuples and lists of sizes and other things, of other sizes, or None."""
+        """Return a function from other sizes to `result`, nested tuples and lists of sizes and other values.
+
+        It returns None if a question has another answer.
+        """
         kept: dict[str, Any] = {}
         used: set[Any] = set()
         made = self._text(result, kept, used)
@@ -179,7 +182,7 @@ class Trace:
         return kept["function"]
 
     def _text(self, value: Any, kept: dict[str, Any], used: set[Any]) -> str:
-        """What gives `value` in the function; `kept` gets what has no text of its own, `used` the variables."""
+        """Return the text of `value` in the function. Adds values without a text to `kept`, and variables to `used`."""
         if isinstance(value, Size):
             used.add(term := self._term(value))
             return _literal(term)
@@ -196,7 +199,7 @@ class Trace:
 
 
 def concrete(value: Any) -> Any:
-    """The same with numbers in place of sizes, also inside tuples and dataclasses; their traces note it."""
+    """Return a value with numbers in place of sizes, also inside tuples and dataclasses. Their traces record it."""
     if isinstance(value, Size):
         return value.__index__()
     if isinstance(value, tuple):

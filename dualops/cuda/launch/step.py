@@ -22,24 +22,25 @@ Argument = str | int | float | tuple[Any, ...]
 
 
 class Step(NamedTuple):
-    """One launch. An argument that is a string is the array of that name, or a null pointer if there is none.
+    """One launch. A string argument is the array of that name, or a null pointer if the array is absent.
 
-    Arguments may be tuples of arguments, named or not: the kernel gets them so. An integer parameter that is given an
-    array gets its address. One that is a tensor map gets the bytes at its address on the host.
+    Arguments may be tuples of arguments, named or not, which the kernel gets as tuples. An array as the argument of an
+    integer parameter is passed as its address. For a parameter that is a tensor map, the bytes at its address on the
+    host are passed.
     """
 
     kernel: Kernel
     grid: tuple[int, ...]  # blocks
     args: tuple[Argument, ...]
     shared_bytes: int = 0
-    resident: bool = False  # no more blocks than run at once: the kernel's blocks take one piece of work after another
-    overlaps: bool = False  # blocks may begin while those of the launch before still run, and wait for what they need
+    resident: bool = False  # no more blocks than run at once: each processes one piece of work after another
+    overlaps: bool = False  # blocks may begin while the previous launch still runs, and wait for its results
 
 
 def prepare(step: Step, names: Sequence[str | None], device: Device) -> Callable[..., None]:
-    """A function that launches `step`, given a stream and the pointers (or, simulated, the arrays) of `names` in order.
+    """Return a function of a stream and the pointers (in the simulator the arrays) of `names`, which launches `step`.
 
-    None among the names is an array that no argument means.
+    None among the names is an array that no argument uses.
     """
     made = launcher(step, names, device)
     return made(*made.numbers())
@@ -51,7 +52,7 @@ def launcher(step: Step, names: Sequence[str | None], device: Device) -> Launche
 
 
 class Launcher:
-    """A step's kernel on the GPU. Called with a grid and arguments, it gives the function that launches it so."""
+    """A step's kernel on the GPU. Called with a grid and arguments, it returns the function that launches it."""
 
     def __init__(self, step: Step, names: Sequence[str | None], device: Device):
         self.step = step
@@ -62,7 +63,7 @@ class Launcher:
         self.places = _places(step, names)
 
     def numbers(self) -> tuple[tuple[Any, ...], list[Any]]:
-        """The step's grid and arguments, these without their tuples; of a traced call some are sizes."""
+        """The step's grid, and its arguments without their tuples; in a traced call some are sizes."""
         blocks, *rest = self.step.grid
         if self.most_blocks is not None:
             blocks = min(blocks, self.most_blocks)
@@ -70,9 +71,10 @@ class Launcher:
         return (whole, *rest), [0 if isinstance(arg, str) else arg for arg in leaves(self.step.args)]
 
     def __call__(self, grid: tuple[int, ...], args: list[Any]) -> Callable[[Sequence[int], int], None]:
-        """The driver finds each argument by its address: that of a tensor map, which a launch is given, or of 8 bytes
-        among `words`. Both are written again for each launch: the words of the arguments, then their
-        addresses.
+        """Return the function that launches with a grid and arguments.
+
+        The driver reads each argument at its address: that of a tensor map, which the launch passes, or of 8 bytes in
+        `words`. Each launch writes the words of the arguments, then their addresses.
         """
         count = len(args)
         words = (c_uint64 * (2 * count))(*(_word(value, kind) for value, kind in zip(args, self.kinds, strict=True)))
@@ -124,7 +126,7 @@ class Launcher:
 
 
 class SimulatedLauncher:
-    """The same in the simulator, where arrays stand for their pointers."""
+    """A step's kernel in the simulator, where arrays replace their pointers."""
 
     def __init__(self, step: Step, names: Sequence[str | None], device: Device):
         self.step, self.names = step, names
@@ -133,7 +135,7 @@ class SimulatedLauncher:
 
     def numbers(self) -> tuple[tuple[Any, ...], list[Any]]:
         blocks, *rest = self.step.grid
-        if self.step.resident:  # one cluster, which has to take every piece of work
+        if self.step.resident:  # one cluster, which has to process every piece of work
             blocks = self.step.kernel.cluster
         return (blocks, *rest), [0 if isinstance(arg, str) else arg for arg in leaves(self.step.args)]
 
@@ -161,7 +163,7 @@ class SimulatedLauncher:
 
 
 def _places(step: Step, names: Sequence[str | None]) -> list[tuple[int, int]]:
-    """Which arguments are which of the arrays."""
+    """Return which arguments are which of the arrays."""
     flattened = enumerate(leaves(step.args))
     return [(i, names.index(arg)) for i, arg in flattened if isinstance(arg, str) and arg in names]
 
@@ -179,7 +181,7 @@ def _runs(places: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], lis
 
 
 def _simulated(value: Any, kind: Any, name: str | None) -> Any:
-    """An argument as it would reach the compiled kernel: a Python int, a typed float, or memory."""
+    """Return an argument in the form that a compiled kernel would get: a Python int, a typed float, or memory."""
     if isinstance(value, np.ndarray):
         return value.ctypes.data if isinstance(kind, types.Integer) else flat(value, name or "")
     typed = {f32: np.float32, f64: np.float64}
@@ -187,7 +189,7 @@ def _simulated(value: Any, kind: Any, name: str | None) -> Any:
 
 
 def _resident_blocks(function: Any, step: Step, shared_bytes: int) -> int:
-    """Blocks of a kernel that the current GPU runs at once."""
+    """Return how many blocks of a kernel the current GPU runs at once."""
     from cuda.core import Device as CoreDevice, LaunchConfig
 
     here, threads, cluster = CoreDevice(), step.kernel.threads, step.kernel.cluster
@@ -199,7 +201,7 @@ def _resident_blocks(function: Any, step: Step, shared_bytes: int) -> int:
 
 
 def leaves(args: Any) -> Iterator[Any]:
-    """The arguments inside nested tuples, in order; of types as well as of values."""
+    """Yield the arguments, or their types, inside nested tuples, in order."""
     for arg in args:
         if isinstance(arg, (tuple, types.BaseTuple)):
             yield from leaves(arg)
@@ -208,7 +210,7 @@ def leaves(args: Any) -> Iterator[Any]:
 
 
 def nested(like: Any, values: Iterator[Any]) -> Any:
-    """`values` in the nested tuples of `like`."""
+    """Return `values` in nested tuples like those of `like`."""
     if not isinstance(like, tuple):
         return next(values)
     inner = [nested(part, values) for part in like]
@@ -220,14 +222,14 @@ def _has_place(array: Any) -> bool:
 
 
 def flat(array: np.ndarray, name: str) -> simulator.Pointer:
-    """The memory of a NumPy array from its first element to its last, as a kernel's pointer."""
+    """Return a kernel's pointer to the memory of a NumPy array, from its first element to its last."""
     words = array.view({1: np.uint8, 2: np.uint16}.get(array.dtype.itemsize, array.dtype))
     extent = ArrayMeta.of_numpy(array).extent
     return simulator.Pointer(np.lib.stride_tricks.as_strided(words, (extent,), (words.itemsize,)), name)
 
 
 def _word(value: Any, kind: Any) -> int:
-    """The 8 bytes in which the driver finds an argument, in their first ones if it has fewer."""
+    """Return the 8 bytes in which the driver finds an argument; a shorter one is in the first bytes."""
     if kind is f32:
         return int(np.float32(value).view(np.uint32))
     return int(np.float64(value).view(np.uint64)) if kind is f64 else int(value)
@@ -235,7 +237,7 @@ def _word(value: Any, kind: Any) -> int:
 
 @cache
 def load(kernel: Kernel, arch: str, shared_bytes: int) -> tuple[Any, list[Any]]:
-    """The kernel on the GPU, as cuda.core has it, and the types of its arguments."""
+    """Return the kernel on the GPU, an object of cuda.core, and the types of its arguments."""
     from cuda.core import ObjectCode
 
     made = binary(kernel, arch, shared_bytes)
@@ -250,11 +252,11 @@ def load(kernel: Kernel, arch: str, shared_bytes: int) -> tuple[Any, list[Any]]:
     return function, [*leaves(kernel.argtypes)]
 
 
-def _allow(kernel: Kernel, function: Any, kind: Any, value: int, told: str) -> None:
-    """Set an attribute of a loaded kernel on every GPU. Raises RuntimeError with what was asked for, `told`."""
+def _allow(kernel: Kernel, function: Any, kind: Any, value: int, request: str) -> None:
+    """Set an attribute of a loaded kernel on every GPU. Raises a RuntimeError that names `request`."""
     cu = driver.cu
     handle = cu.CUkernel(int(function.handle))
     for index in range(cu.cuDeviceGetCount()[1]):
         (error,) = cu.cuKernelSetAttribute(kind, value, handle, index)
         if error != cu.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"{kernel.identity}: {told} were refused: {error}")
+            raise RuntimeError(f"{kernel.identity}: {request} were refused: {error}")

@@ -24,11 +24,11 @@ from ..simulator import TensorMap
 from . import driver
 
 NBYTES = 128
-ADDRESS_MULTIPLE = 16  # of an array's first byte, and of its strides
+ADDRESS_MULTIPLE = 16  # bytes: an array's address and its strides are multiples
 MOST_BOX = 256  # elements along an axis
-MOST_KNOWN = 256  # addresses for which an encoded map of the same boxes is remembered
+MOST_KNOWN = 256  # addresses for which encoded maps of the same boxes are kept
 SPANS = (16, 32, 64, 128)  # bytes of a swizzle; 16 is none
-# a float32 array, whose numbers a load rounds to 11 bits of mantissa, as products in tf32 take them
+# a float32 array, whose numbers a load rounds to 11 bits of mantissa for products in tf32
 ROUNDED = "tfloat32"
 _TYPES = {
     "float64": "FLOAT64",
@@ -44,7 +44,7 @@ _SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
 class Encoded(NamedTuple):
-    """A tensor map on the host: the bytes, which are there as long as somebody has this, and their address."""
+    """A tensor map on the host: its bytes, which live as long as this object, and their address."""
 
     memory: ctypes.Array[ctypes.c_char]
     address: int
@@ -61,12 +61,12 @@ class Boxes:
     span: int
 
     def __post_init__(self) -> None:
-        if told := self._refused():
-            raise ValueError(f"tensor map of {self.dtype} {self.shape}: {told}")
+        if reason := self._refused():
+            raise ValueError(f"tensor map of {self.dtype} {self.shape}: {reason}")
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a box, which an mbarrier expects of each load."""
+        """Bytes of a box, which an mbarrier expects from each load."""
         return prod(self.box) * itemsize(self.element)
 
     @property
@@ -75,7 +75,7 @@ class Boxes:
         return "float32" if self.dtype == ROUNDED else self.dtype
 
     def encoded(self, address: int) -> Encoded:
-        """The map of the array at this address. Raises ValueError for an address that is no multiple of 16."""
+        """Return the map of the array at this address. Raises ValueError if it is no multiple of 16."""
         if address % ADDRESS_MULTIPLE or not address:
             raise ValueError(
                 f"tensor map of {self.dtype} {self.shape}: address is {address:#x}, expected a multiple of 16"
@@ -93,7 +93,7 @@ class Boxes:
         return made
 
     def simulated(self, array: np.ndarray) -> TensorMap:
-        """The map of a NumPy array of this dtype, shape and strides; a kernel gets its `address`."""
+        """Return the map of a NumPy array of this dtype, shape and strides; a kernel gets its `address`."""
         given = array.dtype, array.shape, array.strides
         strides = tuple(stride * array.itemsize for stride in self.strides)
         if given != (numpy_dtype(self.element), self.shape, strides):
@@ -102,7 +102,7 @@ class Boxes:
 
     @cached_property
     def _known(self) -> dict[int, Encoded]:
-        """What was encoded, by address."""
+        """Encoded maps, by address."""
         return {}
 
     @cached_property
@@ -111,7 +111,7 @@ class Boxes:
         return _done(driver.cu.cuTensorMapEncodeTiled(*self._arguments())), Lock()
 
     def _arguments(self) -> tuple[Any, ...]:
-        """Of cuTensorMapEncodeTiled, for an array at some address."""
+        """Return the arguments of cuTensorMapEncodeTiled for an array at some address."""
         cu = driver.cu
         axes = range(len(self.shape) - 1, -1, -1)
         nbytes = itemsize(self.element)
@@ -131,7 +131,7 @@ class Boxes:
         )
 
     def _stride(self, axis: int) -> int:
-        """In elements; nobody steps along an axis of one element."""
+        """Return the stride of an axis in elements. That of an axis of size 1 is not used."""
         return self.strides[axis] if self.shape[axis] > 1 else 0
 
     def _refused(self) -> str:
@@ -152,14 +152,14 @@ class Boxes:
                 if size > 1 and stride != 1:
                     return f"stride {stride} along the last axis, expected 1"
             elif size > 1 and (stride <= 0 or stride * nbytes % ADDRESS_MULTIPLE or stride * nbytes >= 2**40):
-                told = f"{stride * nbytes} bytes along axis {axis}"
-                return f"a stride of {told}, expected a multiple of {ADDRESS_MULTIPLE} from {ADDRESS_MULTIPLE} to 2**40"
+                size = f"{stride * nbytes} bytes along axis {axis}"
+                return f"a stride of {size}, expected a multiple of {ADDRESS_MULTIPLE} from {ADDRESS_MULTIPLE} to 2**40"
         if self.span not in SPANS:
             return f"span is {self.span}, expected one of {', '.join(map(str, SPANS))} bytes"
         inner = self.box[-1] * nbytes
         if inner % 16:
             return f"boxes have {inner} bytes along the last axis, expected a multiple of 16"
-        # a box that is narrower can be encoded, too, but where its lines begin is not documented
+        # a narrower box can be encoded too, but the layout of its lines is not documented
         if self.span > 16 and inner != self.span:
             return f"boxes have {inner} bytes along the last axis, expected the {self.span} of the swizzle"
         return ""
@@ -169,7 +169,7 @@ class Boxes:
 def boxes_of(
     dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], span: int = 128
 ) -> Boxes:
-    """The same `Boxes` for the same arguments, so that a shape is validated and encoded once."""
+    """Return the same `Boxes` for the same arguments, so that a shape is validated and encoded once."""
     return Boxes(dtype, shape, strides, box, span)
 
 

@@ -1,8 +1,8 @@
-"""Strided arguments of kernels, once for all operators: their types, how arrays become them, and where things begin.
+"""Strided arguments of kernels, for all operators: their types, how arrays become them, and where rows begin.
 
 A `Strided` (`spec.meta`) describes an array to a launch: its memory and as many strides as the kernel needs. These are
 the strides of all axes (`whole`), or those along batch, head and token of an array that has a row for each token
-(`by_token`). An array that a call does not have is a null pointer, which a kernel built for such calls never reads.
+(`by_token`). An absent array is a null pointer, which a kernel that is built for such calls never reads.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ...spec.meta import Strided, compute_dtype, itemsize
 from ..compiler.backend import i32, i64, pointer, types, u8, verb
 from ..tile.storage import storage
 
-MOST = 2**31 - 2**10  # of tokens, as coordinates have 32 bits, of a tile that begins in them
+MOST = 2**31 - 2**10  # tokens: coordinates of a tile that begins in them have 32 bits
 MULTIPLE = 16  # bytes
 SIZES = (16, 8, 4)  # bytes of an asynchronous copy
-_ELEMENTS = {"bool": u8, "int32": i32, "int64": i64}  # of what is no number of a problem
+_ELEMENTS = {"bool": u8, "int32": i32, "int64": i64}  # of arrays other than a problem's numbers
 
 
 def strided(dtype: str, rank: int) -> Any:
@@ -28,12 +28,12 @@ def strided(dtype: str, rank: int) -> Any:
 
 
 def number_type(dtype: str, rank: int) -> Any:
-    """The type of an array of what problems of this dtype are computed in: a statistic, a state, a row's weight."""
+    """Return the type of an array in the dtype of the arithmetic: of statistics, states, or weights of rows."""
     return strided(compute_dtype(dtype), rank)
 
 
 def absent(rank: int) -> Strided:
-    """An array that a call does not have."""
+    """Return the argument for an absent array."""
     return Strided("", (0,) * rank)
 
 
@@ -43,7 +43,10 @@ def whole(metas: Mapping[str, ArrayMeta], name: str, rank: int) -> Strided:
 
 
 def by_token(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided:
-    """[B, H, S, width] or [B, H, S], of varlen [total, H, width] or [H, total], along batch, head and token."""
+    """Return an array with strides along batch, head and token.
+
+    It is [B, H, S, width] or [B, H, S], of varlen [total, H, width] or [H, total].
+    """
     if name not in metas:
         return absent(3)
     strides = metas[name].strides
@@ -54,7 +57,7 @@ def by_token(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided
 
 
 class Boxed(NamedTuple):
-    """[B, H, S, width] of an array, or of varlen [1, H, total, width], as boxes of a number of rows."""
+    """An array [B, H, S, width], of varlen [1, H, total, width], as boxes of a number of rows."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,7 +65,7 @@ class Boxed(NamedTuple):
 
 
 def boxed(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Boxed | None:
-    """Return None if boxes can't load the array: its rows don't begin at multiples of 16 bytes, or they overlap."""
+    """Return the array as boxes, None if its rows overlap or don't begin at multiples of 16 bytes."""
     meta = metas[name]
     shape, strides = meta.shape, meta.strides
     if varlen:
@@ -76,7 +79,7 @@ def boxed(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Boxed | No
 
 
 def how_stored(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> str:
-    """How a result is stored ("boxes", "vectors" or "elements"). Boxes of varlen would pass the ends of sequences."""
+    """Return how a result is stored: "boxes", "vectors" or "elements". Boxes of varlen would cross sequences' ends."""
     found = boxed(metas, name, varlen)
     if found is None or found.shape[-1] * itemsize(metas[name].dtype) % MULTIPLE:
         return "elements"
@@ -84,16 +87,16 @@ def how_stored(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> str:
 
 
 def is_stored_whole(meta: ArrayMeta) -> bool:
-    """Whether rows of a result lie at multiples of 16 bytes, and fill such."""
+    """Whether rows of a result begin and end at multiples of 16 bytes."""
     vector = vector_of(meta)
     return vector * itemsize(meta.dtype) == SIZES[0] and meta.shape[-1] % vector == 0
 
 
 def vector_of(meta: ArrayMeta) -> int:
-    """For one of them, [B, H, S, D] or [total, H, D], whose last axis is contiguous.
+    """Return the elements of the longest aligned copy for an array [B, H, S, D] or [total, H, D].
 
-    An axis of one element has any stride, but that of tokens: a tile's rows beyond the last are asked for too, none of
-    their bytes, at addresses of whole vectors.
+    Its last axis is contiguous. The stride of an axis of size 1 does not matter, except that of tokens: rows of a tile
+    beyond the last token are copied too, with no bytes, at addresses that must be aligned.
     """
     each, tokens = itemsize(meta.dtype), 2 if len(meta.shape) == 4 else 0
     axes = enumerate(zip(meta.shape[:-1], meta.strides[:-1]))
@@ -109,11 +112,11 @@ def vector_of(meta: ArrayMeta) -> int:
 
 @verb
 def start(x, b, h, token):
-    """Where a token's row of an array begins."""
+    """Return where a token's row of an array begins."""
     return i64(b) * x.strides[0] + i64(h) * x.strides[1] + i64(token) * x.strides[2]
 
 
 @verb
 def boundary(ends, b):
-    """The first token of sequence b of varlen, where the one before it ends, in 32 bits; ends [B + 1]: cu_seqlens."""
+    """Return the first token of sequence b of varlen, in 32 bits. ends [B + 1]: cu_seqlens."""
     return ends.data[b * ends.strides[0]]

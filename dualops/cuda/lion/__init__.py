@@ -1,9 +1,10 @@
 """Lion on the GPU: which kernel serves which problem, and the public function.
 
-formula.py  what happens to an element
-dense.py    tensors that lie densely: one, or a table of them, 16 bytes at a time
+formula.py  the arithmetic of an element
+dense.py    dense tensors: one, or a table of them, 16 bytes at a time
 strided.py  arrays of any layout; the rung naive
-lists.py    lists of tensors: their tables, kept from call to call
+lists.py    lists of tensors
+tables.py   their tables on the device, which are kept from call to call
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..launch.operation import Choice, Operation
 from ..launch.step import Step
 from . import dense, strided
 from .dense import DenseConfig
-from .formula import array_names, dtypes_of, lr_of, rates_of
+from .formula import Arrays, array_names, dtypes_of, lr_of, rates_of
 from .lists import ListOperation
 from .strided import StridedConfig
 
@@ -38,30 +39,30 @@ def lion(
     kernel: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """One step of Lion, in place: params, momenta and master are overwritten. Chen et al. 2023, arXiv:2302.06675.
+    """Do one step of Lion in place: overwrite params, momenta and master. Chen et al. 2023, arXiv:2302.06675.
 
         c = beta1 * m + (1 - beta1) * g
         p = p * (1 - lr * weight_decay) - lr * sign(c)
         m = beta2 * m + (1 - beta2) * g
 
     params: a device array of float64, float32, float16 or bfloat16, of any shape and non-negative strides, or a list of
-    them; grads, momenta and master are then lists of the same length, and each combination of dtypes is one launch.
-    grads: in the params' dtype or in float32. momenta: in float32, float16 or bfloat16. master: the params in float32,
-    which p is read from; params get it rounded. With float64 params all are float64.
+    them. With a list, grads, momenta and master are lists of the same length, and each combination of dtypes is one
+    launch. grads: in the params' dtype or in float32. momenta: in float32, float16 or bfloat16. master: the params in
+    float32; p is read from them, and params get them rounded. With float64 params all are float64.
     lr: a number, or a float array without axes on the device, which a captured CUDA graph reads again at each replay.
 
-    Returns what was written: (params, momenta) or (params, momenta, master). The bits are those of the reference: each
-    operation is rounded by itself, in float32 (float64 for float64 params).
-    out: arrays (or lists of them) for the same two or three, which are then written in place of the inputs. kernel:
-    "naive", "simt" or "table", how lists are done, instead of the best. stream: a stream object or handle instead of
-    the library's current one.
+    Returns the written arrays: (params, momenta) or (params, momenta, master). Bit-equal to the reference: each
+    operation is rounded separately, in float32 (float64 for float64 params).
+    out: arrays (or lists of them) for the same two or three, which are written in place of the inputs. kernel: "naive",
+    "simt" or "table" (the kernel of lists) instead of the best. stream: a stream object or handle instead of the
+    library's current one.
 
-    A list's tensors are found by a table on the device, made in the first call with these addresses and kept, as are
-    tables that a captured graph may read. What does not lie densely, all its arrays in one order of axes, takes a
-    launch of its own. Raises TypeError and ValueError for a wrong call, NotImplementedError for arrays that lie in
-    memory along more than four strides.
+    The kernel of lists finds tensors by a table on the device. The first call with these addresses makes the table and
+    keeps it, also for captured graphs that may read it. A tensor that is not dense, or whose arrays differ in their
+    order of axes, takes a launch of its own. Raises TypeError and ValueError for a wrong call, NotImplementedError for
+    arrays that need more than four strides.
     """
-    both: Any = tuple(betas) if isinstance(betas, list) else betas  # a key for what is kept
+    both: Any = tuple(betas) if isinstance(betas, list) else betas  # hashable, as part of a key
     if isinstance(params, (list, tuple)):
         given = {"params": params, "grads": grads, "momenta": momenta, "master": master}
         return of_lists(given, lr, both, weight_decay, out, kernel, stream)
@@ -69,7 +70,7 @@ def lion(
 
 
 def dense_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The kernel of one tensor that lies densely."""
+    """Yield the kernel of one dense tensor."""
     metas = {**problem.arrays, **results}
     if dense.is_dense(_there(problem, metas)):
         config = dense.config_of(dtypes_of(problem), device, table=False)
@@ -77,7 +78,7 @@ def dense_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
 
 
 def table_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The kernel of lists, on one tensor."""
+    """Yield the kernel of lists for one dense tensor."""
     metas = {**problem.arrays, **results}
     there = _there(problem, metas)
     if dense.is_dense(there):
@@ -88,15 +89,15 @@ def table_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
 
 
 def strided_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Arrays of any layout."""
-    configs, reason = [StridedConfig()], "some array has gaps, or an order of its own"
+    """Yield the kernel of arrays of any layout."""
+    configs, reason = [StridedConfig()], "an array has gaps, or another order of axes"
     if _has_few_axes(problem, results):
         make = partial(_strided_steps, problem, {**problem.arrays, **results}, configs)
         yield Choice("simt", configs[0], reason, make)
 
 
 def naive_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The same, a kernel for each formula."""
+    """Yield two kernels, one for each formula."""
     configs = [StridedConfig(momenta=False), StridedConfig(params=False)]
     if _has_few_axes(problem, results):
         make = partial(_strided_steps, problem, {**problem.arrays, **results}, configs)
@@ -108,7 +109,7 @@ def _there(problem: Problem, metas: Mapping[str, ArrayMeta]) -> list[ArrayMeta]:
 
 
 def _has_few_axes(problem: Problem, results: Mapping[str, ArrayMeta]) -> bool:
-    """Return whether the arrays have few enough collapsed axes for the strides that a kernel accepts."""
+    """Whether the arrays need at most as many strides as a kernel accepts, after neighbouring axes are merged."""
     there = _there(problem, {**problem.arrays, **results})
     sizes, _ = collapse(there[0].shape, *(meta.strides for meta in there))
     return len(sizes) <= strided.MOST_AXES
@@ -126,7 +127,7 @@ def _head(problem: Problem, metas: Mapping[str, ArrayMeta]) -> int:
 def _dense_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DenseConfig) -> Sequence[Step]:
     dtypes, head = dtypes_of(problem), _head(problem, metas)
     blocks = int(dense.chunks(config, dtypes, problem.N, head))
-    args = (*array_names(problem), *_numbers(problem), problem.N, head)
+    args = (array_names(problem), *_numbers(problem), problem.N, head)
     return [Step(dense.build_one(config, dtypes), (blocks,), args)]
 
 
@@ -148,8 +149,8 @@ def _strided_steps(
     sizes, collapsed = collapse(problem.arrays["params"].shape, *(metas[name].strides for name in there))
     missing = strided.MOST_AXES - len(sizes)
     strides = {name: (0,) * missing + own for name, own in zip(there, collapsed, strict=True)}
-    layout = (1,) * missing + sizes, tuple(strides.get(name, (0,) * strided.MOST_AXES) for name in names)
-    args = (*names, *_numbers(problem), problem.N, *layout)
+    every = Arrays(*(strides.get(name, (0,) * strided.MOST_AXES) for name in names))
+    args = (names, *_numbers(problem), problem.N, (1,) * missing + sizes, every)
     blocks = -(-problem.N // configs[0].threads)
     return [Step(strided.build(config, dtypes), (blocks,), args) for config in configs]
 

@@ -1,13 +1,13 @@
-"""Lion on tensors that lie densely in memory, all arrays of a tensor in the same order: one tensor, or a table of them.
+"""Lion on dense tensors, whose arrays have the same order of axes: one tensor, or a table of them.
 
-    1  a tensor is cut into chunks, a block takes one; of a table, it searches for the tensor that its chunk is of
+    1  a tensor is cut into chunks, one a block; in a table, the block searches for the tensor of its chunk
     2  a thread loads `vectors` groups of neighbours of p (or master), g and m: 16 bytes of the widest of them
-    3  p and m as in formula.py                                                         (registers alone)
-    4  and writes p, m and master; 2 to 4 again, `sweeps` times
-    5  what is no whole group, before the first address that is a multiple of 16 bytes and at the end: one by one
+    3  it computes p and m as in formula.py                                             (in registers)
+    4  and stores p, m and master; 2 to 4 again, `sweeps` times
+    5  elements before the first multiple of 16 bytes, and after the last whole group: one by one
 
-Arrays of a tensor that are not aligned alike are walked one by one throughout, in the same launch.
-A table is an array of int64, of COLUMNS columns: each tensor's first chunk, six addresses, elements and `head`.
+If the arrays of a tensor are aligned differently, all its elements are processed one by one, in the same launch.
+A table is an array of int64 with COLUMNS columns: each tensor's first chunk, six addresses, elements and `head`.
 No shared memory. Registers: three numbers an element of `vectors` groups, and about 40.
 """
 
@@ -27,19 +27,19 @@ from ..launch.device import Device
 from ..tile.groups import array_in, group
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .formula import Arrays, Dtypes, array_types, by_role, rate_types, steps
+from .formula import Arrays, Dtypes, arrays_type, by_role, rate_types, steps
 
-COLUMNS = 9  # of a table, each with a word for every tensor
+COLUMNS = 9  # of a table; each has a word for every tensor
 
 
 @dataclass(frozen=True)
 class DenseConfig:
-    """What a block of `threads` threads does."""
+    """The work of a block of `threads` threads."""
 
     threads: int
-    vectors: int  # groups of each array that a thread has under way
-    sweeps: int  # times that it takes `vectors` groups
-    min_blocks: int = 1  # blocks that the registers must leave room for on an SM
+    vectors: int  # groups of each array that a thread has in flight
+    sweeps: int  # times that a thread processes `vectors` groups
+    min_blocks: int = 1  # blocks whose registers must fit on an SM
 
     def chunk(self, dtypes: Dtypes) -> int:
         """Elements of a block."""
@@ -47,19 +47,19 @@ class DenseConfig:
 
 
 def unit(dtypes: Dtypes) -> int:
-    """Elements of a group: 16 bytes of the widest array."""
+    """Return the elements of a group: 16 bytes of the widest array."""
     return min(storage(dtype).vector for dtype in used(dtypes))
 
 
 def used(dtypes: Dtypes) -> tuple[str, ...]:
-    """The dtypes of the arrays that there are."""
+    """Return the dtypes of the given arrays, without an absent master."""
     return tuple(dtype for place, dtype in enumerate(dtypes.arrays) if place != 2 or dtypes.master)
 
 
 def heads(dtypes: Dtypes, pointers: Any) -> np.ndarray:
-    """Elements of each tensor before its first group, -1 where there are no groups.
+    """Return the number of elements before each tensor's first group, -1 if its arrays are aligned differently.
 
-    pointers [tensors, arrays]: addresses of the arrays that there are, in the order of ROLES.
+    pointers [tensors, arrays]: addresses of the given arrays, in the order of ROLES.
     """
     sizes = np.array([itemsize(dtype) for dtype in used(dtypes)])
     missing = -np.array(pointers, np.int64) % (sizes * unit(dtypes))  # bytes to the next whole group of each array
@@ -69,12 +69,12 @@ def heads(dtypes: Dtypes, pointers: Any) -> np.ndarray:
 
 
 def chunks(config: DenseConfig, dtypes: Dtypes, N: Any, head: Any) -> Any:
-    """Blocks for N elements, at least one; integers or arrays of them."""
+    """Return the number of blocks for N elements, at least one. N, head: integers or arrays of them."""
     return np.maximum(-(-(N - np.maximum(head, 0)) // config.chunk(dtypes)), 1)
 
 
 def is_dense(metas: Sequence[ArrayMeta]) -> bool:
-    """Whether arrays of one shape lie densely, all in one order of axes."""
+    """Whether arrays of one shape are dense and have one order of axes."""
 
     def steps(meta: ArrayMeta) -> list[int]:
         return [stride for stride, size in zip(meta.strides, meta.shape, strict=True) if size > 1]
@@ -83,12 +83,13 @@ def is_dense(metas: Sequence[ArrayMeta]) -> bool:
 
 
 def config_of(dtypes: Dtypes, device: Device, *, table: bool) -> DenseConfig:
-    """What blocks do, for one tensor or for a table of them. Doubles need more registers than five blocks an SM leave,
-    and so does what ptxas makes for some architectures.
+    """Return the Config for one tensor or for a table of them.
 
-    Shares of the roof that a plain kernel with the same reads and writes reaches, H200, 2026-11-21, 2.7e8 bfloat16
-    parameters: one tensor 0.998, with two vectors a thread 0.96; a table 0.991, with two vectors 0.95. A table of 1,000
-    tensors of 10,000 elements: 30.5 us, with one sweep 44.
+    Doubles need more registers than five blocks an SM leave, and so do all dtypes on some architectures.
+
+    Speed as a share of a plain kernel with the same reads and writes, H200, 2026-11-21, 2.7e8 bfloat16 parameters: one
+    tensor 0.998, with two vectors a thread 0.96; a table 0.991, with two vectors 0.95. A table of 1,000 tensors of
+    10,000 elements: 30.5 us, with one sweep 44.
     """
     if device.name == "simulator":
         return DenseConfig(32, 1, 2)
@@ -99,7 +100,7 @@ def config_of(dtypes: Dtypes, device: Device, *, table: bool) -> DenseConfig:
 @cache
 @noun
 def dense_steps(config: DenseConfig, dtypes: Dtypes) -> Members:
-    """The verbs of a step of tensors that lie densely."""
+    """The verbs of a step of dense tensors."""
     has = used(dtypes)
     mem = by_role(storage, dtypes)
     vec = by_role(lambda dtype: group(dtype, unit(dtypes) if dtype in has else 1), dtypes)
@@ -108,9 +109,7 @@ def dense_steps(config: DenseConfig, dtypes: Dtypes) -> Members:
 
     @verb
     def chunk(tensor, rate, rates, chunk, N, head):
-        """Step chunk number `chunk` of a tensor's Arrays, of N elements. head: elements before the first group (see
-        `heads`).
-        """
+        """Do the step of chunk number `chunk` of a tensor, Arrays of N elements. head: see `heads`."""
         tid = cuda.threadIdx.x
         before = max(head, NOTHING)
         begin = before + chunk * CHUNK
@@ -133,7 +132,7 @@ def dense_steps(config: DenseConfig, dtypes: Dtypes) -> Members:
                 vec.momenta.store(tensor.new_momenta, begin + k, k < whole, m_frag, j * UNIT)
                 if dtypes.master:
                     vec.master.store(tensor.new_master, begin + k, k < whole, p_frag, j * UNIT)
-        # what lies before the first group is chunk 0's, and comes first; what lies behind the last one follows
+        # one by one: elements before the first group, in chunk 0, then those after the chunk's last whole group
         mine = min(before, N) if chunk == 0 else NOTHING
         for k in range(tid, mine + length - whole, config.threads):
             at = k if k < mine else k - mine + begin + whole
@@ -157,12 +156,11 @@ def dense_steps(config: DenseConfig, dtypes: Dtypes) -> Members:
 
 @builds
 def build_one(config: DenseConfig, dtypes: Dtypes) -> Kernel:
-    """lion_one(six arrays in the order of ROLES, lr, rates, N, head): chunk by chunk, a block each."""
+    """Build lion_one(tensor, lr, rates, N, head), a block a chunk. tensor: Arrays."""
     lion = dense_steps(config, dtypes)
 
-    @kernel(*array_types(dtypes), *rate_types(dtypes), i64, i64, threads=config.threads, min_blocks=config.min_blocks)
-    def lion_one(to_p, to_m, to_w, p, g, m, lr, rates, N, head):
-        tensor = Arrays(to_p, to_m, to_w, p, g, m)
+    @kernel(arrays_type(dtypes), *rate_types(dtypes), i64, i64, threads=config.threads, min_blocks=config.min_blocks)
+    def lion_one(tensor, lr, rates, N, head):
         lion.chunk(tensor, lion.rate(lr), rates, i64(cuda.blockIdx.x), N, head)
 
     return lion_one
@@ -170,13 +168,13 @@ def build_one(config: DenseConfig, dtypes: Dtypes) -> Kernel:
 
 @builds
 def build_table(config: DenseConfig, dtypes: Dtypes) -> Kernel:
-    """lion_table(table, tensors, lr, rates): as many blocks as there are chunks."""
+    """Build lion_table(table, tensors, lr, rates), a block a chunk. tensors: their number."""
     lion, arrays = dense_steps(config, dtypes), by_role(array_in, dtypes)
 
     @kernel(pointer(i64), i32, *rate_types(dtypes), threads=config.threads, min_blocks=config.min_blocks)
     def lion_table(table, tensors, lr, rates):
         block = i64(cuda.blockIdx.x)
-        low, high = i32(0), tensors  # the last tensor whose first chunk is not behind this one
+        low, high = i32(0), tensors  # search the last tensor whose first chunk is at most this one
         while high - low > 1:
             middle = (low + high) // 2
             if table[middle] <= block:

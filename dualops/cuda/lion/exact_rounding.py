@@ -1,4 +1,4 @@
-"""Arithmetic whose bits are promised: each operation is rounded by itself, where a compiler would fuse a * b + c."""
+"""Arithmetic with exact bits: each operation is rounded separately. A compiler would fuse a * b + c."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..ptx.arithmetic import add_rn, add_rn_f64, mul_rn, mul_rn_f64, sub_rn, sub
 @cache
 @noun
 def rounded(number: Any) -> Members:
-    """The verbs for f32 or f64; NumPy's operators of that type give the same bits."""
+    """The verbs for f32 or f64. NumPy's operators of that type give the same bits."""
     if number is f64:
         return members({}, mul=mul_rn_f64, add=add_rn_f64, sub=sub_rn_f64)
     return members({}, mul=mul_rn, add=add_rn, sub=sub_rn)

@@ -1,10 +1,10 @@
-"""What all of Lion's kernels do to an element, and what they are built for. Chen et al. 2023, arXiv:2302.06675, Alg. 2.
+"""The arithmetic of Lion's kernels, and what they are built for. Chen et al. 2023, arXiv:2302.06675, Alg. 2.
 
     c = beta1 * m + (1 - beta1) * g
     p = p * (1 - lr * weight_decay) - lr * sign(c)
     m = beta2 * m + (1 - beta2) * g
 
-Each operation is rounded by itself (`lion.exact_rounding`), so that the bits are those of the reference.
+Each operation is rounded separately (`lion.exact_rounding`), so that results are bit-equal to the reference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .exact_rounding import rounded
 
 
 class Arrays(NamedTuple):
-    """The arrays of a tensor, as every kernel takes them."""
+    """The arrays of a tensor, or one thing for each of them, such as its strides."""
 
     new_params: Any
     new_momenta: Any
@@ -37,11 +37,11 @@ class Dtypes(NamedTuple):
     """What kernels are specialized for, in addition to their Config."""
 
     params: str
-    source: str  # of what p is read from: params, or master where there is one
+    source: str  # of the array from which p is read: master if given, else params
     grads: str
     momenta: str
     master: bool  # whether p is also written to a master
-    lr: str  # of an lr on the device
+    lr: str  # dtype of an lr on the device
 
     @property
     def number(self) -> Any:
@@ -50,13 +50,13 @@ class Dtypes(NamedTuple):
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """Of the arrays in the order of ROLES; a master is in the dtype of the arithmetic."""
+        """Dtypes of the arrays, in the order of ROLES; a master has that of the arithmetic."""
         wide = "float64" if self.params == "float64" else "float32"
         return (self.params, self.momenta, wide, self.source, self.grads, self.momenta)
 
 
 class Rates(NamedTuple):
-    """The numbers of a step, as the host has them: rest1 is 1 - beta1."""
+    """The numbers of a step. rest1, rest2: 1 - beta1, 1 - beta2."""
 
     beta1: Any
     rest1: Any
@@ -66,7 +66,7 @@ class Rates(NamedTuple):
 
 
 class Lr(NamedTuple):
-    """lr as a kernel is given it: a number, or where `on_device` is not 0 an array of one."""
+    """lr as a kernel's argument: a number, or an array of one number if on_device is not 0."""
 
     number: Any
     array: Any
@@ -74,7 +74,7 @@ class Lr(NamedTuple):
 
 
 def dtypes_of(problem: Problem) -> Dtypes:
-    """What kernels for this problem are built for."""
+    """Return what kernels for this problem are built for."""
     metas = problem.arrays
     source = metas[source_of(problem)]
     lr = metas["lr"].dtype if metas["lr"].device != "host" else "float32"
@@ -82,34 +82,34 @@ def dtypes_of(problem: Problem) -> Dtypes:
 
 
 def source_of(problem: Problem) -> str:
-    """The input that p is read from."""
+    """Return the name of the input from which p is read."""
     return "master" if "master" in problem.arrays else "params"
 
 
-def array_names(problem: Problem) -> tuple[str, ...]:
-    """Return the names of the arrays in the order of ROLES, as a launch uses them; an absent one is a null pointer."""
-    return tuple(source_of(problem) if name == "source" else name for name in ROLES)
+def array_names(problem: Problem) -> Arrays:
+    """Return the names of the arrays, an argument of a launch; an absent array is a null pointer."""
+    return Arrays(*(source_of(problem) if name == "source" else name for name in ROLES))
 
 
 def rates_of(betas: tuple[float, float], weight_decay: float) -> Rates:
-    """The numbers of a step, before they are rounded to the type of the arithmetic."""
+    """Return the numbers of a step, before they are rounded to the type of the arithmetic."""
     beta1, beta2 = betas
     return Rates(beta1, 1 - beta1, beta2, 1 - beta2, weight_decay)
 
 
 def lr_of(problem: Problem) -> Lr:
-    """lr as an argument of a launch."""
+    """Return lr as an argument of a launch."""
     on_device = problem.arrays["lr"].device != "host"
     return Lr(0.0, "lr", 1) if on_device else Lr("lr", "no lr", 0)
 
 
-def array_types(dtypes: Dtypes) -> tuple[Any, ...]:
-    """Of the arrays, in the order of ROLES."""
-    return tuple(pointer(storage(dtype).element) for dtype in dtypes.arrays)
+def arrays_type(dtypes: Dtypes) -> Any:
+    """Return the type of the arrays as one argument."""
+    return types.NamedTuple(tuple(pointer(storage(dtype).element) for dtype in dtypes.arrays), Arrays)
 
 
 def rate_types(dtypes: Dtypes) -> tuple[Any, Any]:
-    """Of lr and of the rates."""
+    """Return the types of lr and of the rates."""
     number = dtypes.number
     array = pointer(storage(dtypes.lr).element)
     return types.NamedTuple((number, array, i32), Lr), types.NamedUniTuple(number, 5, Rates)
@@ -117,10 +117,7 @@ def rate_types(dtypes: Dtypes) -> tuple[Any, Any]:
 
 @noun
 def by_role(make: Callable[[str], Any], dtypes: Dtypes) -> Members:
-    """The same thing for each of the arrays, by what the array is; old and new momenta have one dtype.
-
-    What `make` has for the dtype of each array.
-    """
+    """make(dtype) for each of the arrays, by its role; old and new momenta have one dtype."""
     params, momenta, master, source, grads, _ = map(make, dtypes.arrays)
     return members(locals(), params=params, momenta=momenta, master=master, source=source, grads=grads)
 

@@ -1,10 +1,10 @@
-"""Lion on lists of tensors: one launch for each combination of dtypes, however many tensors it has.
+"""Lion on lists of tensors: one launch for each combination of dtypes, for any number of tensors.
 
-A call looks for its tables by the addresses of its tensors and then compares shapes, strides and dtypes. Tables depend
-on nothing else, so it does not matter whose memory that was before. What the spec says of a call depends on shapes,
-strides and dtypes: at new addresses, as gradients often have, only overlaps are looked for.
+A call looks up its tables by the addresses of its tensors, and then compares shapes, strides and dtypes. Tables depend
+on nothing else, so the memory may have belonged to other tensors before. The spec's checks depend on shapes, strides
+and dtypes only: if just addresses change, as those of gradients often do, only overlaps are checked again.
 
-MOST_KEPT calls' tables are kept, and those that a captured graph may read (`device_memory`).
+The tables of MOST_KEPT calls are kept, and those that a captured graph may read (`device_memory`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Addresses = tuple[int, ...]  # of a call's arrays
 
 
 class Call(NamedTuple):
-    """What a call is about."""
+    """The arguments of a call."""
 
     lists: Lists  # of inputs
-    out: Lists  # of results that the caller gave, "out new_params" and so on
+    out: Lists  # of results, if out= is given: "out new_params" and so on
     lr: Any  # a float, or an array
     params: dict[str, Any]
     kernel: str | None
@@ -53,51 +53,51 @@ class Call(NamedTuple):
         return {**self.lists, **self.out}
 
     def target(self, result: str) -> str:
-        """The list that a result is written to."""
+        """Return the list that a result is written to."""
         return f"out {result}" if self.out else SPEC.updates[result]
 
     def one(self, i: int) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
-        """Arrays, parameters and out= of tensor number i alone."""
+        """Return arrays, parameters and out= of a call for tensor number i alone."""
         params, grads, momenta, master = (self.lists[name][i] if name in self.lists else None for name in LISTS)
         out = tuple(each[i] for each in self.out.values()) or None
         return (params, grads, momenta, self.lr, master), tuple(self.params.values()), out
 
 
 class Bound(NamedTuple):
-    """What is known of a call by its shapes, strides and dtypes."""
+    """What follows from a call's shapes, strides and dtypes."""
 
     kind: Hashable  # the call's library, number of arrays, lists, lr and kernel
-    origins: Hashable  # of its arrays, as the adapter has them
+    origins: Hashable  # of its arrays, see `Adapter.origins`
     shapes: list[list[Any]]
     place: Place
     groups: list[Group]
-    alone: list[int]  # tensors that have no place in a table
+    alone: list[int]  # tensors that need a launch of their own
     names: list[str]  # of the call's arrays, for messages
-    nbytes: np.ndarray  # of them
-    written: np.ndarray  # which of them are
-    source: np.ndarray  # of a result the array that it may overwrite, of all others themselves
+    nbytes: np.ndarray  # of each array
+    written: np.ndarray  # whether each array is written
+    source: np.ndarray  # for a result the index of the array that it may overwrite, for others their own index
     lr_on_device: bool
 
     def fits(self, arrays: Sequence[Any]) -> bool:
-        """Whether as many arrays have the same shapes, strides and dtypes."""
+        """Whether arrays of another call, of the same number, have the same shapes, strides and dtypes."""
         return all(all(map(eq, *both)) for both in zip(self.place.adapter.shapes(arrays), self.shapes, strict=True))
 
 
 class Ready(NamedTuple):
-    """A call that was checked, with its tables."""
+    """A checked call with its tables."""
 
     bound: Bound
     tables: Tables
 
 
 class ListOperation:
-    """The operation on lists; `one` is that on single tensors, for those that have no place in a table."""
+    """The operation on lists. one: the operation on a single tensor, for tensors that need a launch of their own."""
 
     def __init__(self, one: Operation):
         self.one, self.op = one, one.op
         self.bounds: list[Bound] = []
         self.ready = Kept[Ready]()
-        self.lock = RLock()  # of what is kept: a training loop may step in several threads
+        self.lock = RLock()  # for `bounds` and `ready`: a training loop may step in several threads
 
     def __call__(
         self,
@@ -109,7 +109,7 @@ class ListOperation:
         kernel: str | None,
         stream: Any,
     ) -> tuple[Any, ...]:
-        """One step; `given` has each of LISTS. Returns the lists that were written."""
+        """Do one step and return the written lists. given: has each of LISTS."""
         lists, results = self._lists(given, out)
         if kernel is not None and kernel not in SPEC.rungs:
             raise ValueError(f"{self.op}: kernel is {kernel!r}, expected one of {', '.join(SPEC.rungs)}")
@@ -132,7 +132,7 @@ class ListOperation:
         return tuple(results.values())
 
     def _lists(self, given: Mapping[str, Any], out: Any) -> tuple[Lists, Lists]:
-        """The lists that there are, and those that are written, by the names that messages have for them."""
+        """Return the given lists and the written ones, by their names in messages."""
         lists = {name: each for name, each in given.items() if each is not None}
         results = {name: lists[name] for name in SPEC.updates.values() if name in lists}
         if out is not None:
@@ -147,14 +147,14 @@ class ListOperation:
         return lists, results
 
     def _bound(self, call: Call, arrays: list[Any]) -> tuple[Bound, Addresses]:
-        """What is known of the call, from before or new, and its addresses. Raises the spec's errors."""
+        """Return the call's Bound, kept or new, and its addresses. Raises the spec's errors."""
         adapter = adapter_of(arrays[0], self.op, "params[0]")
         try:
             pointers = adapter.pointers(arrays)
             lr = None if type(call.lr) is float else adapter.meta(call.lr)._replace(pointer=0)
             kind = (type(adapter), len(arrays), tuple(call.everything), lr, call.kernel)
         except (TypeError, ValueError, AttributeError, RuntimeError):
-            self._metas(call)  # says whose fault it is
+            self._metas(call)  # its error names the array
             raise
         known = self.ready.get((pointers, kind))
         if known is not None and known.bound.fits(arrays):
@@ -169,7 +169,7 @@ class ListOperation:
         return bound, pointers
 
     def _tables(self, bound: Bound, pointers: Addresses, arrays: list[Any], stream: Any) -> tuple[Tables, Streams]:
-        """The call's tables, from before or new, on the current GPU."""
+        """Return the call's tables, kept or new, on the current GPU."""
         adapter, key = bound.place.adapter, (pointers, bound.kind)
         streams = streams_of(self.op, adapter, arrays, None if stream is None else stream_of(self.op, stream))
         known = self.ready.get(key)
@@ -186,7 +186,7 @@ class ListOperation:
         return known.tables, streams
 
     def _bind(self, call: Call, kind: Hashable, origins: Hashable, arrays: Sequence[Any]) -> Bound:
-        """Check a call by the spec, and part it into groups."""
+        """Check a call by the spec, and divide its tensors into groups."""
         adapter, metas, lr = self._metas(call)
         problems = bind_list(self.op, {name: metas[name] for name in call.lists}, lr, call.params)
         first = metas["params"][0]
@@ -225,7 +225,7 @@ class ListOperation:
         )
 
     def _metas(self, call: Call) -> tuple[Adapter, dict[str, list[ArrayMeta]], ArrayMeta]:
-        """What is known of each array, and of lr. Raises TypeError for what is no array of the first one's library."""
+        """Return adapter, metas and lr's meta. Raises TypeError for an array that is not of the first one's library."""
         one = call.lists["params"][0]
         adapter = adapter_of(one, self.op, "params[0]")
         metas: dict[str, list[ArrayMeta]] = {}
@@ -234,8 +234,8 @@ class ListOperation:
             for i, array in enumerate(each):
                 found = adapter_of(array, self.op, f"{name}[{i}]")
                 if type(found) is not type(adapter):
-                    told = f"{name}[{i}] is a {type(array).__qualname__}, params[0] a {type(one).__qualname__}"
-                    raise TypeError(f"{self.op}: {told}, expected arrays of one library")
+                    mixed = f"{name}[{i}] is a {type(array).__qualname__}, params[0] a {type(one).__qualname__}"
+                    raise TypeError(f"{self.op}: {mixed}, expected arrays of one library")
                 try:
                     metas[name].append(found.meta(array))
                 except (TypeError, ValueError) as error:
@@ -245,8 +245,9 @@ class ListOperation:
         return adapter, metas, adapter_of(call.lr, self.op, "lr").meta(call.lr)
 
     def _fits(self, call: Call, i: int, problem: Problem, metas: Mapping[str, Sequence[ArrayMeta]]) -> bool:
-        """Whether a tensor has a place in a table. Raises the spec's errors about what is written, and those of the
-        operation on single tensors for one that has none.
+        """Whether a tensor has a place in a table. Raises the spec's errors about written arrays.
+
+        For a tensor without a place, it raises the errors of the operation on a single tensor.
         """
         wanted = problem.outputs()
         results = {result: metas[call.target(result)][i] for result in wanted}
@@ -263,7 +264,7 @@ class ListOperation:
 
     @staticmethod
     def _overwriting(call: Call) -> Iterator[tuple[str, str, int]]:
-        """(result, input, tensor) where out= has the result."""
+        """Yield (result, input, tensor) for each result in out=."""
         for result, name in SPEC.updates.items() if call.out else ():
             if name in call.lists:
                 yield from ((result, name, i) for i in range(len(call.lists[name])))
@@ -271,6 +272,6 @@ class ListOperation:
 
 @lru_cache(1000)
 def _rates(op: str, betas: Any, weight_decay: Any) -> Rates:
-    """The numbers of a step, or the spec's error."""
+    """Return the numbers of a step. Raises the spec's errors."""
     params = SPEC.normal_params(SPEC.params, {"betas": betas, "weight_decay": weight_decay}, op)
     return rates_of(params["betas"], params["weight_decay"])

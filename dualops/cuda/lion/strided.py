@@ -1,6 +1,6 @@
-"""Lion on arrays of any layout, a thread an element: fused, or as the two formulas that it is (the rung naive).
+"""Lion on arrays of any layout, a thread an element: fused, or in two launches, one a formula (the rung naive).
 
-Element number i of the tensor lies at i3 * s3 + i2 * s2 + i1 * s1 + i0 * s0 in each array, by strides of its own.
+Element number i of the tensor is at i3 * s3 + i2 * s2 + i1 * s1 + i0 * s0 in each array, with that array's strides.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from typing import Any
 
 from ..compiler.backend import Kernel, builds, cuda, i64, kernel, types, verb
 from ..tile.storage import storage
-from .formula import Dtypes, array_types, by_role, rate_types, steps
+from .formula import ROLES, Arrays, Dtypes, arrays_type, by_role, rate_types, steps
 
 MOST_AXES = 4  # strides of an array, once neighbouring axes are merged
 
 
 @dataclass(frozen=True)
 class StridedConfig:
-    """What a launch does, in blocks of `threads` threads."""
+    """The work of a launch, in blocks of `threads` threads."""
 
     threads: int = 256
     params: bool = True  # whether it writes params and master
-    momenta: bool = True
+    momenta: bool = True  # whether it writes momenta
 
 
 @verb
 def place(i, sizes, strides):
-    """Where element number i lies."""
+    """Return where element number i is."""
     inner, rest = i % sizes[3], i // sizes[3]
     at = inner * strides[3] + rest % sizes[2] * strides[2]
     rest = rest // sizes[2]
@@ -35,26 +35,27 @@ def place(i, sizes, strides):
 
 @builds
 def build(config: StridedConfig, dtypes: Dtypes) -> Kernel:
-    """lion_strided(six arrays in the order of ROLES, lr, rates, N, four sizes, the strides of each of the six)."""
+    """Build lion_strided(tensor, lr, rates, N, sizes, strides). tensor: Arrays; strides: Arrays of their strides."""
     mem, lion = by_role(storage, dtypes), steps(dtypes.number)
     four: Any = types.UniTuple(i64, MOST_AXES)
+    strides_type = types.NamedUniTuple(four, len(ROLES), Arrays)
 
-    @kernel(*array_types(dtypes), *rate_types(dtypes), i64, four, types.UniTuple(four, 6), threads=config.threads)
-    def lion_strided(to_p, to_m, to_w, p, g, m, lr, rates, N, sizes, strides):
+    @kernel(arrays_type(dtypes), *rate_types(dtypes), i64, four, strides_type, threads=config.threads)
+    def lion_strided(tensor, lr, rates, N, sizes, strides):
         i = i64(cuda.blockIdx.x) * config.threads + cuda.threadIdx.x
         if i < N:
             p_new, m_new = lion.step(
-                mem.source.load(p, place(i, sizes, strides[3])),
-                mem.grads.load(g, place(i, sizes, strides[4])),
-                mem.momenta.load(m, place(i, sizes, strides[5])),
+                mem.source.load(tensor.source, place(i, sizes, strides.source)),
+                mem.grads.load(tensor.grads, place(i, sizes, strides.grads)),
+                mem.momenta.load(tensor.momenta, place(i, sizes, strides.momenta)),
                 lion.rate(lr),
                 rates,
             )
             if config.params:
-                mem.params.store(to_p, place(i, sizes, strides[0]), p_new)
+                mem.params.store(tensor.new_params, place(i, sizes, strides.new_params), p_new)
                 if dtypes.master:
-                    mem.master.store(to_w, place(i, sizes, strides[2]), p_new)
+                    mem.master.store(tensor.new_master, place(i, sizes, strides.new_master), p_new)
             if config.momenta:
-                mem.momenta.store(to_m, place(i, sizes, strides[1]), m_new)
+                mem.momenta.store(tensor.new_momenta, place(i, sizes, strides.new_momenta), m_new)
 
     return lion_strided

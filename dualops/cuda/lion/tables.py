@@ -1,8 +1,8 @@
-"""Tables of tensors on the device: the addresses of a call's tensors, ready to launch again.
+"""Tables of tensors on the device: the addresses of a call's tensors, and its prepared launches.
 
-A table is written by kernels whose arguments are its words: nothing waits, nothing on the host has to stay, and a
-capture takes them along. A new table is new memory (`device_memory`). Where there is one of the same layout, it is
-copied on the device, and what differs is written: new gradients are one column of nine.
+Kernels write a table's words, which are their arguments: nothing waits, no host memory must stay, and a captured graph
+includes these launches. A new table is new memory (`device_memory`). If a table of the same layout exists, it is copied
+on the device and only different words are written: new gradients are one column of nine.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .formula import Dtypes, Lr, Rates
 
 
 class Group(NamedTuple):
-    """Tensors of one combination of dtypes, which are one launch."""
+    """Tensors of one combination of dtypes: one launch."""
 
     dtypes: Dtypes
     config: dense.DenseConfig
-    places: np.ndarray  # [tensors, 6]: where the arrays of formula.ROLES are among the call's, -1 for a missing one
-    N: np.ndarray  # [tensors] elements
+    places: np.ndarray  # [tensors, 6]: indices among the call's arrays, in the order of ROLES; -1 for an absent one
+    N: np.ndarray  # [tensors]: elements
 
 
 class Tables:
-    """Those of a call, one for each of its groups."""
+    """The tables of a call, one for each of its groups."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Tables:
         parts = [words_of(group, addresses) for group in groups]
         self.words = [words for words, _ in parts]
         self.memory = Memory(place, streams, *(words.size for words in self.words))
-        self.copied = like if streams.captured else None  # a graph reads it at any time
+        self.copied = like if streams.captured else None  # kept: a graph copies it at each replay
         self._write(like)
         lr = Lr(0.0, "lr", 1) if lr_on_device else Lr("lr", "no lr", 0)
         known = ["table", "lr", *Rates._fields, *(names if SIMULATED else ())]
@@ -62,11 +62,11 @@ class Tables:
         self.memory.written()
 
     def _write(self, like: Tables | None) -> None:
-        """Fill the memory: all words, or a copy and those that are others."""
+        """Fill the memory: write all words, or copy `like` and write the words that differ."""
         streams, device = self.memory.streams, self.memory.place.device
         for i, (table, words) in enumerate(zip(self.memory.places, self.words, strict=True)):
             changed = np.arange(words.size)
-            if like is not None and words.size > WORDS:  # else one launch writes all of it
+            if like is not None and words.size > WORDS:  # else one launch writes all words
                 copy(table, like.memory.places[i], words.nbytes, streams.handle)
                 changed = np.flatnonzero(words != like.words[i])
             for first in pieces(changed, words.size):
@@ -75,14 +75,14 @@ class Tables:
             like.memory.used_on(streams)
 
     def launch(self, lr: Any, rates: Rates, arrays: Sequence[Any], streams: Streams) -> None:
-        """lr: a number, or the address of one (simulated, an array)."""
+        """Launch the step of each group. lr: a number, or the address of one (in the simulator an array)."""
         for launch, table in zip(self.launches, self.memory.places, strict=True):
             _start(launch, [table, lr, *rates, *(arrays if SIMULATED else ())], streams.handle)
         self.memory.used_on(streams)
 
 
 def words_of(group: Group, addresses: np.ndarray) -> tuple[np.ndarray, int]:
-    """The words of a group's table, at least a writer's share, and the blocks of its launch."""
+    """Return the words of a group's table, padded to at least WORDS, and the blocks of its launch."""
     missing = group.places < 0
     own = np.where(missing, 0, addresses[group.places])  # [tensors, 6]
     heads = dense.heads(group.dtypes, own[:, ~missing.any(axis=0)])
@@ -92,7 +92,7 @@ def words_of(group: Group, addresses: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def pieces(changed: np.ndarray, size: int) -> Iterator[int]:
-    """Where WORDS words begin, of `size`, so that together they have all that are `changed`, which are in order."""
+    """Yield where runs of WORDS words begin, within `size` words, that together cover the sorted indices `changed`."""
     done = 0
     while done < changed.size:
         first = min(int(changed[done]), size - WORDS)

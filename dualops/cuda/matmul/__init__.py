@@ -1,24 +1,24 @@
 """matmul on the GPU: which kernel serves which problem, and the public functions. A ladder, one idea a rung:
 
-naive.py   a thread an element of the result; every operand comes from memory, and is loaded for one multiplication
-simt.py    tiles in shared memory and in registers: limited by what CUDA cores multiply
-sm80.py    tensor cores, fed by a ring of stages: limited by what mma.sync multiplies
-sm90       the same on Hopper: products of a warpgroup out of shared memory, which copies of boxes fill; persistent
-           blocks of warpgroups with different work; clusters split long sums, and share no tiles
+naive.py   one thread an element of the result; each operand is loaded from memory for one multiplication
+simt.py    tiles in shared memory and in registers; the arithmetic of CUDA cores is the limit
+sm80.py    tensor cores, fed by a ring of stages; the speed of mma.sync is the limit
+sm90       Hopper's tensor cores: warpgroups multiply out of shared memory, which copies of boxes fill; persistent
+           blocks whose warpgroups have different roles; clusters split long sums and share no tiles
 
-Tensor cores multiply bfloat16 and float16, and float32 in a precision that the caller asks for: sm90 on compute
-capability 9.0, with up to two batch axes, sm80 on 8.0 and later with any layout; simt does what is left.
+Tensor cores multiply bfloat16 and float16, and float32 in a precision that the caller asks for. sm90 needs compute
+capability 9.0 and at most two batch axes. sm80 needs 8.0 and takes any layout. simt does the rest.
 
-sm90 loads factors as boxes: an axis of each matrix contiguous, all else 16 bytes or a multiple apart. A large factor of
-16 bits that does not lie so is copied first, and so is float32 that is not contiguous along the sum (`sm90.parts`);
-`plan` says which. Results go out as boxes too, or row by row. Few tiles of long sums are split over the blocks of
-clusters (`sm90.split`). `sm90.pieces` says how long sums of float32 stay exact.
+sm90 loads factors as boxes: one axis of each matrix is contiguous, all other strides are multiples of 16 bytes. A large
+16-bit factor of another layout is copied first, and so is a float32 factor that is not contiguous along the sum
+(`sm90.parts`); `plan` says which. Results are stored as boxes too, or row by row. If there are few tiles of long sums,
+the blocks of a cluster split each sum (`sm90.split`). `sm90.pieces` explains how long float32 sums stay exact.
 
-What the rungs share: `product` has a matrix product by its axes and strides, as which forward and both gradients are
-launched; `tiled` which block makes which tile, what is done with sums, and the choices of both directions; `loading`
-brings a factor of any layout into shared memory by way of registers; `gradient` has dz and dbias.
+The rungs share: `product`, which describes forward and both gradients as matrix products by axes and strides; `tiled`,
+which has the order of tiles, the epilogue and the choices of both directions; `loading`, which copies slices of a
+factor of any layout to shared memory through registers; `gradient`, which has dz and dbias.
 
-README.md goes up by smaller steps, kernels with one idea more each, which are in `ladder`.
+README.md explains them in smaller steps, each a kernel with one idea more, which are in examples/ladder/matmul.
 """
 
 from __future__ import annotations
@@ -75,25 +75,26 @@ def matmul(
     kernel: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """act(op(a) @ op(b) + bias), where op transposes the last two axes if it is told to.
+    """Compute act(op(a) @ op(b) + bias). op transposes the last two axes if transpose_a or transpose_b says so.
 
     a [..., M, K] ([..., K, M] with transpose_a), b [..., K, N] ([..., N, K] with transpose_b): device arrays of one
-    library and dtype (float64, float32, float16, bfloat16), of any non-negative strides, the axes before the last two
-    broadcasting; a transposed view is as good as the transposed array. bias [N] of that dtype or float32 (float64 for
-    float64). activation: None, "relu", "gelu" (by the error function) or "silu".
-    precision, of float32 alone: None; "tf32", which rounds the factors to 11 bits of mantissa (to nearest: raw float32
-    would be cut off by tensor cores); "3xtf32", which splits each in two such parts, with an error like float32's:
-    infinities and NaN are where float32 has them, but numbers from 2**128 - 2**116 on count as infinite, and of those
-    below 2**-113 the last bits are lost. Both need tensor cores (8.0 and later).
+    library and dtype (float64, float32, float16, bfloat16), of any non-negative strides, such as a transposed view's.
+    The axes before the last two broadcast. bias [N]: of that dtype or float32 (float64 for float64). activation: None,
+    "relu", "gelu" (by the error function) or "silu".
+    precision: None, or for float32 also "tf32" or "3xtf32", which need tensor cores (8.0 and later). "tf32" rounds the
+    factors to 11 bits of mantissa, to nearest; tensor cores would truncate raw float32. "3xtf32" splits each factor in
+    two such parts; its error is like float32's. Infinities and NaN are where float32 has them, but numbers from
+    2**128 - 2**116 on count as infinite, and numbers below 2**-113 lose their last bits.
 
-    Returns y [..., M, N], row-major, of a's dtype; with return_preactivation also what the activation came upon, which
-    backward takes. Sums are float32 (float64 for float64), results are rounded once; float32 is never multiplied as
-    tf32 unasked. K = 0 leaves act(bias). Bit-equal from run to run. Memory beside the results: on Hopper copies of each
-    factor of 16 bits whose rows are no multiple of 16 bytes, where M and N are 256 or more; of each that does not lie
-    along the sum, for "tf32"; of both, twice as large, for "3xtf32". `dualops.cuda.plan` says which.
+    Returns y [..., M, N], row-major, of a's dtype; with return_preactivation also the activation's input, which
+    backward takes. Sums are float32 (float64 for float64) and results are rounded once. float32 is multiplied as tf32
+    only with a precision. K = 0 leaves act(bias). Bit-equal from run to run.
+    Memory in addition to the results, on Hopper: a copy of each 16-bit factor whose rows are no multiple of 16 bytes,
+    if M and N are at least 256; for "tf32" a copy of each factor that is not contiguous along the sum; for "3xtf32"
+    copies of both, twice as large. `dualops.cuda.plan` says which.
     out: an array for y, or (y, preactivation), of any strides, sharing no memory with the inputs. kernel: a rung
     instead of the best. stream: a stream object or handle instead of the library's current one.
-    Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
+    Raises TypeError and ValueError for a wrong call, NotImplementedError if this device or rung can't do it. No
     gradient is recorded: see dualops.torch_bridge.
     """
     params = (transpose_a, transpose_b, activation, precision, return_preactivation)
@@ -120,15 +121,14 @@ def matmul_backward(
     kernel: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """The gradient of `matmul`, from what it took, dy [..., M, N] and, beside an activation, the preactivation.
+    """Compute the gradient of `matmul` from its arguments, dy [..., M, N] and, with an activation, the preactivation.
 
-    dpreactivation [..., M, N]: the gradient of the preactivation as a result, where it was used. a_gradient,
-    b_gradient, bias_gradient: whether da, db, dbias are wanted. The other arguments are those of `matmul`, and must be
-    what they were.
-    Returns those of da, db and dbias that are wanted (dbias where there is a bias), each of the shape, dtype and order
-    of axes of its input, summed over what that was broadcast along. Bit-equal from run to run: no atomics. Beside the
-    results there is dz, as large as dy, where there is an activation or dpreactivation, a row of sums for every 512
-    rows of dy where there is a bias, and the copies of factors that each product needs as `matmul` does.
+    dpreactivation [..., M, N]: the gradient of the returned preactivation, if a caller used it. a_gradient,
+    b_gradient, bias_gradient: whether to compute da, db, dbias. The other arguments are those of the `matmul` call.
+    Returns the wanted ones of da, db and dbias (dbias only with a bias), each of the shape, dtype and order of axes of
+    its input, summed over the axes along which the input was broadcast. Bit-equal from run to run: no atomics.
+    Memory in addition to the results: dz, as large as dy, with an activation or dpreactivation; with a bias a row of
+    sums for every 512 rows of dy; and the same copies of factors as for `matmul`, for each product.
     """
     arrays = (a, b, dy, bias, preactivation, dpreactivation)
     params = (transpose_a, transpose_b, activation, precision, return_preactivation)

@@ -1,4 +1,4 @@
-"""What comes upon a product, as verbs on numbers: the value, and what the gradient of the value makes of it."""
+"""Activations of a product, as verbs on numbers: the value, and the gradient of the input from that of the value."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Activation(Namespace):
 
 @cache
 def activation(name: str | None, number: Any, *, short: bool = False) -> Activation:
-    """Of "relu", "gelu" or "silu", or of None, in arithmetic of type f32 or f64.
+    """Return the verbs of "relu", "gelu", "silu" or None, in arithmetic of type f32 or f64.
 
-    short: values are rounded to 16 bits afterwards, so that gelu and silu may be short of float32 and have no branch.
+    short: values are rounded to 16 bits afterwards. gelu and silu may then be less accurate than float32, without a
+    branch.
     """
     if name is None:
         return Activation(value=_same, pull=_same_gradient)
@@ -56,7 +57,7 @@ def _relu(number: Any) -> Activation:
 
 
 def _gelu(number: Any) -> Activation:
-    """z * Phi(z), Phi(z) = erfc(-z / sqrt(2)) / 2: where Phi is tiny, 1 + erf would have lost it."""
+    """z * Phi(z), Phi(z) = erfc(-z / sqrt(2)) / 2. Where Phi is tiny, 1 + erf would round it to 0."""
     num = numbers(number)
     HALF, MINUS_HALF = number(0.5), number(-0.5)
     SCALE, DENSITY = number(-1 / sqrt(2)), number(1 / sqrt(2 * pi))
@@ -88,8 +89,8 @@ def _silu(number: Any) -> Activation:
     return Activation.from_locals(locals())
 
 
-# erfc(x) = t * exp(-x * x + polynomial of t), t = 1 / (1 + x / 2), to 1.2e-7 of it for x >= 0; Press, Teukolsky,
-# Vetterling & Flannery, Numerical Recipes in C, 2nd ed., section 6.2
+# erfc(x) = t * exp(-x * x + polynomial of t), t = 1 / (1 + x / 2), with a relative error of 1.2e-7 for x >= 0; Press,
+# Teukolsky, Vetterling & Flannery, Numerical Recipes in C, 2nd ed., section 6.2
 ERFC = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806)
 ERFC += (0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277)
 

@@ -1,9 +1,9 @@
-"""Sums that the blocks of a cluster have made a part of each: every block adds up a share of them, in one order.
+"""Sums of which each block of a cluster has a part: every block adds up a share of them, in a fixed order.
 
 sums.put(floats, acc)                        [64, columns] of every warpgroup, to shared memory
 barrier of the cluster
-sums.finish(floats, corner, M, results)      for a share of the rows: all blocks' parts, added in their order
-barrier of the cluster                       nobody's memory is read any more
+sums.finish(floats, corner, M, results)      for a share of the rows: add all blocks' parts, by rank
+barrier of the cluster                       no block reads another's memory any more
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ClusterSums = Noun  # what `cluster_sums` makes
 @cache
 @noun
 def cluster_sums(columns: int, at: int, blocks: int, finish: Callable[..., None]) -> Members:
-    """The verbs for tiles of `columns` columns in `blocks` blocks; shared memory begins at byte `at`, 256 * columns a
-    warpgroup.
+    """The verbs for tiles of `columns` columns in `blocks` blocks.
 
-    finish(values, results, m, n): NEAR sums of row m, from column n on. Rows from M on are left out; columns beyond the
-    result's are the verb's concern.
+    at: first byte of their shared memory, which has 256 * columns bytes for each warpgroup.
+    finish(values, results, m, n): is called with NEAR sums of row m, from column n on, for rows below M. It must skip
+    columns beyond the result's.
 
-    Called by all threads of the warpgroups that have parts; `meet` by every thread of the cluster.
+    All threads of the warpgroups that have parts call the verbs; every thread of the cluster calls `meet`.
     """
     place, pairs, groups = place_of(columns), columns // 8, columns // NEAR
     first, size, items = at // 4, ROWS * columns, ROWS * columns // NEAR
@@ -48,7 +48,7 @@ def cluster_sums(columns: int, at: int, blocks: int, finish: Callable[..., None]
 
     @verb
     def meet():
-        """Wait for the cluster: what was written is visible afterwards, what was read may be overwritten."""
+        """Wait for the cluster. Earlier writes are visible afterwards, and memory that was read may be overwritten."""
         barrier_cluster_arrive()
         barrier_cluster_wait()
 

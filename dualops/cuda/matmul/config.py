@@ -1,4 +1,4 @@
-"""The Config of matmul's simt rung, and what lies in the shared memory of its blocks."""
+"""The Config of matmul's simt rung, and the layout of its shared memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LANES_M, LANES_N = 8, 4  # of a warp, along rows and columns of the result
 
 @dataclass(frozen=True)
 class SimtConfig:
-    """A block of warps_m x warps_n warps, whose threads hold tile_m x tile_n of the result each."""
+    """A block of warps_m x warps_n warps. Each thread makes tile_m x tile_n elements of the result."""
 
     warps_m: int
     warps_n: int
@@ -36,19 +36,19 @@ class SimtConfig:
 
     @cached_property
     def coming(self) -> int:
-        """Numbers of a slice that a thread has on their way."""
+        """Numbers of a slice that a thread has in flight."""
         return self.block_k * max(self.block_m, self.block_n) // self.threads
 
     def shared_bytes(self, dtype: str) -> int:
         return stages(self, dtype).nbytes
 
     def columns(self, dtype: str) -> int:
-        """Columns that a thread has side by side."""
+        """Neighbouring columns of a thread."""
         return min(self.tile_n, 4 if dtype == "float64" else 8)
 
 
 class Stages(NamedTuple):
-    """What lies where in shared memory: two stages, each a slice of a and one of b, and behind them the totals."""
+    """The layout of shared memory: two stages, each with a slice of a and one of b, then the totals."""
 
     a: Tile
     b: Tile
@@ -59,7 +59,7 @@ class Stages(NamedTuple):
 
 @cache
 def stages(config: SimtConfig, dtype: str) -> Stages:
-    """The layout of a kernel's shared memory."""
+    """Return the layout of a kernel's shared memory."""
     shared = Shared(dtype, config.threads)
     a = shared.tile(config.block_k, config.block_m)
     b = shared.tile(config.block_k, config.block_n)

@@ -1,8 +1,9 @@
-"""What the gradients need beside products: dz, element by element, and its sums over rows.
+"""What matmul's gradients need in addition to products: dz, element by element, and its sums over rows.
 
-dz = act'(z) * dy + dpreactivation     elements a thread, 16 bytes at a time where all arrays lie alike and dense
-dbias = sum of dz over rows            a slab of rows a block, 16 bytes at a time where rows are aligned to that; then
-                                       the slabs' sums, in an order that is always the same
+dz = act'(z) * dy + dpreactivation     16 bytes a thread where all arrays are dense with one order of axes, else one
+                                       element
+dbias = sum of dz over rows            each block sums a slab of rows, 16 bytes at a time where rows are aligned to
+                                       that; a second launch adds the slabs' sums in a fixed order
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.matmul import has_dz
-from ...spec.meta import compute_dtype, contiguous_strides
-from ..compiler.backend import Kernel, builds, cuda, i64, kernel, pointer
+from ...spec.meta import Strided, compute_dtype, contiguous_strides
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel
 from ..launch.arrays import align_up, cdiv, collapse
 from ..launch.step import Step
+from ..launch.views import strided
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .activations import activation
@@ -25,8 +27,8 @@ from .product import Product, a_gradient_product, axes_of, b_gradient_product
 THREADS = 256
 LANES, LINES = 32, 8  # of a block that sums columns
 SUM_THREADS = LANES * LINES
-VECTORS_AHEAD, ELEMENTS_AHEAD = 4, 8  # loads of a thread that are on their way at once
-SUM_BLOCKS = 1024  # that share the rows if they are many: almost two rounds of four on each multiprocessor of an H200
+VECTORS_AHEAD, ELEMENTS_AHEAD = 4, 8  # loads that a thread has in flight
+SUM_BLOCKS = 1024  # at most share the rows: almost two rounds of four blocks on each multiprocessor of an H200
 LEAST_SLAB = 128  # rows
 
 
@@ -35,33 +37,33 @@ class DzVariant(NamedTuple):
 
     dtype: str
     activation: str | None
-    added: bool  # whether dpreactivation is there
+    added: bool  # whether dpreactivation is given
     axes: int
     aligned: bool
 
 
 @builds
 def build_dz(variant: DzVariant) -> Kernel:
-    """matmul_dz(dz, dy, z, added, sizes, strides of dz, dy, z, added, count)."""
+    """Build matmul_dz(dz, dy, z, added, sizes, count). added: dpreactivation; count: elements."""
     mem, vec, all_axes = storage(variant.dtype), access(variant.dtype, variant.aligned), axes_of(variant.axes)
     num, act = numbers(mem.number), activation(variant.activation, mem.number)
 
-    @kernel(*[pointer(mem.element)] * 4, *[all_axes.type] * 5, i64, threads=THREADS)
-    def matmul_dz(dz, dy, z, added, sizes, dz_strides, dy_strides, z_strides, added_strides, count):
+    @kernel(*[strided(variant.dtype, variant.axes)] * 4, all_axes.type, i64, threads=THREADS)
+    def matmul_dz(dz, dy, z, added, sizes, count):
         index = (i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x) * vec.vector
         keep = index < count
         gradient = cuda.local.array(vec.vector, mem.number)
         other = cuda.local.array(vec.vector, mem.number)
-        vec.load(gradient, 0, dy, all_axes.at(index, sizes, dy_strides), keep, num.zero)
+        vec.load(gradient, 0, dy.data, all_axes.at(index, sizes, dy.strides), keep, num.zero)
         if variant.activation is not None:
-            vec.load(other, 0, z, all_axes.at(index, sizes, z_strides), keep, num.zero)
+            vec.load(other, 0, z.data, all_axes.at(index, sizes, z.strides), keep, num.zero)
             for c in range(vec.vector):
                 gradient[c] = act.pull(other[c], gradient[c])
         if variant.added:
-            vec.load(other, 0, added, all_axes.at(index, sizes, added_strides), keep, num.zero)
+            vec.load(other, 0, added.data, all_axes.at(index, sizes, added.strides), keep, num.zero)
             for c in range(vec.vector):
                 gradient[c] += other[c]
-        vec.store(dz, all_axes.at(index, sizes, dz_strides), keep, gradient, 0)
+        vec.store(dz.data, all_axes.at(index, sizes, dz.strides), keep, gradient, 0)
 
     return matmul_dz
 
@@ -82,20 +84,21 @@ class SumsVariant(NamedTuple):
 
 @builds
 def build_column_sums(variant: SumsVariant) -> Kernel:
-    """matmul_column_sums(out, slab_stride, out_stride, x, sizes, strides, column_stride, rows, columns, slab).
+    """Build matmul_column_sums(out, x, sizes, rows, columns, slab).
 
-    out[number of a slab, column] = the sum of `slab` rows of x, compensated. A block's 8 lines of 32 lanes take turns
-    at the rows. A lane has 16 bytes of a row if they are aligned and column_stride is 1, else an element.
+    out[i, column] = the compensated sum of the `slab` rows of slab i of x. A block's 8 lines of 32 lanes take turns at
+    the rows. A lane has 16 bytes of a row if rows are aligned and x's last stride, that of columns, is 1, else an
+    element. sizes: those of the axes of x that are its rows.
     """
     mem, vec, out_mem = storage(variant.dtype), access(variant.dtype, variant.aligned), storage(variant.out_dtype)
     num, row_axes = numbers(mem.number), axes_of(variant.axes)
     VECTOR, WIDTH, AHEAD = vec.vector, variant.width, VECTORS_AHEAD if variant.aligned else ELEMENTS_AHEAD
-    PITCH = WIDTH + VECTOR  # every 32 columns one place is left out: no two lanes write to one bank, or read from it
+    PITCH = WIDTH + VECTOR  # one slot in 33 is unused, so that lanes write and read different banks
     MIN_BLOCKS = 4 if variant.axes == 1 else 1  # of 64 registers; several axes' divisions would spill then
-    OUT, X = (pointer(out_mem.element), i64, i64), (pointer(mem.element), *[row_axes.type] * 2, i64)
+    OUT, X = strided(variant.out_dtype, 2), strided(variant.dtype, variant.axes + 1)
 
-    @kernel(*OUT, *X, *[i64] * 3, threads=SUM_THREADS, min_blocks=MIN_BLOCKS)
-    def matmul_column_sums(out, slab_stride, out_stride, x, sizes, strides, column_stride, rows, columns, slab):
+    @kernel(OUT, X, row_axes.type, *[i64] * 3, threads=SUM_THREADS, min_blocks=MIN_BLOCKS)
+    def matmul_column_sums(out, x, sizes, rows, columns, slab):
         parts = cuda.shared.array(LINES * PITCH, mem.number)
         coming = cuda.local.array(AHEAD * VECTOR, mem.number)
         total = cuda.local.array(VECTOR, mem.number)
@@ -112,8 +115,8 @@ def build_column_sums(variant: SumsVariant) -> Kernel:
         for row in range(which * slab + line, end, LINES * AHEAD):
             for i in range(AHEAD):
                 there = row + i * LINES
-                index = row_axes.at(there, sizes, strides) + column * column_stride
-                vec.load(coming, i * VECTOR, x, index, (there < end) & (column < columns), num.zero)
+                index = row_axes.at(there, sizes, x.strides) + column * x.strides[-1]
+                vec.load(coming, i * VECTOR, x.data, index, (there < end) & (column < columns), num.zero)
             for i in range(AHEAD * VECTOR):  # in two loops, sm_100's compiler would put `coming` on the stack
                 c = i % VECTOR
                 total[c], lost[c] = num.add_compensated(total[c], lost[c], coming[i])
@@ -125,7 +128,7 @@ def build_column_sums(variant: SumsVariant) -> Kernel:
             result, rest = num.zero, num.zero
             for other in range(LINES):
                 result, rest = num.add_compensated(result, rest, parts[other * PITCH + tid + line])
-            out_mem.store(out, which * slab_stride + (first + tid) * out_stride, result)
+            out_mem.store(out.data, which * out.strides[0] + (first + tid) * out.strides[1], result)
 
     return matmul_column_sums
 
@@ -149,7 +152,7 @@ def dz_steps(p: Problem) -> list[Step]:
     metas = {**p.arrays, "dz": dz_meta(p)}
     there = [metas[name] for name in names if name in metas]
     shape = there[0].shape
-    dense = contiguous_strides(shape)  # of an array that is not there
+    dense = contiguous_strides(shape)  # of an absent array
     sizes, strides = collapse(shape, *(metas[name].strides if name in metas else dense for name in names))
     vector, count = storage(p.dtype).vector, prod(shape)
     aligned = (
@@ -158,7 +161,7 @@ def dz_steps(p: Problem) -> list[Step]:
     sizes, strides = sizes or (1,), [stride or (0,) for stride in strides]
     found = DzVariant(p.dtype, p.activation, "dpreactivation" in metas, len(sizes), aligned)
     blocks = cdiv(count, THREADS * (vector if aligned else 1))
-    return [Step(build_dz(found), (blocks,), (*names, sizes, *strides, count))]
+    return [Step(build_dz(found), (blocks,), (*map(Strided, names, strides), sizes, count))]
 
 
 class Rows(NamedTuple):
@@ -168,6 +171,10 @@ class Rows(NamedTuple):
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     column: int
+
+    def argument(self, name: str) -> Strided:
+        """Return their array as a kernel's argument."""
+        return Strided(name, (*self.strides, self.column))
 
     @property
     def total(self) -> int:
@@ -207,7 +214,7 @@ def rows_of(p: Problem) -> Rows:
 
 
 def partial_sums(p: Problem) -> dict[str, ArrayMeta]:
-    """Where the sums of slabs wait, if there are several."""
+    """Return the array for the slabs' sums, if there are several slabs."""
     slabs = rows_of(p).slabs
     shape = (slabs, p.N)
     device = p.arrays["dy"].device
@@ -216,18 +223,17 @@ def partial_sums(p: Problem) -> dict[str, ArrayMeta]:
 
 
 def column_sums_steps(p: Problem, dbias: ArrayMeta) -> list[Step]:
-    """One launch, or two where there are several slabs."""
+    """Return the launch that makes dbias, or the two where there are several slabs."""
     rows, N, number = rows_of(p), p.N, compute_dtype(p.dtype)
-    blocks, slabs, to_dbias = rows.column_blocks, rows.slabs, ("dbias", 0, dbias.strides[0])
-    walk = (dz_name(p), rows.sizes, rows.strides, rows.column, rows.total, N, rows.slab)
+    blocks, slabs, out = rows.column_blocks, rows.slabs, Strided("dbias", (0, dbias.strides[0]))
+    walk = (rows.argument(dz_name(p)), rows.sizes, rows.total, N, rows.slab)
     if slabs <= 1:
-        return [Step(build_column_sums(rows.sums(dbias.dtype)), (blocks,), (*to_dbias, *walk))]
-    # few rows: read by elements, they are dealt to more blocks
-    again = SumsVariant(number, dbias.dtype, 1, aligned=False)
-    sums = ("partial_sums", (slabs,), (N,), 1, slabs, N, slabs)
+        return [Step(build_column_sums(rows.sums(dbias.dtype)), (blocks,), (out, *walk))]
+    # the second launch has few rows: reading elements spreads their columns over more blocks
+    again, sums = SumsVariant(number, dbias.dtype, 1, aligned=False), Strided("partial_sums", (N, 1))
     return [
-        Step(build_column_sums(rows.sums(number)), (blocks * slabs,), ("partial_sums", N, 1, *walk)),
-        Step(build_column_sums(again), (cdiv(N, again.width),), (*to_dbias, *sums)),
+        Step(build_column_sums(rows.sums(number)), (blocks * slabs,), (sums, *walk)),
+        Step(build_column_sums(again), (cdiv(N, again.width),), (out, sums, (slabs,), slabs, N, slabs)),
     ]
 
 

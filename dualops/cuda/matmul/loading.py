@@ -1,13 +1,13 @@
-"""How a slice of a factor comes from global memory into shared memory, by way of registers, in any layout.
+"""Copies of slices of a factor from global memory to shared memory through registers, in any layout.
 
-A slice is [DEPTH, BLOCK]: DEPTH steps of the sum, and of each BLOCK neighbouring rows of a (or columns of b) side by
-side, whatever the layout in global memory: the product then reads 16 bytes of neighbours at a time.
+A slice is [DEPTH, BLOCK]: DEPTH steps of the sum, each with BLOCK neighbouring rows of a (or columns of b). It has this
+layout whatever the layout in global memory, so that the product reads 16 bytes of neighbours at a time.
 
-    along "row"     neighbours of the slice are neighbours in memory (a transposed, b plain)
-    along "depth"   steps of the sum are (a plain, b transposed): a slice is transposed as it is put down
-    vector          elements that are loaded at once: 16 bytes, or 1 where the layout does not allow that
+    along "row"     rows are contiguous in global memory (a transposed, b plain)
+    along "depth"   steps of the sum are contiguous (a plain, b transposed): the store transposes the slice
+    vector          elements of a load: 16 bytes of them, or 1 where the layout does not allow that
 
-With vector 1 the layout may be any at all, and `along` is what neighbouring threads read.
+With vector 1 any layout is possible, and neighbouring threads read neighbours along `along`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Reading(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Where in a slice that begins which a thread loads."""
+    """Where a thread's first load is in a slice."""
 
     row: Any
     depth: Any
@@ -40,7 +40,7 @@ class Share(NamedTuple):
 def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Members:
     """The verbs of a thread that loads its share of slices of x, a Factor.
 
-    The verbs for slices that are read in this way. Raises ValueError where threads can't share one.
+    Raises ValueError if the threads can't share a slice evenly.
     """
     ALONG_DEPTH, VECTOR, depth, block = reading.along == "depth", reading.vector, slices.rows, slices.width
     LINE = (depth if ALONG_DEPTH else block) // VECTOR  # loads of a line, which neighbouring threads share
@@ -62,7 +62,7 @@ def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Members:
 
     @verb
     def start(x, matrix, row, share):
-        """Return where in x this thread's first slice begins: from row number `row` of the matrix on, which begins at
+        """Return where in x this thread's share of slice 0 begins. The slice begins at row `row` of the matrix at
         x[matrix].
         """
         return matrix + (row + share.row) * x.row + share.depth * x.depth
@@ -104,8 +104,8 @@ def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Members:
     return members(
         locals(),
         share=share,  # () -> Share
-        # (frag, x, index, rows_left, depth_left): from x[index] on; so many rows and steps are there from the share's
-        # first one on, below 1 if none, and what is not there is 0
+        # (frag, x, index, rows_left, depth_left): load from x[index] on. The factor has rows_left rows and depth_left
+        # steps from the share's first one on, none if below 1; elements beyond them are 0
         fetch=fetch,
-        put=put,  # (smem, stage, share, frag): to the stage that begins there
+        put=put,  # (smem, stage, share, frag): store to the stage that begins at `stage`
     )

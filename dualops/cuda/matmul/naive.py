@@ -1,13 +1,13 @@
-"""matmul, the first idea: one thread an element of the result, which reads its row of a and its column of b.
+"""matmul, the first idea: each thread makes one element of the result from a row of a and a column of b.
 
     1  for each k:  total += a[m, k] * b[k, n]
     2  y[m, n] = act(total + bias[n])
 
-An element of a is read N times, and one of b M times, from caches at the best: two loads for a multiplication and an
-addition. The sum is taken in pieces of PIECE terms, and the pieces are summed with compensation (Kahan 1965), since one
-float32 sum of thousands of terms loses more than the accuracy rule allows.
+Each element of a is read N times, and each of b M times, at best from caches: two loads for a multiplication and an
+addition. The sum is made in pieces of PIECE terms, which are added with compensation (Kahan 1965): a single float32 sum
+of thousands of terms loses more than the accuracy rule allows.
 
-Any strides and dtypes. The gradients are the same kernel with other strides, and for dbias a thread a column.
+Any strides and dtypes. The gradients are the same kernel with other strides; for dbias each thread sums a column.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from ...spec import ArrayMeta, Problem
-from ..compiler.backend import Kernel, builds, cuda, i64, kernel, pointer
+from ...spec.meta import Strided
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel
 from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
 from ..launch.step import Step
+from ..launch.views import strided
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .activations import activation
@@ -43,81 +45,82 @@ PIECE = 256  # terms
 
 @builds
 def build_product(variant: Variant) -> Kernel:
-    """matmul_naive(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K)."""
+    """Build matmul_naive, which takes `product.arguments`."""
     mem, bias_mem = storage(variant.dtype), storage(variant.bias_dtype or variant.dtype)
     num, act = numbers(mem.number), activation(variant.activation, mem.number)
     axes = product_axes(variant)
 
     @kernel(*argument_types(variant), threads=THREADS)
-    def matmul_naive(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
+    def matmul_naive(y, z, a, b, bias, sizes):
         index = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-        n, m, batch = index % N, index // N % M, index // N // M
-        if batch < B:
-            a_row = axes.batch.at(batch, batches, a.batch) + m * a.row
-            b_column = axes.batch.at(batch, batches, b.batch) + n * b.row
+        n, m, batch = index % sizes.N, index // sizes.N % sizes.M, index // sizes.N // sizes.M
+        if batch < sizes.B:
+            a_row = axes.batch.at(batch, sizes.batches, a.batch) + m * a.row
+            b_column = axes.batch.at(batch, sizes.batches, b.batch) + n * b.row
             total, lost = num.zero, num.zero
-            for r in range(rounds):
-                a_at = a_row + axes.outer.at(i64(r), outers, a.outer)
-                b_at = b_column + axes.outer.at(i64(r), outers, b.outer)
-                for k0 in range(0, K, PIECE):
+            for r in range(sizes.rounds):
+                a_at = a_row + axes.outer.at(i64(r), sizes.outers, a.outer)
+                b_at = b_column + axes.outer.at(i64(r), sizes.outers, b.outer)
+                for k0 in range(0, sizes.K, PIECE):
                     piece = num.zero
-                    for k in range(k0, min(k0 + PIECE, K)):
+                    for k in range(k0, min(k0 + PIECE, sizes.K)):
                         piece += mem.load(a.data, a_at + k * a.depth) * mem.load(b.data, b_at + k * b.depth)
                     total, lost = num.add_compensated(total, lost, piece)
             if variant.has_bias:
-                total += bias_mem.load(bias, n * bias_stride)
+                total += bias_mem.load(bias.data, n * bias.stride)
             if variant.preactivation:
-                mem.store(z.data, axes.batch.at(batch, batches, z.batch) + m * z.row + n * z.column, total)
-            mem.store(y.data, axes.batch.at(batch, batches, y.batch) + m * y.row + n * y.column, act.value(total))
+                mem.store(z.data, axes.batch.at(batch, sizes.batches, z.batch) + m * z.row + n * z.column, total)
+            y_at = axes.batch.at(batch, sizes.batches, y.batch) + m * y.row + n * y.column
+            mem.store(y.data, y_at, act.value(total))
 
     return matmul_naive
 
 
 @builds
 def build_column_sums(dtype: str, out_dtype: str, axes: int) -> Kernel:
-    """matmul_naive_column_sums(out, out_stride, x, sizes, strides, column_stride, rows, columns). A column a thread."""
+    """Build matmul_naive_column_sums(out, x, sizes, rows, columns): a column a thread, see `gradient.Rows`."""
     mem, out_mem, row_axes = storage(dtype), storage(out_dtype), axes_of(axes)
     num = numbers(mem.number)
 
-    @kernel(pointer(out_mem.element), i64, pointer(mem.element), *[row_axes.type] * 2, *[i64] * 3, threads=THREADS)
-    def matmul_naive_column_sums(out, out_stride, x, sizes, strides, column_stride, rows, columns):
+    @kernel(strided(out_dtype, 1), strided(dtype, axes + 1), row_axes.type, i64, i64, threads=THREADS)
+    def matmul_naive_column_sums(out, x, sizes, rows, columns):
         column = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         if column < columns:
             total, lost = num.zero, num.zero
             for row in range(rows):
-                value = mem.load(x, row_axes.at(i64(row), sizes, strides) + column * column_stride)
+                value = mem.load(x.data, row_axes.at(i64(row), sizes, x.strides) + column * x.strides[-1])
                 total, lost = num.add_compensated(total, lost, value)
-            out_mem.store(out, column * out_stride, total)
+            out_mem.store(out.data, column * out.strides[0], total)
 
     return matmul_naive_column_sums
 
 
 def product_steps(given: Product, found: Variant) -> list[Step]:
-    """The launch that makes a product, if there is anything to make."""
+    """Return the launch that makes a product, none for an empty one."""
     count = given.batches * given.m.size * given.n.size
     return [Step(build_product(found), (cdiv(count, THREADS),), arguments(given))] if count else []
 
 
 def column_sums_steps(p: Problem, dbias: ArrayMeta) -> list[Step]:
-    """The launch that makes dbias."""
+    """Return the launch that makes dbias."""
     rows = rows_of(p)
     build = build_column_sums(p.dtype, dbias.dtype, len(rows.sizes))
-    walk = (rows.sizes, rows.strides, rows.column)
-    return [Step(build, (cdiv(p.N, THREADS),), ("dbias", dbias.strides[0], dz_name(p), *walk, rows.total, p.N))]
+    args = (Strided("dbias", dbias.strides), rows.argument(dz_name(p)), rows.sizes, rows.total, p.N)
+    return [Step(build, (cdiv(p.N, THREADS),), args)]
 
 
-REASON = "a thread an element: every operand is loaded for one multiplication"
+REASON = "a thread an element: each load serves one multiplication"
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """A thread an element of y."""
+    """Yield the way to make y: a thread an element."""
     if not needs_tensor_cores(problem):
         product = forward_product(problem, {**problem.arrays, **results})
         yield Choice("naive", None, REASON, partial(product_steps, product, variant(product, problem)))
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """A thread an element of each gradient."""
+    """Yield the way to make the gradients: a thread an element."""
     if not needs_tensor_cores(problem):
         workspace = gradient_workspace(problem)
         yield Choice("naive", None, REASON, partial(_backward_steps, problem, results), workspace)

@@ -1,11 +1,11 @@
-"""A matrix product as every kernel here takes it, by axes and strides; forward and both gradients are such products.
+"""A matrix product by axes and strides. Forward and both gradients are such products, which all kernels here make.
 
     y[batch, m, n] = sum over outer and k of  a[batch, outer, m, k] * b[batch, outer, k, n]
 
-An axis is how many places it has and how far apart these lie in each array, 0 where the array is broadcast along it:
-a transpose is a change of strides. Outer axes are batch axes that a gradient is summed over. `folded` merges what lies
-in memory as one axis: a batch of matrices that meet one and the same b is one taller matrix (a linear layer), and a
-batch that db is summed over makes one longer sum.
+An axis has a size, and a stride in each array, 0 if the array is broadcast along it: a transpose is a change of
+strides. Outer axes are batch axes that a gradient is summed over. `folded` merges axes that are one axis in memory: a
+batch of matrices that multiply the same b is one taller matrix (a linear layer), and a batch that db is summed over is
+one longer sum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..tile.storage import storage
 
 
 class Axis(NamedTuple):
-    """Places, and the elements between them in the result, the preactivation and both factors."""
+    """An axis: its size, and its strides in the result, the preactivation and both factors."""
 
     size: int
     y: int = 0
@@ -31,7 +31,7 @@ class Axis(NamedTuple):
 
 
 class Product(NamedTuple):
-    """See the module's docstring. names: of the arrays y, z, a, b and bias, "" for one that is not there."""
+    """See the module's docstring. names: of the arrays y, z, a, b and bias, "" for an absent one."""
 
     names: tuple[str, str, str, str, str]
     batch: tuple[Axis, ...]
@@ -47,12 +47,12 @@ class Product(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """How many products of matrices an element of the result is the sum of."""
+        """The number of products of matrices of which an element of the result is the sum."""
         return prod(axis.size for axis in self.outer)
 
 
 class _Matrices(NamedTuple):
-    """Strides of an array along the batch axes of the result, rows and columns after its transpose."""
+    """Strides of an array along the result's batch axes, and along its rows and columns after the transpose."""
 
     batch: tuple[int, ...]
     row: int
@@ -68,7 +68,7 @@ def _matrices(meta: ArrayMeta | None, rank: int, transposed: bool = False) -> _M
 
 
 def needs_tensor_cores(problem: Problem) -> bool:
-    """Whether a precision is asked for that CUDA cores do not have."""
+    """Whether the call asks for a precision that CUDA cores do not have."""
     return problem.dtype == "float32" and problem.precision is not None
 
 
@@ -126,7 +126,7 @@ def b_gradient_product(p: Problem, metas: Mapping[str, ArrayMeta], dz_name: str)
 def _kept_and_summed(
     p: Problem, meta: ArrayMeta, y: _Matrices, a: _Matrices, b: _Matrices
 ) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-    """The batch axes that a gradient has, and those that it is summed over."""
+    """Return the batch axes that a gradient has, and those that it is summed over."""
     own = (1,) * (len(p.batch) + 2 - len(meta.shape)) + meta.shape[:-2]
     kept, summed = [], []
     for size, its_size, y_step, a_step, b_step in zip(p.batch, own, y.batch, a.batch, b.batch, strict=True):
@@ -138,27 +138,27 @@ def _kept_and_summed(
 
 
 def folded(given: Product) -> Product:
-    """The same product with as few axes as its strides allow; columns are what lies side by side in the result."""
+    """Return the same product with as few axes as its strides allow, and with columns contiguous in the result."""
     batch, k = _merged(given.batch), given.k
     outer = _merged(given.outer)
     if any(axis.size == 0 for axis in outer):
         outer, k = (), k._replace(size=0)
-    # rows of a batch that all meet the same b
+    # rows of a batch that all multiply the same b
     batch, m = _absorbed(batch, given.m, lambda axis: axis.b == 0)
     outer, k = _absorbed(outer, k, lambda axis: True)
     m, n, k = map(_in_place, (m, given.n, k))
     found = given._replace(batch=batch, outer=outer, m=m, n=n, k=k)
-    upright = found.m.y == 1 and found.n.y != 1 and not found.names[4]  # a bias goes along the columns
+    upright = found.m.y == 1 and found.n.y != 1 and not found.names[4]  # a bias has an element for each column
     return _transposed(found) if upright else found
 
 
 def _in_place(axis: Axis) -> Axis:
-    """An axis; one of a single place without its strides, along which nobody steps: they may be anything."""
+    """Return an axis. One of size 1 loses its strides, which may have any value and are not used."""
     return Axis(1) if axis.size == 1 else axis
 
 
 def _merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-    """Neighbours that every array lays out as one axis are one; those of one place vanish."""
+    """Merge neighbours that are one axis in every array, and drop axes of size 1."""
     found: list[Axis] = []
     for axis in axes:
         if axis.size == 1:
@@ -172,7 +172,7 @@ def _merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 
 def _absorbed(axes: tuple[Axis, ...], inner: Axis, may: Callable[[Axis], bool]) -> tuple[tuple[Axis, ...], Axis]:
-    """What is left of the axes when `inner` has taken in those that it can."""
+    """Merge axes into `inner` where all arrays allow it. Return the other axes and the merged one."""
     left = list(axes)
     while whole := next(((a, one) for a in reversed(left) if may(a) and (one := _as_one(a, inner))), None):
         left.remove(whole[0])
@@ -181,7 +181,7 @@ def _absorbed(axes: tuple[Axis, ...], inner: Axis, may: Callable[[Axis], bool]) 
 
 
 def _as_one(outer: Axis, inner: Axis) -> Axis | None:
-    """Two axes as one, if that is how all arrays lie."""
+    """Return two axes as one, None if they are two in some array."""
     if inner.size == 1:
         return outer
     if outer.size == 1:
@@ -221,7 +221,7 @@ class Result(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """An array that a product is made of, and its strides: along its own rows (of b: columns), and along the sum."""
+    """A factor of a product and its strides, also along its own rows (of b: columns) and along the sum."""
 
     data: Any
     batch: tuple[Any, ...]
@@ -230,8 +230,27 @@ class Factor(NamedTuple):
     depth: Any
 
 
-def arguments(given: Product) -> tuple[Any, ...]:
-    """y, z, a, b, bias, bias_stride, sizes of batch and outer axes (at least one each), B, rounds, M, N, K."""
+class Bias(NamedTuple):
+    """The row that is added to every row of a product, and its stride."""
+
+    data: Any
+    stride: Any
+
+
+class Sizes(NamedTuple):
+    """How large a product is."""
+
+    batches: tuple[Any, ...]  # sizes of the result's batch axes, at least one
+    outers: tuple[Any, ...]  # sizes of the batch axes that the sum goes over, at least one
+    B: Any  # matrices of the result
+    rounds: Any  # products of matrices that an element is the sum of
+    M: Any
+    N: Any
+    K: Any
+
+
+def arguments(given: Product) -> tuple[Result, Result, Factor, Factor, Bias, Sizes]:
+    """Return y, z, a, b, bias and sizes, the arguments of the kernels that load by strides."""
     nothing = Axis(1)
     batch, outer = given.batch or (nothing,), given.outer or (nothing,)
     y, z, a, b, bias = given.names
@@ -241,25 +260,26 @@ def arguments(given: Product) -> tuple[Any, ...]:
         Result(z, tuple(axis.z for axis in batch), m.z, n.z),
         Factor(a, tuple(axis.a for axis in batch), tuple(axis.a for axis in outer), m.a, k.a),
         Factor(b, tuple(axis.b for axis in batch), tuple(axis.b for axis in outer), n.b, k.b),
-        bias,
-        given.bias_stride,
-        tuple(axis.size for axis in batch),
-        tuple(axis.size for axis in outer),
-        given.batches,
-        given.rounds,
-        m.size,
-        n.size,
-        k.size,
+        Bias(bias, given.bias_stride),
+        Sizes(
+            tuple(axis.size for axis in batch),
+            tuple(axis.size for axis in outer),
+            given.batches,
+            given.rounds,
+            m.size,
+            n.size,
+            k.size,
+        ),
     )
 
 
 class Variant(NamedTuple):
-    """What kernels are built for, beside their Config and how factors are read."""
+    """What kernels are built for, in addition to their Config and the Reading of each factor."""
 
     dtype: str
     bias_dtype: str | None = None
     activation: str | None = None
-    preactivation: bool = False  # is a result too
+    preactivation: bool = False  # whether it is a result too
     batch_axes: int = 1
     outer_axes: int = 0
 
@@ -274,7 +294,7 @@ class Variant(NamedTuple):
 
 
 def variant(given: Product, p: Problem) -> Variant:
-    """What kernels for this product are built for; gradients have no activation."""
+    """Return what kernels for this product are built for. Gradients have no activation."""
     forward = given.names[0] == "y"
     return Variant(
         p.dtype,
@@ -287,14 +307,23 @@ def variant(given: Product, p: Problem) -> Variant:
 
 
 def argument_types(found: Variant) -> tuple[Any, ...]:
-    """The types of `arguments`."""
+    """Return the types of `arguments`."""
     array = pointer(storage(found.dtype).element)
     axes = product_axes(found)
     batch, outer = axes.batch.type, axes.outer.type
-    result = types.NamedTuple((array, batch, i64, i64), Result)
     factor = types.NamedTuple((array, batch, outer, i64, i64), Factor)
-    bias = pointer(storage(found.bias_dtype or found.dtype).element)
-    return (result, result, factor, factor, bias, i64, batch, outer, *[i64] * 5)
+    sizes = types.NamedTuple((batch, outer, *[i64] * 5), Sizes)
+    return (*[result_type(found, batch)] * 2, factor, factor, bias_type(found), sizes)
+
+
+def result_type(found: Variant, batch: Any) -> Any:
+    """Return the type of a Result. batch: that of its strides along batch axes."""
+    return types.NamedTuple((pointer(storage(found.dtype).element), batch, i64, i64), Result)
+
+
+def bias_type(found: Variant) -> Any:
+    """Return the type of a Bias."""
+    return types.NamedTuple((pointer(storage(found.bias_dtype or found.dtype).element), i64), Bias)
 
 
 Axes = Noun  # what `axes_of` makes
@@ -303,10 +332,7 @@ Axes = Noun  # what `axes_of` makes
 @cache
 @noun
 def axes_of(count: int) -> Members:
-    """Axes that arrays have together, whose places are numbered in row-major order.
-
-    The verb for so many of them.
-    """
+    """The verb for `count` axes that arrays share, whose elements are numbered in row-major order."""
     AXES, LAST = count, count - 1
 
     @verb
@@ -338,15 +364,12 @@ def axes_of(count: int) -> Members:
     return members(
         locals(),
         type=types.UniTuple(i64, count),  # Numba type of their sizes, and of an array's strides along them
-        at=at,  # (index, sizes, strides) -> where place number `index` begins
-        at_32=at_32,  # the same for numbers below 2**32: a division of 64 bits is a call, and takes registers
+        at=at,  # (index, sizes, strides) -> offset of element number `index`
+        at_32=at_32,  # the same for numbers below 2**32: a 64-bit division is a call and takes registers
     )
 
 
 @noun
 def product_axes(found: Variant) -> Members:
-    """Where the matrices of a product begin.
-
-    The verbs for what arrays have beside rows and columns.
-    """
+    """The verbs that find where the matrices of a product begin, along batch and outer axes."""
     return members(locals(), batch=axes_of(found.batch_axes), outer=axes_of(max(found.outer_axes, 1)))

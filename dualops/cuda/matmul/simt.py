@@ -1,28 +1,29 @@
 """matmul in tiles, on CUDA cores: any GPU, dtype, layout and strides.
 
 naive waits for memory: two loads a multiplication. Here a block makes a tile [BLOCK_M, BLOCK_N] of the result, so that
-what it loads is used BLOCK_N or BLOCK_M times, and a thread a tile of that in registers, so that what it reads from
-shared memory is used TILE_N or TILE_M times (Volkov & Demmel 2008, doi:10.1109/SC.2008.5214359).
+each element that it loads is used BLOCK_N or BLOCK_M times. Each thread makes a part of that tile in registers, so that
+each number that it reads from shared memory is used TILE_N or TILE_M times (Volkov & Demmel 2008,
+doi:10.1109/SC.2008.5214359).
 
     1  slice 0 of a [BLOCK_K, BLOCK_M] and of b [BLOCK_K, BLOCK_N] to shared memory
     2  for each slice:
     3      acc [TILE_M, TILE_N] += outer product of fragments            for each step of the slice
-    4      meanwhile a's next slice is on its way to registers, and from the middle on b's; each is then put into
-           the other half of shared memory; one barrier a slice
-    5      every PIECE steps:  totals += acc, acc = 0                    totals lie in shared memory
+    4      meanwhile load a's next slice to registers, and from the middle on b's; then store each to the other
+           half of shared memory; one barrier a slice
+    5      every PIECE steps:  totals += acc, acc = 0                    totals are in shared memory
     6  y = act(totals + bias)
 
-Fragments are read one step ahead. A thread's rows are groups of 4, 32 rows apart, and its columns lie side by side, so
-that the 16-byte reads of a warp meet no bank twice, and that rows of the result are written 16 bytes at a time. One
-float32 sum of all of K would lose more than the accuracy rule allows: 4 to 17 times what BLAS loses where K is 4096 to
-16384, against 1.0 to 1.2 times in pieces of 256. Blocks that share rows of a or columns of b run one after another, so
-that these are still in L2.
+Fragments are read one step ahead. A thread has groups of 4 rows, 32 rows apart, and neighbouring columns: the 16-byte
+reads of a warp have no bank conflicts, and rows of the result are written 16 bytes at a time. A single float32 sum of
+all of K would lose more than the accuracy rule allows: 4 to 17 times as much as BLAS for K from 4096 to 16384, compared
+with 1.0 to 1.2 times in pieces of 256. Blocks that share rows of a or columns of b run one after another, so that these
+are still in L2.
 
-What holds it up: a multiplication and an addition a lane and clock, which tensor cores do by the hundred.
+The limit: a multiplication and an addition per lane and clock. Tensor cores do hundreds.
 
 Shared memory: itemsize * (2 * BLOCK_K * (BLOCK_M + BLOCK_N + 8) + BLOCK_M * BLOCK_N). Registers: TILE_M * TILE_N
-numbers of acc, 2 * (TILE_M + TILE_N) of fragments, BLOCK_K * max(BLOCK_M, BLOCK_N) / threads on their way, and about
-40 more. Numbers are float32, float64 for float64.
+numbers of acc, 2 * (TILE_M + TILE_N) of fragments, BLOCK_K * max(BLOCK_M, BLOCK_N) / threads in flight, and about 40
+more. Numbers are float32, float64 for float64.
 """
 
 from __future__ import annotations
@@ -57,12 +58,10 @@ PIECE = 256  # terms that are summed before they are added to the total
 
 @noun
 def _tile(config: SimtConfig, dtype: str) -> Members:
-    """The block's tile of the result, and a thread's part of it.
+    """The verbs of a block's tile of the result, and of a thread's part of it.
 
-    a_frag, b_frag: local arrays that have fragments of two steps, `half` says of which. mine: where the thread's totals
-    begin in shared memory, four numbers together, and so on, four numbers of every thread apart.
-
-    The verbs of a kernel.
+    a_frag, b_frag: local arrays with the fragments of two steps; `half` says which. mine: where the thread's totals
+    begin in shared memory, in groups of four numbers. Groups of all threads alternate.
     """
     mem, num = storage(dtype), numbers(storage(dtype).number)
     COLUMNS, TOTALS = config.columns(dtype), stages(config, dtype).totals
@@ -96,7 +95,7 @@ def _tile(config: SimtConfig, dtype: str) -> Members:
 
     @verb
     def read(a_frag, b_frag, half, smem, a_at, b_at):
-        """Read the fragments of a step, a line of each slice."""
+        """Read the fragments of a step: a line of each slice."""
         for i in range(0, config.tile_m, 4):
             num.load_four(a_frag, half * config.tile_m + i, smem, a_at + i * LANES_M)
         for g in range(GROUPS):
@@ -142,7 +141,7 @@ def _tile(config: SimtConfig, dtype: str) -> Members:
 
     return members(
         locals(),
-        columns=COLUMNS,  # of the thread, side by side
+        columns=COLUMNS,  # neighbouring columns of the thread
         groups=GROUPS,  # of such columns
         group_stride=GROUP_STRIDE,
         of_block=block_order(config.block_m, config.block_n),  # (M, N) -> batch, first row, first column
@@ -151,26 +150,24 @@ def _tile(config: SimtConfig, dtype: str) -> Members:
 
 @builds
 def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_reading: Reading, out: int) -> Kernel:
-    """matmul_simt(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K).
-
-    out: elements of a row of the result that are stored at once.
-    """
+    """Build matmul_simt, which takes `product.arguments`. out: elements of a result's row that one store writes."""
     mem, axes, stage = storage(variant.dtype), product_axes(variant), stages(config, variant.dtype)
     tile, result = _tile(config, variant.dtype), finishing(variant, config.columns(variant.dtype), out)
     a_loader = loader(variant.dtype, a_reading, stage.a, config.threads)
     b_loader = loader(variant.dtype, b_reading, stage.b, config.threads)
 
     @kernel(*argument_types(variant), threads=config.threads, min_blocks=config.min_blocks)
-    def matmul_simt(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
+    def matmul_simt(y, z, a, b, bias, sizes):
+        M, N, K = sizes.M, sizes.N, sizes.K
         smem = cuda.shared.array(0, mem.number, alignment=16)
         batch, m0, n0 = tile.of_block(M, N)
         my_m, my_n = tile.of_thread()
         a_share = a_loader.share()
         b_share = b_loader.share()
-        a_start = a_loader.start(a, axes.batch.at(batch, batches, a.batch), m0, a_share)
-        b_start = b_loader.start(b, axes.batch.at(batch, batches, b.batch), n0, b_share)
+        a_start = a_loader.start(a, axes.batch.at(batch, sizes.batches, a.batch), m0, a_share)
+        b_start = b_loader.start(b, axes.batch.at(batch, sizes.batches, b.batch), n0, b_share)
         a_index, b_index, left, r = a_start, b_start, K, i64(0)
-        a_rows = i32(min(M - m0, config.block_m)) - a_share.row  # that are there from my first one on
+        a_rows = i32(min(M - m0, config.block_m)) - a_share.row  # rows of a from the thread's first one on
         b_rows = i32(min(N - n0, config.block_n)) - b_share.row
 
         acc = tile.accumulators()
@@ -186,17 +183,17 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
         cuda.syncthreads()
         tile.read(a_frag, b_frag, 0, smem, my_m, stage.b.at + my_n)
         pairs = config.block_k // 2  # of steps of a slice
-        slices = rounds * ((K + config.block_k - 1) // config.block_k)
+        slices = sizes.rounds * ((K + config.block_k - 1) // config.block_k)
         for t in range(slices):
             here, there = (t & 1) * stage.size, (t & 1 ^ 1) * stage.size
             left -= config.block_k
             a_index += config.block_k * a.depth
             b_index += config.block_k * b.depth
-            if variant.has_rounds and (left <= 0) & (r + 1 < rounds):
+            if variant.has_rounds and (left <= 0) & (r + 1 < sizes.rounds):
                 r += 1
                 left = K
-                a_index = a_start + axes.outer.at(r, outers, a.outer)
-                b_index = b_start + axes.outer.at(r, outers, b.outer)
+                a_index = a_start + axes.outer.at(r, sizes.outers, a.outer)
+                b_index = b_start + axes.outer.at(r, sizes.outers, b.outer)
             depth = i32(min(left, config.block_k))
             a_loader.fetch(coming, a, a_index, a_rows, depth - a_share.depth)
             a_at, b_at, pair = i32(here + my_m), i32(here + stage.b.at + my_n), i32(0)
@@ -217,8 +214,8 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
             if ((t + 1) & (PIECE // config.block_k - 1) == 0) | (t + 1 == slices):
                 tile.add_to_totals(smem, mine, acc)
 
-        y_begin, z_begin = axes.batch.at(batch, batches, y.batch), axes.batch.at(batch, batches, z.batch)
-        results = Results(y, z, y_begin, z_begin, bias, bias_stride, N)
+        y_begin, z_begin = axes.batch.at(batch, sizes.batches, y.batch), axes.batch.at(batch, sizes.batches, z.batch)
+        results = Results(y, z, y_begin, z_begin, bias, N)
         values = cuda.local.array(tile.columns, mem.number)
         for i in range(config.tile_m):
             m = m0 + my_m + tile.row(i)
@@ -231,7 +228,7 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
     return matmul_simt
 
 
-# Tiles, and how fast they are beside the second. Share of cuBLAS's speed in float32 at 4096^3, H200, 2026-11-22
+# Tiles, and their speed relative to the second. Share of cuBLAS's speed in float32 at 4096^3, H200, 2026-11-22
 TILES = (
     (SimtConfig(2, 2, 8, 16, 16, min_blocks=2), 1.1),  # 0.91
     (SimtConfig(2, 2, 8, 8, 16, min_blocks=3), 1.0),  # 0.83
@@ -243,12 +240,12 @@ TILES = (
 def configs(
     product: Product, problem: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[SimtConfig, str]]:
-    """Tiles for a product, best first. float64 has half the registers for a tile, so it begins with the third."""
+    """Return tiles for a product, best first. float64 has half the registers for a tile: it begins with the third."""
     return best_first(TILES[2:] if problem.dtype == "float64" else TILES, product, problem.dtype, device)
 
 
 def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: SimtConfig) -> list[Step]:
-    """The launch that makes a product, if there is anything to make."""
+    """Return the launch that makes a product, none for an empty one."""
     if not block_count(product, config):
         return []
     found, vectors = variant(product, p), (storage(p.dtype).vector,)
@@ -261,12 +258,12 @@ RUNG = Rung("simt", configs, product_steps)
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for a product, best first."""
+    """Yield tiles for the product, best first."""
     if not needs_tensor_cores(problem):
         yield from tiled.forward_choices(RUNG, problem, results, device)
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The best tiles for each of the gradient's products."""
+    """Yield the best tiles for each of the gradient's products."""
     if not needs_tensor_cores(problem):
         yield from tiled.backward_choices(RUNG, problem, results, device)

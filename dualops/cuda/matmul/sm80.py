@@ -1,28 +1,28 @@
-"""matmul on tensor cores, by mma.sync: any layout and strides, on Ampere and what came after it.
+"""matmul on tensor cores, by mma.sync: any layout and strides, on Ampere and later.
 
-simt is held up by what CUDA cores multiply. A tensor core multiplies [16, 16] by [16, 8] at one instruction of a warp,
-so that it is now the factors that must come in time: several slices of them are on their way to shared memory at any
-time, past the registers (cp.async), into a ring of stages.
+The arithmetic of CUDA cores limits simt. One instruction of a warp makes a tensor core multiply [16, 16] by [16, 8], so
+that now the factors must arrive in time: several slices are in flight to shared memory at any time, past the registers
+(cp.async), into a ring of stages.
 
-    1  slices 0 .. STAGES - 2 of a [BLOCK_M, BLOCK_K] and of b [BLOCK_K, BLOCK_N] on their way
+    1  start copies of slices 0 .. STAGES - 2 of a [BLOCK_M, BLOCK_K] and of b [BLOCK_K, BLOCK_N]
     2  for each slice t:
     3      for each 16 steps of the slice:
     4          a_frag [WARP_M, 16], b_frag [16, WARP_N] of the next 16 steps to registers
-    5          with the first: a share of slice t + STAGES - 1 on its way, to where slice t - 1 was read from
-    6          before the last: wait until slice t + 1 is there, for all threads
+    5          in the first ones: start to copy a share of slice t + STAGES - 1, to the stage of slice t - 1
+    6          before the last: wait until slice t + 1 has arrived for all threads
     7          acc [WARP_M, WARP_N] += a_frag @ b_frag
     8  y = act(acc + bias), 16 rows of a warp at a time through shared memory
 
-One barrier a slice: behind it slice t + 1 is there for all, and slice t has been read by all. A factor lies in a stage
-as it does in memory, by rows of a or by steps of the sum: what loads fragments (ldmatrix) transposes one of the two.
-Stages are swizzled, so that it meets no bank twice. A layout that 16-byte copies can't read is copied by 8 or 4 bytes,
-or else by threads, through registers. Products are exact, sums float32.
+One barrier a slice: after it slice t + 1 has arrived, and all threads have read slice t. A stage keeps the layout that
+a factor has in memory, by rows of a or by steps of the sum; the loads of fragments (ldmatrix) transpose one of the two.
+Stages are swizzled against bank conflicts. If 16-byte copies can't read a layout, copies have 8 or 4 bytes, or threads
+copy through registers. Products are exact, sums float32.
 
-Factors have 16 bits, or are float32 in a `precision`, whose steps are 8. Their fragments are rounded to tf32, or split
-in two parts, in registers, before step 7; nothing is written beside the result. Of two parts, three products are added
-up, and every PIECE slices acc to another float32 sum: tensor cores round toward zero, so that long sums drift.
+Factors have 16 bits, or are float32 in a `precision`, whose steps are 8. float32 fragments are rounded to tf32, or
+split in two parts, in registers, before step 7; no memory is needed for that. With two parts, three products are added,
+and every PIECE slices acc is added to another float32 sum: tensor cores round toward zero, so long sums would drift.
 
-What holds it up: mma.sync, which reaches about 60 % of what Hopper's tensor cores do for wgmma.
+The limit: mma.sync, which reaches about 60 % of the speed of wgmma on Hopper's tensor cores.
 
 Shared memory: ITEMSIZE * STAGES * BLOCK_K * (BLOCK_M + BLOCK_N) bytes. Registers: WARP_M * WARP_N / 32 numbers of acc,
 (WARP_M + WARP_N) / 2 words of fragments, and about 50 more.
@@ -55,10 +55,7 @@ VECTORS = (8, 4, 2)  # elements of 16 bits that a copy may have: 16, 8 or 4 byte
 
 @builds
 def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_reading: Reading, out: int) -> Kernel:
-    """matmul_sm80(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K).
-
-    out: elements of a row of the result that are stored at once.
-    """
+    """Build matmul_sm80, which takes `product.arguments`. out: elements of a result's row that one store writes."""
     mem, axes = storage(variant.dtype), product_axes(variant)
     of_block = block_order(config.block_m, config.block_n)
     a_copies = slice_copies(variant, config, config.block_m, a_reading)
@@ -68,19 +65,20 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
     b_side = fragments(FactorSlice(b_reading.along, config.block_n, depth, itemsize), config.warp_n, left=False)
     sums = warp_products(variant.dtype, config.warp_m, config.warp_n, config.piece > 0)
     output = warp_output(config.warp_m, config.warp_n, finishing(variant, COLUMNS, out).finish)
-    AHEAD, PENDING = config.num_stages - 1, config.num_stages - 2  # slices on their way, and while one is waited for
+    AHEAD, PENDING = config.num_stages - 1, config.num_stages - 2  # slices in flight, and during a wait
     STAGE, LAST, B_AT = config.stage, AHEAD * config.stage, config.b_at
 
     @kernel(*argument_types(variant), threads=config.threads, min_blocks=config.min_blocks)
-    def matmul_sm80(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
+    def matmul_sm80(y, z, a, b, bias, sizes):
+        M, N, K = sizes.M, sizes.N, sizes.K
         smem = cuda.shared.array(0, mem.element, alignment=128)
         batch, m0, n0 = of_block(M, N)
         warp = cuda.threadIdx.x // 32
         my_m, my_n = warp // config.warps_n * config.warp_m, warp % config.warps_n * config.warp_n
-        terms = Terms(K, (K + config.block_k - 1) // config.block_k, outers)
-        slices = i32(rounds * terms.slices)
-        a_part = a_copies.part(a, axes.batch.at_32(batch, batches, a.batch), m0, M)
-        b_part = b_copies.part(b, axes.batch.at_32(batch, batches, b.batch), n0, N)
+        terms = Terms(K, (K + config.block_k - 1) // config.block_k, sizes.outers)
+        slices = i32(sizes.rounds * terms.slices)
+        a_part = a_copies.part(a, axes.batch.at_32(batch, sizes.batches, a.batch), m0, M)
+        b_part = b_copies.part(b, axes.batch.at_32(batch, sizes.batches, b.batch), n0, N)
         a_words = cuda.local.array(a_copies.words, u32)
         b_words = cuda.local.array(b_copies.words, u32)
 
@@ -94,10 +92,10 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
                 b_copies.end(b_words, smem, t * STAGE + B_AT, b_part)
             cp_async_commit()
 
-        acc, totals = sums.make(), sums.make()  # totals: of pieces, where there are any
+        acc, totals = sums.make(), sums.make()  # totals: of pieces, if there are pieces
         a_frag, b_frag = a_side.make(), b_side.make()
         a_at, b_at = a_side.start(my_m), i32(b_side.start(my_n) + B_AT)  # in a stage
-        here, free = i32(0), i32(LAST)  # the stage that is read, and the one that is filled
+        here, free = i32(0), i32(LAST)  # the stage to read, and the one to fill
         cp_async_wait_group(PENDING)
         cuda.syncthreads()
         if slices > 0:
@@ -131,15 +129,18 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
             sums.add_to(acc, totals)
 
         row_smem = cuda.shared.array(0, f32, alignment=128)
-        y_begin, z_begin = axes.batch.at_32(batch, batches, y.batch), axes.batch.at_32(batch, batches, z.batch)
-        results = Results(y, z, y_begin, z_begin, bias, bias_stride, N)
+        y_begin, z_begin = (
+            axes.batch.at_32(batch, sizes.batches, y.batch),
+            axes.batch.at_32(batch, sizes.batches, z.batch),
+        )
+        results = Results(y, z, y_begin, z_begin, bias, N)
         output.store(row_smem, acc, m0 + my_m, n0 + my_n, M, results)
 
     return matmul_sm80
 
 
-# Tiles, and how fast they are beside the first: of the first four measured at 4096^3, H200, 2026-11-22, where the first
-# has 0.55 of cuBLAS's speed (Triton by mma.sync: 0.54)
+# Tiles, and their speed relative to the first; the first four were measured at 4096^3, H200, 2026-11-22. The first has
+# 0.55 of cuBLAS's speed (Triton by mma.sync: 0.54)
 TILES = (
     (Sm80Config(2, 4, 64, 64, 64, 3), 1.0),
     (Sm80Config(2, 2, 64, 64, 64, 3, min_blocks=2), 0.99),
@@ -156,7 +157,7 @@ def _floats(*sizes: int, **options: int) -> Sm80Config:
     return Sm80Config(*sizes, itemsize=4, **options)
 
 
-# the same of "tf32", and of "3xtf32", which is what a Config with pieces is for
+# tiles for "tf32", and for "3xtf32", whose Configs have pieces
 TF32_TILES = (
     (_floats(2, 4, 64, 64, 16, 4), 1.0),
     (_floats(2, 4, 64, 32, 16, 4), 0.9),
@@ -171,14 +172,14 @@ PARTS_TILES = (
 
 
 def vectors_of(dtype: str) -> tuple[int, ...]:
-    """Elements that a copy may have, the most first."""
+    """Return the numbers of elements that a copy may have, largest first."""
     return tuple(2 * vector // storage(dtype).itemsize for vector in VECTORS)
 
 
 def configs(
     product: Product, problem: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[Sm80Config, str]]:
-    """Tiles for a product, best first, of those that fit."""
+    """Return those tiles that fit a product, best first."""
     build = _build_of(product, problem, metas)
     table = {"tf32": TF32_TILES, "3xtf32": PARTS_TILES}[problem.precision] if problem.dtype == "float32" else TILES
     tiles = [(config, speed) for config, speed in table if fits(config, build, device)]
@@ -186,7 +187,7 @@ def configs(
 
 
 class Build(NamedTuple):
-    """What a kernel is built for beside its Config."""
+    """What a kernel is built for, in addition to its Config."""
 
     variant: Variant
     a_reading: Reading
@@ -195,10 +196,10 @@ class Build(NamedTuple):
 
 
 def fits(config: Sm80Config, build: Build, device: Device) -> bool:
-    """Whether an SM has room for as many blocks as should be there, and a thread for its sums.
+    """Whether an SM has room for min_blocks blocks, and a thread for its sums.
 
-    It has less beside elements that it copies or stores one by one, the places of many small copies, or products that
-    are summed up: else it would spill.
+    A thread has fewer registers for sums if it copies or stores single elements, makes many small copies, or adds up
+    several products: it would spill.
     """
     narrowest = min(build.a_reading.vector, build.b_reading.vector)
     if narrowest == 1 and config.stage // config.threads > 32:
@@ -209,14 +210,14 @@ def fits(config: Sm80Config, build: Build, device: Device) -> bool:
 
 
 def _build_of(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Build:
-    """What the kernel of a product is built for."""
+    """Return what the kernel of a product is built for."""
     found = variant(product, p)
     a, b = (reading(product, which, metas, p.dtype, vectors_of(p.dtype), whole=False) for which in "ab")
     return Build(found, a, b, writing(product, found, metas, COLUMNS))
 
 
 def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: Sm80Config) -> list[Step]:
-    """The launch that makes a product, if there is anything to make."""
+    """Return the launch that makes a product, none for an empty one."""
     if not block_count(product, config):
         return []
     return [launch_of(product, build_product(config, *_build_of(product, p, metas)), config, p.dtype)]
@@ -230,12 +231,12 @@ def _serves(problem: Problem, device: Device) -> bool:
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for a product, best first."""
+    """Yield tiles for the product, best first."""
     if _serves(problem, device):
         yield from tiled.forward_choices(RUNG, problem, results, device)
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The best tiles for each of the gradient's products."""
+    """Yield the best tiles for each of the gradient's products."""
     if _serves(problem, device):
         yield from tiled.backward_choices(RUNG, problem, results, device)

@@ -1,4 +1,4 @@
-"""The Config of matmul's sm80 rung, and what lies in the shared memory of its blocks."""
+"""The Config of matmul's sm80 rung, and the layout of its shared memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..tile.warp_rows import COLUMNS, WarpRowsLayout
 
 @dataclass(frozen=True)
 class Sm80Config:
-    """A block of warps_m x warps_n warps, which hold warp_m x warp_n of the result each."""
+    """A block of warps_m x warps_n warps. Each warp makes warp_m x warp_n elements of the result."""
 
     warps_m: int
     warps_n: int
@@ -21,7 +21,7 @@ class Sm80Config:
     num_stages: int
     min_blocks: int = 1
     itemsize: int = 2
-    piece: int = 0  # slices whose sum the tensor cores make before it is added in float32 (`pieces`); 0: all
+    piece: int = 0  # slices that tensor cores add up before their sum is added in float32 (`pieces`); 0: all
 
     @cached_property
     def warps(self) -> int:
@@ -41,17 +41,17 @@ class Sm80Config:
 
     @cached_property
     def sums(self) -> int:
-        """Of a thread; twice as many where there are pieces."""
+        """Sums of a thread, twice as many with pieces."""
         return self.warp_m * self.warp_n // 32 * (2 if self.piece else 1)
 
     @cached_property
     def steps(self) -> int:
-        """Products along a slice."""
+        """The number of products along a slice."""
         return self.block_k * self.itemsize // STEP_BYTES
 
     @cached_property
     def shares(self) -> int:
-        """In so many shares a slice is asked for, with the first products of another: the last waits for others."""
+        """Shares in which a slice is copied: one with each of another slice's products but the last two."""
         return max(1, self.steps - 2)
 
     @cached_property
@@ -61,13 +61,13 @@ class Sm80Config:
 
     @cached_property
     def stage(self) -> int:
-        """Elements from a stage to the next: a slice of a and one of b."""
+        """Elements of a stage: a slice of a and one of b."""
         return (self.block_m + self.block_n) * self.block_k
 
     def shared_bytes(self, dtype: str) -> int:
-        """The ring, and in its place at the end the sums of all warps."""
+        """Bytes of the ring, or of all warps' sums, which take its memory at the end."""
         return max(self.itemsize * self.num_stages * self.stage, 4 * self.warps * WarpRowsLayout(self.warp_n).size)
 
     def columns(self, dtype: str) -> int:
-        """Columns that a thread writes side by side."""
+        """Neighbouring columns that a thread writes."""
         return COLUMNS

@@ -1,7 +1,8 @@
-"""How slices of a factor come to shared memory, while the block multiplies those before.
+"""Copies of slices of a factor to shared memory, while the block multiplies earlier slices.
 
-A line of a slice is what is contiguous in memory, see `tile.warp_mma`; neighbouring threads copy neighbours of a line,
-and so many lines further on the same of others. What is beyond the factor's rows or the end of the sum becomes 0.
+A line of a slice is contiguous in memory, see `tile.warp_mma`. Neighbouring threads copy neighbours of a line; a
+thread's copies have the same columns of lines at equal distances. Elements beyond the factor's rows or the end of the
+sum become 0.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .product import Factor, Variant, product_axes
 
 
 class Terms(NamedTuple):
-    """The sum: how many terms each round has, in how many slices, and the sizes of the outer axes."""
+    """The sum: the terms and slices of each round, and the sizes of the outer axes."""
 
     K: Any
     slices: Any  # of a round
@@ -28,26 +29,26 @@ class Part(NamedTuple):
     """A thread's part of the slices of a factor."""
 
     x: Factor
-    start: Any  # its first element in x, of slice 0
-    place: Any  # where that comes to in a slice
+    start: Any  # its first element of slice 0 in x
+    place: Any  # where that element is in a stage's slice
     depth: Any  # its first step in a slice
-    rows: Any  # that are there from its first one on
+    rows: Any  # rows of x from its first one on, below 1 if none
 
 
 class Coming(NamedTuple):
-    """A slice, as a thread sees its part."""
+    """A thread's part of one slice."""
 
     first: Any  # its first element in x
-    there: Any  # of a copy's neighbours, see `tile.async_copies`
-    lines: Any  # of the slice that are there, from its first one on
+    there: Any  # elements of a copy that x has, see `tile.async_copies`
+    lines: Any  # lines that x has, from its first one on
 
 
 @cache
 @noun
 def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Members:
-    """The verbs of a thread that copies its part of slices. words: a local array, see `tile.async_copies`.
+    """The verbs of a thread that copies its part of slices of `rows` rows.
 
-    The verbs for slices of `rows` rows. Raises ValueError where threads can't share one.
+    words: a local array, see `tile.async_copies`. Raises ValueError if the threads can't share a slice evenly.
     """
     slices = FactorSlice(reading.along, rows, config.block_k, config.itemsize)
     units, axes, threads = copies(reading.vector, config.itemsize), product_axes(found), config.threads
@@ -58,11 +59,11 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Me
     COUNT = slices.size // (VECTOR * threads)
     if COUNT < 1 or threads % LINE or LINES & (LINES - 1) or slices.lines != COUNT * LINES:
         raise ValueError(f"{threads} threads can't share {slices} in copies of {VECTOR}")
-    SAME_BITS, NONE = LINES % 8 == 0, u32(0)  # of the swizzle, whose pattern has 8 lines, in all of a thread's lines
+    SAME_BITS, NONE = LINES % 8 == 0, u32(0)  # the swizzle's pattern has 8 lines: all of a thread's lines share bits
 
     @verb
     def part(x, matrix, row, count):
-        """Return the Part of the matrix that begins at x[matrix], from row number `row` of `rows` on."""
+        """Return the Part of the matrix that begins at x[matrix] and has `count` rows, from row number `row` on."""
         tid = u32(cuda.threadIdx.x)
         line, column = tid // u32(LINE), tid % u32(LINE) * u32(VECTOR)
         plain = column // u32(PITCH) * u32(BOX) + line * u32(PITCH) + column % u32(PITCH)
@@ -89,7 +90,7 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Me
 
     @verb
     def start(words, smem, at, part, coming, share):
-        """Start to copy to the place `at`, one of the Config's shares."""
+        """Start to copy one of the Config's shares to the stage's slice that begins at `at`."""
         step, apart = (part.x.row, part.x.depth) if ALONG_DEPTH else (part.x.depth, part.x.row)
         index = coming.first
         for i in range(COUNT):
@@ -100,7 +101,7 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Me
 
     @verb
     def end(words, smem, at, part):
-        """Finish what is no asynchronous copy."""
+        """Finish copies that are not asynchronous."""
         if not units.asynchronous:
             for i in range(COUNT):
                 units.end(words, i, smem, _place_of(part, at, i))

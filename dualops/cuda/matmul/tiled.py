@@ -1,5 +1,5 @@
-"""What the rungs that make the result in tiles share: which block makes which tile, what is done with the sums, how
-arrays are read and written, and the launches of both directions.
+"""Shared by the rungs that make the result in tiles: the order of tiles, the epilogue, layouts, and both directions'
+launches.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ..tile.storage import storage
 from .activations import activation
 from .gradient import column_sums_steps, dz_steps, gradient_metas, gradient_products, gradient_workspace, partial_sums
 from .loading import Reading
-from .product import Axis, Product, Result, Variant, arguments, forward_product
+from .product import Axis, Bias, Product, Result, Variant, arguments, forward_product
 
-GROUP_M = 8  # tiles of rows whose blocks run one after another
+GROUP_M = 8  # rows of tiles whose blocks run one after another
 MOST_BLOCKS = 2**31 - 1
 
 
 class TiledConfig(Protocol):
-    """What a Config of such a rung has."""
+    """The members of such a rung's Config."""
 
     @cached_property
     def block_m(self) -> int: ...
     @cached_property
     def block_n(self) -> int: ...
     def shared_bytes(self, dtype: str) -> int: ...
-    def columns(self, dtype: str) -> int: ...  # of the result, that a thread writes side by side
+    def columns(self, dtype: str) -> int: ...  # neighbouring columns of the result that a thread writes
 
 
 # --- in kernels ----------------------------------------------------------------------------------
@@ -41,14 +41,14 @@ class TiledConfig(Protocol):
 
 @cache
 def block_order(block_m: int, block_n: int) -> Callable[..., Any]:
-    """The verb (M, N) -> batch, first row, first column of the block's tile.
+    """Return the verb (M, N) -> batch, first row, first column of the block's tile.
 
     Blocks that share rows of a or columns of b run one after another, so that these are still in L2.
     """
 
     @verb
     def of_block(M, N):
-        # 32 bits, in which a division takes a tenth of the time
+        # a division of 32 bits takes a tenth of the time
         m_blocks = u32((M + block_m - 1) // block_m)
         n_blocks = u32((N + block_n - 1) // block_n)
         tiles, group_tiles = u32(m_blocks * n_blocks), u32(GROUP_M * n_blocks)
@@ -63,23 +63,22 @@ def block_order(block_m: int, block_n: int) -> Callable[..., Any]:
 
 
 class Results(NamedTuple):
-    """The results, where the block's matrices begin in them, and what is added to every row."""
+    """The results, where the block's matrices begin in them, and the bias."""
 
     y: Result
     z: Result
     y_begin: Any
     z_begin: Any
-    bias: Any
-    bias_stride: Any
+    bias: Bias
     N: Any
 
 
 @cache
 @noun
 def finishing(found: Variant, columns: int, out: int, *, short: bool = False) -> Members:
-    """What is done with sums of products: results[m, n] = act(sum + bias).
+    """The verb that finishes sums of `columns` neighbouring columns: results[m, n] = act(sum + bias).
 
-    The verb for so many neighbouring columns. out: elements of a row that are stored at once; short: see `activation`.
+    out: elements of a row that are stored at once; short: see `activation`.
     """
     mem, bias_mem = storage(found.dtype), storage(found.bias_dtype or found.dtype)
     act = activation(found.activation, mem.number, short=short)
@@ -94,11 +93,11 @@ def finishing(found: Variant, columns: int, out: int, *, short: bool = False) ->
 
     @verb
     def finish(values, results, m, n):
-        """Finish so many columns of row m, from n on; values are changed."""
+        """Finish `columns` columns of row m, from n on. Overwrites values."""
         if found.has_bias:
             for j in range(columns):
                 if n + j < results.N:
-                    values[j] += bias_mem.load(results.bias, (n + j) * results.bias_stride)
+                    values[j] += bias_mem.load(results.bias.data, (n + j) * results.bias.stride)
         if found.preactivation:
             _store(results.z, results.z_begin + m * results.z.row, n, results.N, values)
         for j in range(columns):
@@ -112,18 +111,18 @@ def finishing(found: Variant, columns: int, out: int, *, short: bool = False) ->
 
 
 def _steps(axis: Axis, which: str) -> tuple[int, int]:
-    """Size and stride of an axis in one of the arrays."""
+    """Return an axis's size, and its stride in one of the arrays."""
     return axis.size, getattr(axis, which) if axis.size > 1 else 0
 
 
 def _address(product: Product, which: str, metas: Mapping[str, ArrayMeta]) -> int:
-    """What is known of where an array begins: its place among 16 bytes; 1 for none."""
+    """Return an array's address modulo 16, or 1 for an absent array."""
     name = product.names["yzab".index(which)]
     return int(metas[name].pointer) % 16 if name else 1
 
 
 def _wide(along: tuple[int, int], others: Iterable[tuple[int, int]], address: int, vector: int, itemsize: int) -> bool:
-    """Whether `vector` elements along an axis are aligned bytes, wherever in the others."""
+    """Whether vectors of `vector` elements along an axis are aligned, at any index of the other axes."""
     aligned = address % (vector * itemsize) == 0
     return aligned and along[1] == 1 and all(step % vector == 0 for _, step in others)
 
@@ -131,9 +130,9 @@ def _wide(along: tuple[int, int], others: Iterable[tuple[int, int]], address: in
 def reading(
     product: Product, which: str, metas: Mapping[str, ArrayMeta], dtype: str, vectors: Sequence[int], whole: bool
 ) -> Reading:
-    """How a factor is read, "a" or "b": as many elements at once as its layout allows, of `vectors`, the most first.
+    """Return how factor "a" or "b" is read: by the first of `vectors`, largest first, that its layout allows.
 
-    whole: an axis that they are read along must have a multiple of them.
+    whole: the size of the axis along which it is read must be a multiple of the vector.
     """
     row_axis = product.m if which == "a" else product.n
     row, depth, *others = (_steps(axis, which) for axis in (row_axis, product.k, *product.batch, *product.outer))
@@ -146,7 +145,7 @@ def reading(
 
 
 def writing(product: Product, found: Variant, metas: Mapping[str, ArrayMeta], columns: int) -> int:
-    """How many elements of a row of the results are written at once: 16 bytes of them, or 1."""
+    """Return how many elements of the results' rows one store writes: 16 bytes of them, or 1."""
     mem = storage(found.dtype)
     if columns % mem.vector:
         return 1
@@ -168,9 +167,9 @@ def block_count(product: Product, config: TiledConfig) -> int:
 def best_first(
     tiles: Iterable[tuple[Any, float]], product: Product, dtype: str, device: Device
 ) -> Iterator[tuple[Any, str]]:
-    """Of Configs and their speeds those that the device has room for, each with a reason.
+    """Yield those of Configs with their speeds that fit the device, each with a reason.
 
-    They come in the order of the busiest SM's work, whole tiles counted, over the speed.
+    They are ordered by the busiest SM's work, in whole tiles, divided by the speed.
     """
     found = []
     for config, speed in tiles:
@@ -183,7 +182,7 @@ def best_first(
 
 
 def launch_of(product: Product, build: Kernel, config: TiledConfig, dtype: str) -> Step:
-    """A product's launch."""
+    """Return a product's launch."""
     return Step(build, (block_count(product, config),), arguments(product), config.shared_bytes(dtype))
 
 
@@ -196,17 +195,17 @@ def _no_workspace(*_: Any) -> dict[str, ArrayMeta]:
 
 
 class Rung(NamedTuple):
-    """How a rung does one product."""
+    """How a rung makes one product."""
 
     name: str
     configs: Callable[..., Iterator[tuple[Any, str]]]  # (product, problem, metas, device): best first, with reasons
     steps: Callable[..., list[Step]]  # (product, problem, metas, config)
-    maps: Callable[..., Mapping[str, Mapped]] = _no_maps  # (product, problem, metas, config): that its steps name
-    workspace: Callable[..., Mapping[str, ArrayMeta]] = _no_workspace  # likewise
+    maps: Callable[..., Mapping[str, Mapped]] = _no_maps  # (product, problem, metas, config): of the steps' names
+    workspace: Callable[..., Mapping[str, ArrayMeta]] = _no_workspace  # (product, problem, metas, config)
 
 
 def forward_choices(rung: Rung, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for a product, best first."""
+    """Yield a rung's tiles for the product, best first."""
     metas = {**problem.arrays, **results}
     product = forward_product(problem, metas)
     for config, reason in rung.configs(product, problem, metas, device):
@@ -217,7 +216,7 @@ def forward_choices(rung: Rung, problem: Problem, results: Mapping[str, ArrayMet
 
 
 class GradientConfigs(NamedTuple):
-    """A Config for each of the products; None for one that is not wanted."""
+    """The Config of each product; None for one that is not wanted."""
 
     a: Any
     b: Any
@@ -226,7 +225,7 @@ class GradientConfigs(NamedTuple):
 def backward_choices(
     rung: Rung, problem: Problem, results: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[Choice]:
-    """The best tiles for each of the gradient's products."""
+    """Yield a rung's best tiles for each of the gradient's products."""
     products, metas = gradient_products(problem, results), gradient_metas(problem, results)
     best = {name: next(rung.configs(each, problem, metas, device), None) for name, each in products.items()}
     if any(found is None for found in best.values()):

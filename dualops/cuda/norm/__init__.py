@@ -1,16 +1,20 @@
 """What rms_norm and layer_norm share on the GPU: their kernels, and which of them serves which problem.
 
-rows.py       rows kept in registers: a few lanes, warps or a block a row; gradients of rows to 1 KiB
-cluster_rows.py  long rows forward, kept in the registers of a cluster of blocks, on sm_90, with weights of x's
-              dtype: rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
-ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
-ring_prefetch.py  long ones of these forward; the next row's sums are under way while a row is written: with weights
-              wider than x, and of layer_norm from 384 to 512 KiB
-long_rows.py  rows without such copies, and those too long for the kernels above, read twice or three times: forward of
-              more than 512 KiB (rms_norm with weights of x's dtype 1 MiB, layer_norm with a residual and wider weights
-              128 KiB); gradients of more than 512 KiB, of layer_norm 256
-naive.py      one thread a row
-sums.py       dw and db from the partial sums of blocks
+forward:
+    ../rows/registers.py  rows kept in registers: a few lanes, warps or a block a row
+    ../rows/cluster.py  long rows, kept in the registers of a cluster of blocks, on sm_90, with weights of x's dtype:
+                  rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
+    ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
+                  of long ones with weights wider than x, and of layer_norm from 384 to 512 KiB, the next row's sums
+                  are under way while a row is written
+    ../rows/reread.py  rows without such copies, and those too long for the kernels above, read twice: more than 512
+                  KiB, rms_norm with weights of x's dtype 1 MiB, layer_norm with a residual and wider weights 128 KiB
+gradients:
+    rows_backward.py  rows kept in registers, to 1 KiB
+    ring_backward.py  rows copied ahead, on sm_90
+    long_rows_backward.py  rows without such copies, and of more than 512 KiB, layer_norm 256: read twice
+    sums.py       dw and db from the partial sums of blocks
+naive.py          one thread a row
 """
 
 from __future__ import annotations
@@ -22,19 +26,21 @@ from typing import Any
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype
 from ..compiler.backend import Kernel
-from ..launch.arrays import align_up, cdiv
+from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
 from ..launch.step import Argument, Step
-from ..tile.storage import storage
-from . import cluster_rows, long_rows, naive, ring, ring_backward, ring_prefetch, rows
+from ..rows import cluster, registers, reread
+from ..rows.cluster import ClusterRowsConfig, share_of
+from ..rows.registers import RowsConfig
+from ..rows.reread import LongRowsConfig
+from . import long_rows_backward, naive, ring, ring_backward, rows_backward
 from .arguments import Call
 from .configs import cluster_config, ring_config, rows_config, sums_config
 from .gradient_configs import comes_first
-from .long_rows import LongRowsConfig
 from .naive import NaiveConfig
-from .rows import RowsConfig
-from .staging import ClusterRowsConfig, RingConfig
+from .operator import Norm
+from .staging import RingConfig
 from .sums import LANES, build_sums
 
 BLOCKS = 4  # of norm_long_rows_backward on an SM
@@ -50,7 +56,7 @@ def forward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
 
 def rows_steps(config: RowsConfig, call: Call) -> list[Step]:
     """The launch of such rows."""
-    return _step(rows.build_forward, config, call, cdiv(call.M, config.rows), call.args)
+    return registers.steps_of(config, Norm(call.variant), call.args)
 
 
 def backward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -79,7 +85,9 @@ def gradient_steps(
     """The launches of a gradient whose blocks stay and keep dw and db, and their workspace."""
     if isinstance(config, RowsConfig):
         slots = slots_of(call.M, config, 1, device)
-        make = partial(_step, rows.build_backward, config, call, slots, call.partials_args(slots), resident=True)
+        make = partial(
+            _step, rows_backward.build_backward, config, call, slots, call.partials_args(slots), resident=True
+        )
     else:
         slots = slots_of(call.M, config, config.cluster, device)
         blocks, args = slots * config.cluster, call.partials_args(slots)
@@ -103,14 +111,7 @@ def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 def cluster_steps(config: ClusterRowsConfig, call: Call, device: Device) -> list[Step]:
     """The launch of such rows."""
-    blocks = config.cluster * clusters_of(call.M, config.rows, config, device)
-    return _ring_step(cluster_rows.build_forward, config, call, blocks, call.args, resident=False)
-
-
-def clusters_of(M: int, rows: int, config: ClusterRowsConfig, device: Device) -> int:
-    """Return how many clusters M rows need: each has `rows`, but every cluster that can run has one."""
-    at_once = max(device.sms * config.min_blocks // config.cluster, 1)
-    return max(cdiv(M, rows), min(M, at_once))
+    return cluster.steps_of(config, Norm(call.variant), call.args, device)
 
 
 def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -119,8 +120,7 @@ def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
     config = ring_config(call.N, call.variant, device) if call.aligned and call.N else None
     if config is not None:
         blocks = cdiv(call.M, config.rows) * config.cluster
-        build = ring_prefetch.build_forward if config.overlap else ring.build_forward
-        make = partial(_ring_step, build, config, call, blocks, call.args)
+        make = partial(_ring_step, ring.build_forward, config, call, blocks, call.args)
         yield Choice("sm90", config, "rows are copied to shared memory ahead", make)
 
 
@@ -135,7 +135,7 @@ def forward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], device
     """Rows read again."""
     call = Call(problem, results, backward=False)
     config = LongRowsConfig(512, 2 if call.aligned else 8, call.aligned)
-    make = partial(_step, long_rows.build_forward, config, call, call.M, call.args)
+    make = partial(reread.steps_of, config, Norm(call.variant), call.args)
     yield Choice("simt", config, "a row is too long to be kept, and is read again", make)
 
 
@@ -200,30 +200,20 @@ def _step(
 
 def _ring_step(
     build: Callable[..., Kernel],
-    config: RingConfig | ClusterRowsConfig,
+    config: RingConfig,
     call: Call,
     blocks: int,
     args: tuple[Argument, ...],
-    resident: bool = True,
 ) -> list[Step]:
-    vector, each = storage(call.dtype).vector, cdiv(call.N, config.cluster)
-    lines, vectors = (min(align_up(each, step), config.columns(call.dtype)) for step in (8 * vector, vector))
-    share = lines if lines * (config.cluster - 1) < call.N else vectors  # every block has columns
-    return [
-        Step(
-            build(config, call.variant),
-            (blocks,),
-            (*args, share),
-            config.layout(call.variant).nbytes,
-            resident=resident,
-        )
-    ]
+    share = share_of(call.N, config.cluster, config.columns(call.dtype), call.dtype)
+    kernel, nbytes = build(config, call.variant), config.layout(call.variant).nbytes
+    return [Step(kernel, (blocks,), (*args, share), nbytes, resident=True)]
 
 
 def _long_rows_steps(config: LongRowsConfig, call: Call, blocks: int, slots: int) -> list[Step]:
     return [
-        Step(long_rows.build_means(config, call.variant), (call.M,), ("means", *call.args)),
-        Step(long_rows.build_backward(config, call.variant), (blocks,), ("means", *call.partials_args(slots))),
+        Step(long_rows_backward.build_means(config, call.variant), (call.M,), ("means", *call.args)),
+        Step(long_rows_backward.build_backward(config, call.variant), (blocks,), ("means", *call.partials_args(slots))),
     ]
 
 

@@ -8,14 +8,15 @@ from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
 from ..launch.step import Argument
 from ..row_walk import walk
+from ..rows.operator import RowArrays, Rows
 from ..tile.storage import storage
-from .variant import STATISTICS, GradientInputs, Inputs, Results, Rows, Variant
+from .variant import STATISTICS, GradientInputs, Params, Variant
 
 VECTORS = ("w", "b", "dw", "db")
 
 
 class Call:
-    """A problem with its results. args: (to, inputs, rows, eps, offset); backward: (inputs, rows, offset)."""
+    """A problem with its results. args: (arrays, params, rows); backward: (inputs, rows, offset)."""
 
     def __init__(self, problem: Problem, results: Mapping[str, ArrayMeta], *, backward: bool):
         # backward does not read b
@@ -45,8 +46,8 @@ class Call:
             inputs = GradientInputs(*walked.of("x", "mean", "rstd", "dy", "dsummed"), w="w")
             self.args: tuple[Argument, ...] = (inputs, rows, offset)
         else:
-            to = Results(*walked.of("y", "summed", "mean", "rstd"))
-            self.args = (to, Inputs(*walked.of("x", "residual"), w="w", b="b"), rows, problem.eps, offset)
+            params = Params(*walked.of("mean", "rstd"), w="w", b="b", eps=problem.eps, offset=offset)
+            self.args = (RowArrays(*walked.of("y", "summed", "x", "residual")), params, rows)
 
     def _aligned(self, metas: Mapping[str, ArrayMeta], strides: list[tuple[int, ...]]) -> bool:
         """Whether every row begins at a multiple of 16 bytes and holds whole 16-byte vectors."""

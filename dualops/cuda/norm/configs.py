@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from ...spec.meta import compute_dtype, itemsize
 from ..launch.device import Device
+from ..rows.cluster import ClusterRowsConfig
+from ..rows.registers import RowsConfig
 from ..tile.storage import storage
 from . import gradient_configs
-from .rows import RowsConfig
-from .staging import ClusterRowsConfig, RingConfig
+from .staging import RingConfig
 from .sums import SumsConfig
 from .variant import Variant
 
@@ -50,7 +51,7 @@ FORWARD_UNALIGNED = (
 
 # at most so many stages, 0: as many as there is shared memory for
 # Of rows from 64 KiB on, shares of the roof: H200, 2026-11-26, 2^29 elements of 2 bytes or 2^28
-# of 4, float32 weights; in brackets that of rows that are read again (long_rows.py). Longer rows are read again, too:
+# of 4, float32 weights; in brackets that of rows that are read again (rows/reread.py). Longer rows are read again, too:
 # of rms_norm 2 MiB 0.56, 4 MiB 0.60; of layer_norm 1 MiB 0.47, 2 MiB 0.45, 4 MiB 0.46.
 LONG_FORWARD = (
     # with weights wider than x. 64 KiB: 0.91, 128: 0.92, 256 (float32): 0.92 (0.64), 512: 0.92 (0.61); without overlap
@@ -135,7 +136,7 @@ def rows_config(N: int, variant: Variant, aligned: bool) -> RowsConfig | None:
 def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfig | None:
     """The smallest cluster that holds a row of N elements; None where none does, and where a block holds it.
 
-    Of weights no wider than x: ring_prefetch.py reads wider ones less often. On Hopper alone: built for Blackwell,
+    Of weights no wider than x: a ring reads wider ones less often. On Hopper alone: built for Blackwell,
     loops over a thread's vectors stay loops, and rows would lie in local memory.
     """
     if not {variant.w, variant.b} <= {None, variant.dtype} or not device.has_wgmma:
@@ -150,7 +151,7 @@ def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfi
         if cluster * vectors * step >= N:
             resident = next(blocks[most] for most in blocks if vectors <= most)
             more = variant.dtype == "float64" or variant.rank > 2  # registers
-            return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, resident - more)
+            return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, resident - more, rows=2)
     return None
 
 

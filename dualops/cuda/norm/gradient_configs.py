@@ -23,8 +23,8 @@ from dataclasses import replace
 from ...spec.meta import compute_dtype, itemsize
 from ..launch.arrays import cdiv
 from ..launch.device import Device
+from ..rows.registers import RowsConfig
 from ..tile.storage import storage
-from .rows import RowsConfig
 from .staging import RingConfig
 from .variant import Variant
 
@@ -68,7 +68,7 @@ SHORT = (
     (32, RingConfig(32, 1, 8, 0, min_blocks=2)),
 )
 # (vectors of a row, at most, Config) by `centred`. Beside a length in columns: what the first lines say; in KiB: an
-# H200, 2026-11-26, float32 weights, in brackets rows that are read again (long_rows.py)
+# H200, 2026-11-26, float32 weights, in brackets rows that are read again (long_rows_backward.py)
 RINGS: dict[bool, tuple[tuple[int, RingConfig], ...]] = {
     False: (
         *SHORT,

@@ -40,10 +40,10 @@ def elements(variant: Variant) -> Members:
     w_mem, b_mem = storage(variant.w or variant.dtype), storage(variant.b or variant.dtype)
 
     @verb
-    def h(inputs, x_index, residual_index):
-        value = mem.load(inputs.x.data, x_index)
+    def h(arrays, x_index, residual_index):
+        value = mem.load(arrays.x.data, x_index)
         if variant.added:
-            value = mem.rounded(value + mem.load(inputs.residual.data, residual_index))
+            value = mem.rounded(value + mem.load(arrays.other.data, residual_index))
         return value
 
     @verb
@@ -65,40 +65,40 @@ def elements(variant: Variant) -> Members:
 
 @builds
 def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
-    """norm_naive(to, inputs, rows, eps, offset)."""
+    """norm_naive(arrays, params, rows)."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     element, axes = elements(variant), norm_axes(variant)
 
     @kernel(*forward_types(variant), threads=config.threads)
-    def norm_naive(to, inputs, rows, eps, offset):
+    def norm_naive(arrays, params, rows):
         row = i64(cuda.grid(1))
         if row < rows.M:
             place = axes.place()
             axes.locate(place, row, rows.sizes)
-            x_row, residual_row = axes.start(place, inputs.x), axes.start(place, inputs.residual)
+            x_row, residual_row = axes.start(place, arrays.x), axes.start(place, arrays.other)
             row_mean = num.zero
             if variant.centred:
                 total, lost = num.zero, num.zero  # what the last additions rounded away
                 for n in range(rows.N):
-                    h = element.h(inputs, x_row + n, residual_row + n)
+                    h = element.h(arrays, x_row + n, residual_row + n)
                     total, lost = num.add_compensated(total, lost, h)
                 row_mean = total / mem.number(rows.N)
             squares, lost = num.zero, num.zero
             for n in range(rows.N):
-                c = element.centred(element.h(inputs, x_row + n, residual_row + n), row_mean)
+                c = element.centred(element.h(arrays, x_row + n, residual_row + n), row_mean)
                 squares, lost = num.add_compensated(squares, lost, c * c)
-            row_rstd = num.rsqrt(squares / mem.number(rows.N) + eps)
-            y_row, summed_row = axes.start(place, to.y), axes.start(place, to.summed)
+            row_rstd = num.rsqrt(squares / mem.number(rows.N) + params.eps)
+            y_row, summed_row = axes.start(place, arrays.y), axes.start(place, arrays.summed)
             for n in range(rows.N):
-                h = element.h(inputs, x_row + n, residual_row + n)
-                value = element.centred(h, row_mean) * row_rstd * element.weight(inputs.w, i64(n), offset)
+                h = element.h(arrays, x_row + n, residual_row + n)
+                value = element.centred(h, row_mean) * row_rstd * element.weight(params.w, i64(n), params.offset)
                 if variant.b is not None:
-                    value += element.bias(inputs.b, i64(n))
-                mem.store(to.y.data, y_row + n, value)
+                    value += element.bias(params.b, i64(n))
+                mem.store(arrays.y.data, y_row + n, value)
                 if variant.added:
-                    mem.store(to.summed.data, summed_row + n, h)
+                    mem.store(arrays.summed.data, summed_row + n, h)
             if variant.statistics:
-                axes.write_statistics(place, to, row_mean, row_rstd)
+                axes.write_statistics(place, params, row_mean, row_rstd)
 
     return norm_naive
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
+from ..rows.exchange import in_cluster
 from ..tile.numbers import numbers
 from ..tile.ring import bar_sync, ring, start_cluster
 from ..tile.rows import FULL_WARP
@@ -28,7 +29,7 @@ from ..tile.storage import storage
 from .staging import RingConfig, copies, own_weights
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types
-from .verbs import cluster_sums, norm_axes
+from .verbs import norm_axes
 
 
 class Begun(NamedTuple):
@@ -74,7 +75,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
     pipe = ring(config.layout(variant).stages, config.copier)
     staging = copies(config, variant, pipe)
     kept = 4 if config.overlap else 2
-    group = cluster_sums(mem.number, config.row_threads, config.rows, config.cluster, kept)
+    group = in_cluster(mem.number, config.row_threads, config.rows, config.cluster, kept)
     sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, readers_meet(config.readers))
     STEP = config.row_threads * mem.vector  # columns between a thread's vectors
     AHEAD = 2 if config.overlap else 1  # rows from one that is written to the next whose sums begin after it
@@ -125,10 +126,10 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                         level += g
                     along += g * ((x_frag[c] - row_mean) * row_rstd)
         if variant.centred:
-            along, level = group.two_of_warp(along, level)
+            along, level = group.in_warp.sum_two(along, level)
         else:
-            along = group.of_warp(along)
-        if group.parts > 1:
+            along = group.in_warp.sum(along)
+        if group.PARTS > 1:
             group.send(sent, i, along, level)
         return Begun(stage, row_mean, row_rstd, along, level)
 
@@ -195,7 +196,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                         known = Known(known.next_mean, known.next_rstd, later[0], later[1])
                     row_mean = now.mean if variant.centred else num.zero
                     row_rstd, along, level = now.rstd, now.along, now.level
-                    if group.parts > 1:
+                    if group.PARTS > 1:
                         found = group.wait(sent, i)
                         if variant.centred:
                             along, level = group.sum_two(sent, found)

@@ -1,4 +1,4 @@
-"""How rows, and w and b, come to the shared memory of a block: for cluster_rows.py, ring.py and ring_backward.py."""
+"""How rows, and w and b, come to the shared memory of a block."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype, itemsize
 from ..compiler.backend import Members, Noun, cuda, i32, i64, members, noun, u64, verb
+from ..rows.operator import columns_of_block
 from ..tile.numbers import numbers
-from ..tile.ring import Ring, Stages, cluster_ctarank, fetch, init_fetch, start_fetch, wait_fetch
+from ..tile.ring import Ring, Stages, fetch, init_fetch, start_fetch, wait_fetch
 from ..tile.storage import storage
 from .variant import Variant
-from .verbs import Columns, norm_axes, weights
+from .verbs import norm_axes, weights
 
 
 @dataclass(frozen=True)
@@ -65,39 +66,6 @@ class RingConfig:
 
 
 @dataclass(frozen=True)
-class ClusterRowsConfig:
-    """How rows are dealt to clusters whose registers keep one at a time; w and b wait in shared memory."""
-
-    row_threads: int  # of a block: a multiple of 32
-    vectors: int  # 16-byte vectors of a row that each of them has
-    cluster: int  # blocks that share a row
-    min_blocks: int = 1  # blocks that the registers must leave room for on an SM
-    rows: int = 2  # that a cluster takes, if there are enough
-
-    @cached_property
-    def threads(self) -> int:
-        return self.row_threads
-
-    @cached_property
-    def row_warps(self) -> int:
-        return self.row_threads // 32
-
-    @cached_property
-    def w_shared(self) -> bool:
-        return True
-
-    def columns(self, dtype: str) -> int:
-        """Most columns of a block."""
-        return self.row_threads * self.vectors * storage(dtype).vector
-
-    def layout(self, variant: Variant) -> Layout:
-        """w and b, as they are."""
-        columns = self.columns(variant.dtype)
-        w_bytes, b_bytes = (columns * itemsize(dtype) if dtype else 0 for dtype in (variant.w, variant.b))
-        return Layout(Stages(variant.dtype, 0, 0, 1, columns), w_bytes, b_bytes)
-
-
-@dataclass(frozen=True)
 class Layout:
     """What a block has in dynamic shared memory: the stages of its ring, and w and b behind them if they wait there."""
 
@@ -119,11 +87,10 @@ class Layout:
         return self.b_at + self.b_bytes
 
 
-@verb
-def columns_of_block(N, share):
-    """Those that my block of a cluster has of N, `share` or what is left."""
-    begin = cluster_ctarank() * share
-    return Columns(begin, min(share, N - begin))
+def weights_layout(columns: int, variant: Variant) -> Layout:
+    """Return the layout of w and b of `columns` columns, as they are, without stages."""
+    w_bytes, b_bytes = (columns * itemsize(dtype) if dtype else 0 for dtype in (variant.w, variant.b))
+    return Layout(Stages(variant.dtype, 0, 0, 1, columns), w_bytes, b_bytes)
 
 
 class Turns(NamedTuple):
@@ -207,7 +174,7 @@ SharedWeights = Noun  # what `shared_weights` makes
 
 
 @noun
-def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> Members:
+def shared_weights(layout: Layout, w_shared: bool, variant: Variant) -> Members:
     """How w and b of a block's columns come to registers, once, or to shared memory, as they are, and on to registers.
 
     What is not wanted there does nothing; behind the row there is anything. For forward alone: backward reads w twice a
@@ -216,7 +183,7 @@ def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> 
     The verbs, for w and b as far as there are any. Only rms_norm has an offset.
     """
     mem, w_mem, b_mem = map(storage, (variant.dtype, variant.w or variant.dtype, variant.b or variant.dtype))
-    layout, kept = config.layout(variant), weights(variant, True)
+    kept = weights(variant, True)
     WITH_W, WITH_B = layout.w_bytes > 0, layout.b_bytes > 0
     W_FIRST, B_FIRST = layout.w_at // w_mem.itemsize, layout.b_at // b_mem.itemsize
 
@@ -253,12 +220,12 @@ def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> 
     @verb
     def load_w_plus(frag, at, w, index, keep, offset):
         """Load w + offset to registers."""
-        if not config.w_shared:
+        if not w_shared:
             kept.load_w_plus(frag, at, w, index, keep, offset)
 
     @verb
     def load_b(frag, at, b, index, keep):
-        if not config.w_shared:
+        if not w_shared:
             kept.load_b(frag, at, b, index, keep)
 
     @verb
@@ -276,6 +243,12 @@ def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> 
         if WITH_B:
             for c in range(0, mem.vector, b_mem.vector):
                 b_mem.load_shared(frag, at + c, waiting.b, B_FIRST + column + c)
+
+    @verb
+    def load(w_frag, b_frag, waiting, params, column, inside):
+        """Read w + offset and b of a vector of x from shared memory."""
+        recall_w(w_frag, 0, waiting, column, params.offset)
+        recall_b(b_frag, 0, waiting, column)
 
     return locals()
 

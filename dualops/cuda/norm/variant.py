@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..compiler.backend import i32, i64, pointer, types
+from ..compiler.backend import i64, pointer, types
 from ..launch.views import number_type, strided
+from ..rows.operator import arrays_type, rows_type
 from ..tile.storage import storage
 
 STATISTICS = frozenset({"mean", "rstd"})
@@ -42,22 +43,15 @@ class Variant:
         return self.dw + self.db
 
 
-class Results(NamedTuple):
-    """What forward writes. Arrays of rows are `Strided`, null pointers where a call has none."""
+class Params(NamedTuple):
+    """What forward has besides arrays of rows; null pointers where a call has none. The other input is the residual."""
 
-    y: Any  # [M, N]
-    summed: Any  # [M, N]: x + residual
-    mean: Any  # [M]: layer_norm alone
-    rstd: Any  # [M]
-
-
-class Inputs(NamedTuple):
-    """What forward reads."""
-
-    x: Any  # [M, N]
-    residual: Any  # [M, N]
+    mean: Any  # [M], a result: layer_norm alone
+    rstd: Any  # [M], a result
     w: Any  # [N]
     b: Any  # [N]
+    eps: Any
+    offset: Any  # added to w
 
 
 class GradientInputs(NamedTuple):
@@ -71,21 +65,16 @@ class GradientInputs(NamedTuple):
     w: Any  # [N]
 
 
-class Rows(NamedTuple):
-    """How many rows there are, and how they lie."""
-
-    M: Any  # rows
-    N: Any  # columns
-    sizes: Any  # of the axes along which rows lie, the product of which is M
-
-
 def forward_types(variant: Variant) -> tuple[Any, ...]:
-    """Return the types of `Results`, `Inputs`, `Rows`, eps and offset."""
-    data, statistic = array_type(variant), _statistic_type(variant)
-    number = storage(variant.dtype).number
-    to = types.NamedTuple((data, data, statistic, statistic), Results)
-    inputs = types.NamedTuple((data, data, *(_vector_type(variant, dtype) for dtype in (variant.w, variant.b))), Inputs)
-    return to, inputs, _rows_type(variant), number, number
+    """Return the types of `RowArrays`, `Params` and `Rows`."""
+    return arrays_type(variant.dtype, variant.rank), params_type(variant), rows_type(variant.rank)
+
+
+def params_type(variant: Variant) -> Any:
+    """Return the type of `Params`."""
+    statistic, number = _statistic_type(variant), storage(variant.dtype).number
+    w, b = (_vector_type(variant, dtype) for dtype in (variant.w, variant.b))
+    return types.NamedTuple((statistic, statistic, w, b, number, number), Params)
 
 
 def backward_types(variant: Variant) -> tuple[Any, ...]:
@@ -98,7 +87,7 @@ def gradient_types(variant: Variant) -> tuple[Any, ...]:
     """Return the types of `GradientInputs` and `Rows`."""
     data, statistic = array_type(variant), _statistic_type(variant)
     fields = (data, statistic, statistic, data, data, _vector_type(variant, variant.w))
-    return types.NamedTuple(fields, GradientInputs), _rows_type(variant)
+    return types.NamedTuple(fields, GradientInputs), rows_type(variant.rank)
 
 
 def array_type(variant: Variant) -> Any:
@@ -112,7 +101,3 @@ def _statistic_type(variant: Variant) -> Any:
 
 def _vector_type(variant: Variant, dtype: str | None) -> Any:
     return pointer(storage(dtype or variant.dtype).element)
-
-
-def _rows_type(variant: Variant) -> Any:
-    return types.NamedTuple((i64, i32, types.UniTuple(i64, variant.rank)), Rows)

@@ -114,8 +114,8 @@ class Family:
         for parameter, value in bound.arguments.items():
             domain = self.domains[parameter]
             if value not in domain:
-                told = described(domain) if isinstance(domain, range) else " or ".join(map(repr, domain))
-                raise ValueError(f"{self.name}: {parameter} is {value!r}, expected {told}")
+                text = described(domain) if isinstance(domain, range) else " or ".join(map(repr, domain))
+                raise ValueError(f"{self.name}: {parameter} is {value!r}, expected {text}")
         chosen = tuple(bound.arguments.values())
         with self._lock:
             if chosen not in self._made:
@@ -175,7 +175,7 @@ def _checked(record: Instruction) -> Any:
 def _refuse(instruction: str, fragment: Fragment, array: Any, index: int) -> NoReturn:
     kind = _KINDS[fragment.of]
     if not isinstance(array, Local) or array.kind is not kind:
-        told = f"a local array of {array.kind.__name__}" if isinstance(array, Local) else repr(array)
-        raise TypeError(f"{instruction}: {fragment.name} is {told}, expected a local array of {kind.__name__}")
-    told = f"{fragment.count} from {index} on, of {len(array.values)}"
-    raise IndexError(f"{instruction}: {fragment.name} is elements {told}")
+        text = f"a local array of {array.kind.__name__}" if isinstance(array, Local) else repr(array)
+        raise TypeError(f"{instruction}: {fragment.name} is {text}, expected a local array of {kind.__name__}")
+    text = f"{fragment.count} from {index} on, of {len(array.values)}"
+    raise IndexError(f"{instruction}: {fragment.name} is elements {text}")

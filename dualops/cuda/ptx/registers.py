@@ -38,8 +38,8 @@ def _change(name, count, way):
     if thread.lane == 0:
         have = pool.counts.get(thread.warp, pool.first)
         if way * (count - have) < 0:
-            told = f"warp {thread.warp} has {have} registers a thread, expected {count} or {_SIDE[way]}"
-            raise RuntimeError(f"{name}: {told}")
+            text = f"warp {thread.warp} has {have} registers a thread, expected {count} or {_SIDE[way]}"
+            raise RuntimeError(f"{name}: {text}")
         while pool.free < WARP * (count - have):
             thread.scheduler.wait(pool.more)
         pool.counts[thread.warp] = count

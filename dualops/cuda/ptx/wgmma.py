@@ -190,8 +190,8 @@ def _operand(descriptor, dtype, major, count):
             f"wgmma: descriptor {descriptor:#x} with a base offset, expected patterns that begin at 0"
         )
     if span > 16 and start % (8 * span) >= span:
-        told = f"a swizzle of {span} bytes repeats every {8 * span}, and a matrix begins in the first row"
-        raise RuntimeError(f"wgmma: a matrix begins at shared address {start:#x}: {told}")
+        reason = f"a swizzle of {span} bytes repeats every {8 * span}, and a matrix begins in the first row"
+        raise RuntimeError(f"wgmma: a matrix begins at shared address {start:#x}: {reason}")
     offsets = _offsets(span, descriptor >> 16 & 0x3FFF, descriptor >> 32 & 0x3FFF, dtype, major, count)
     late = Late(current().block.memory, swizzled(start + offsets, span))
     return lambda part: _numbers(late.read(part), dtype)

@@ -1,11 +1,11 @@
 """retention on the GPU: which kernel serves which problem, and the public functions.
 
-passes.py          the operator and its gradient as passes of one kind
-decays.py          gamma, or log_decay, as a kernel asks for it; decay_prefix_sums.py: the sums that this is made of
-naive.py           the unfused idea: all scores, then products; all but the gradient of log_decay
-simt.py            tiles on CUDA cores, any GPU and dtype: chunks with states between them, all at once, or step by step
-sm80/              the same passes on tensor cores by mma.sync, 16 bits
-sm90/              in chunks on Hopper's tensor cores, bfloat16
+passes.py          the operator and its gradient as passes of one kind;  launches.py: the launches of passes by tiles
+decays.py          the decay of a head or of each step;  decay_prefix_sums.py: the sums of log_decay normalizer_grad.py
+weights and terms of a normalized call's gradient nan_repair.py      recomputes elements that unseen columns made NaN
+naive.py           the unfused idea: all scores, then products; everything but log_decay's gradient simt.py
+CUDA cores, any GPU and dtype: chunks with states between them, all at once, or token by token sm80/              tensor
+cores by mma.sync, 16 bits sm90/              Hopper's tensor cores, bfloat16, in chunks
 """
 
 from __future__ import annotations
@@ -45,31 +45,36 @@ def retention(
         s_ij = scale * (q_i . k_j) * gamma^(i - j) for j <= i;   o_i = sum_j s_ij v_j / n_i
 
     q [B, H, Sq, D], k [B, H, Sk, D], v [B, H, Sk, Dv]: float64, float32, float16 or bfloat16, any strides with a
-    contiguous last axis; D up to 256, Dv up to 512. Query i stands at position i + Sk - Sq.
-    gamma [H], above 0 and at most 1, in float32 (float64 for float64): None is 1 - 2^(-5 - h). mask [H, Sq, Sk], of q's
-    dtype or gamma's: in place of the decay.
-    log_decay [B, H, S], dtype as gamma: in place of gamma the natural logarithm of each head's and step's decay, finite
-    and at most 0; gamma^(i - j) is then the product of the decays of the steps after j, up to i, and Sq is Sk. On a GPU
-    the values of gamma and log_decay are not looked at.
-    scale: None is 1 / sqrt(D). form: "chunk" (time and memory as S), "parallel" (the only one for Sq != Sk, a mask and
-    "abs") or "recurrent" (token after token, for one or a few); they agree. normalize: n is 1; with "signed"
-    max(1, |sum_j s_ij|), with "abs" max(1, sum_j |s_ij|).
-    initial_state [B, H, D, Dv], dtype as gamma: what stood before token 0, as the state of an earlier call, with its
-    initial_norm [B, H, D] if "signed". return_state: also return these two. return_row_sum: also return what the
-    gradient of a normalized call needs.
-    Returns o [B, H, Sq, Dv], in the order of q's axes, then state, state_norm and row_sum [B, H, Sq] as asked for.
-    Others are one call each: lightning attention-2 (gamma=exp(-slopes), scale=1), simple GLA (log_decay=log_gates) and
-    Mamba-2's SSD, retention(C, B, dtx, log_decay=dt * A, scale=1.0), with C and B of all heads broadcast and dtx being
-    dt[..., None] * x in x's dtype.
-    Beside their results the rungs simt and sm80 need the states before the chunks, B * H * ceil(S / chunk) * D * Dv
-    numbers, with chunks of 32 to 256 tokens (`plan` says it); sm90 that before each segment where sequences are few,
-    B * H * segments * D * Dv numbers, and else none; naive needs B * H * Sq * Sk scores. log_decay takes
-    2 * B * H * (S + 1) more where there are states in the workspace, and for its gradient.
+    contiguous last axis; D up to 256, Dv up to 512. Query i has position i + Sk - Sq.
+
+    gamma [H], above 0 and at most 1, in float32 (float64 for float64). None means 1 - 2^(-5 - h). mask [H, Sq, Sk], of
+    q's dtype or gamma's, replaces the decay. log_decay [B, H, S], of gamma's dtype, replaces gamma: the natural
+    logarithm of each head's and step's decay, finite and at most 0. gamma^(i - j) is then the product of the decays of
+    the steps after j, up to i, and Sq must be Sk. The values of gamma and log_decay are not checked on a GPU.
+
+    scale: None means 1 / sqrt(D). form: "chunk" (time and memory grow with S), "parallel" (the only form for Sq != Sk,
+    a mask and "abs") or "recurrent" (token after token, for one or a few tokens). All forms agree. normalize: n is 1;
+    with "signed" max(1, |sum_j s_ij|); with "abs" max(1, sum_j |s_ij|).
+
+    initial_state [B, H, D, Dv], of gamma's dtype: the state before token 0, as an earlier call returned it, with its
+    initial_norm [B, H, D] if "signed". return_state: also return both. return_row_sum: also return the row sums that
+    the gradient of a normalized call needs.
+
+    Returns o [B, H, Sq, Dv], in the order of q's axes, then state, state_norm and row_sum [B, H, Sq] as requested.
+
+    Other operators are one call each: lightning attention-2 (gamma=exp(-slopes), scale=1), simple GLA
+    (log_decay=log_gates) and Mamba-2's SSD, retention(C, B, dtx, log_decay=dt * A, scale=1.0), with C and B of all
+    heads broadcast and dtx = dt[..., None] * x in x's dtype.
+
+    Workspace: the rungs simt and sm80 need the states before the chunks, B * H * ceil(S / chunk) * D * Dv numbers, with
+    chunks of 32 to 256 tokens (`plan` names it). sm90 needs the state before each segment if sequences are few, B * H *
+    segments * D * Dv numbers, otherwise nothing. naive needs B * H * Sq * Sk scores. log_decay takes 2 * B * H * (S +
+    1) numbers more for its gradient, and if states are in the workspace.
 
     out: an array for o, or a tuple for all results, sharing no memory with the inputs. kernel: a rung instead of the
-    best. stream: a stream object or handle instead of the library's current one. Raises TypeError and ValueError for a
-    wrong call, NotImplementedError where this device or rung can't do it. No gradient is recorded: `torch_bridge` has
-    the operator with autograd.
+    best one. stream: a stream object or handle instead of the library's current stream. Raises TypeError and ValueError
+    for a wrong call, NotImplementedError if this device or rung can't do it. No gradient is recorded: `torch_bridge`
+    has the operator with autograd.
     """
     arrays = (q, k, v, gamma, log_decay, mask, initial_state, initial_norm)
     params = (scale, form, normalize, return_state, return_row_sum)
@@ -92,17 +97,19 @@ def retention_backward(
     stream: Any = None,
     **options: Unpack[Keywords[Any]],
 ) -> Any:
-    """The gradient of `retention`, from what it took and do [B, H, Sq, Dv].
+    """The gradient of `retention`, from its arguments and do [B, H, Sq, Dv].
 
-    row_sum as forward gave it, if the call was normalized, and o too, if "signed". dstate [B, H, D, Dv] and dstate_norm
-    [B, H, D]: the gradients of the states that forward returned, where they were used. options are those of
-    `retention`, and must be what they were.
-    Returns dq, dk, dv, then dinitial_state, dinitial_norm and dlog_decay of what was given, each in the dtype of its
-    input.
-    Bit-equal from run to run, on every GPU of a kind: no atomics. On sm90 few sequences are cut into segments, by B * H
-    and Sk alone, forward too: one of a batch, run alone, may have other last bits. Memory beside the results: as
-    `retention`, and a weight and a term for each query of a normalized call; for dlog_decay the states twice, on tensor
-    cores once.
+    row_sum, as forward returned it, is required for a normalized call; o too, if "signed". dstate [B, H, D, Dv] and
+    dstate_norm [B, H, D]: the gradients of the states that forward returned, if they were used. options are those of
+    `retention`, with the values of the forward call.
+
+    Returns dq, dk, dv, then dinitial_state, dinitial_norm and dlog_decay for the inputs that were given, each in the
+    dtype of its input.
+
+    Results are bit-equal from run to run, on every GPU of a kind: no atomics. sm90 cuts few sequences into segments, by
+    B * H and Sk alone, forward too. So a sequence of a batch may differ in its last bits when it runs alone. Workspace:
+    as `retention`, and a weight and a term for each query of a normalized call. dlog_decay needs the states twice, on
+    tensor cores once.
     """
 
 
@@ -119,16 +126,18 @@ def retention_varlen(
     stream: Any = None,
     **options: Unpack[KeywordsVarlen[Any]],
 ) -> Any:
-    """`retention` of B sequences whose tokens lie one after another, without padding and without waiting; by chunks.
+    """`retention` of B sequences whose tokens follow one another, without padding and without synchronization; by
+    chunks.
 
-    q and k [total, H, D], v [total, H, Dv]. Sequence b has the tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens
-    [B + 1] of int32 begins at 0 and never falls; max_seqlen is the length of the longest, or more. Tokens behind the
-    last sequence belong to none: o, row_sum and every gradient are 0 there, whatever do holds.
-    Where cu_seqlens is on a GPU its values are not looked at: a wrong one reads and writes beyond its sequence, a token
-    beyond max_seqlen is left out. options are those of `retention`; log_decay is [total, H], states are [B, H, D, Dv],
-    norms [B, H, D].
-    A max_seqlen of None is as many as there are tokens: the same result, maybe later.
-    Returns o [total, H, Dv], then state, state_norm and row_sum [H, total] as asked for.
+    q and k [total, H, D], v [total, H, Dv]. Sequence b has the tokens cu_seqlens[b] to cu_seqlens[b + 1]. cu_seqlens [B
+    + 1] of int32 begins at 0 and never decreases. max_seqlen is the length of the longest sequence, or more. Tokens
+    after the last sequence belong to no sequence: o, row_sum and every gradient are 0 there, whatever do holds.
+
+    The values of cu_seqlens on a GPU are not checked. A wrong one reads and writes beyond its sequence. A token beyond
+    max_seqlen is left out. options are those of `retention`; log_decay is [total, H], states are [B, H, D, Dv], norms
+    [B, H, D]. A max_seqlen of None means the number of tokens: the result is the same, maybe later.
+
+    Returns o [total, H, Dv], then state, state_norm and row_sum [H, total] as requested.
     """
 
 
@@ -150,9 +159,10 @@ def retention_varlen_backward(
     stream: Any = None,
     **options: Unpack[KeywordsVarlen[Any]],
 ) -> Any:
-    """The gradient of `retention_varlen`: dq, dk, dv, then dinitial_state, dinitial_norm, dlog_decay of what was given.
+    """The gradient of `retention_varlen`: dq, dk, dv, then dinitial_state, dinitial_norm, dlog_decay for the given
+    inputs.
 
-    Arguments as `retention_backward` and `retention_varlen` have them; row_sum is [H, total].
+    The arguments are those of `retention_backward` and `retention_varlen`; row_sum is [H, total].
     """
 
 

@@ -1,14 +1,14 @@
-"""The sums of log_decay that weights are made of, before any other launch of a call.
+"""The prefix sums of log_decay, which a call computes before any other launch.
 
     mark n of a sequence = sum over its tokens t < n of max(log_decay_t, LEAST_LOG)        n = 0 .. count
 
-Weights are exp of a difference of two marks, which far into a sequence is a small difference of large numbers. So sums
-are made in float64 with what each addition leaves over, and kept as two numbers of the arithmetic's type: what is
-between two marks is then known to eps of itself, and to about eps^2 of the marks.
+Weights are exp of a difference of two marks. Far into a sequence this is a small difference of large numbers. So sums
+are computed in float64 with the rounding error of each addition, and stored as two numbers of the problem's arithmetic.
+The difference of two marks is then exact to its eps, and to about eps^2 of the marks.
 
-A block takes a stretch of a head's sequence, tile after tile of its tokens, some neighbours a thread. The threads' sums
-meet in shared memory in log2(threads) steps. What lies before its stretch a block sums up itself, so that none waits
-for another. A sum is made in an order that depends on its own place alone.
+A block has a stretch of a head's sequence and reads it tile by tile, a few neighbouring tokens a thread. The threads'
+sums meet in shared memory in log2(threads) steps. Each block sums up the tokens before its stretch itself, so no block
+waits for another. The order of a sum depends on its own position alone.
 
 Shared memory: 2 * 2 * threads numbers of float64.
 """
@@ -23,7 +23,7 @@ from ...spec.meta import Strided
 from ...spec.retention import LEAST_LOG
 from ..compiler.backend import Kernel, builds, cuda, f64, i64, kernel, verb
 from ..launch.step import Step
-from ..launch.views import number_type, start, strided
+from ..launch.views import number_type, start
 from ..tile.storage import storage
 from .arguments import Call, call_type, is_varlen, span, workspace
 
@@ -32,7 +32,7 @@ NOTHING, LEAST = f64(0), f64(LEAST_LOG)
 
 @dataclass(frozen=True)
 class PrefixSumsConfig:
-    """Threads of a block, a power of two, tokens that each has of a tile, and tiles of a stretch."""
+    """Threads of a block, a power of two; tokens of a thread in a tile; tiles of a stretch."""
 
     threads: int = 128
     each: int = 8
@@ -40,7 +40,7 @@ class PrefixSumsConfig:
 
     @cached_property
     def steps(self) -> int:
-        """In which what the threads have is summed."""
+        """Steps in which the threads' sums are added."""
         return self.threads.bit_length() - 1
 
     @cached_property
@@ -61,7 +61,7 @@ CONFIG = PrefixSumsConfig()
 
 @verb
 def add(total, rest, x):
-    """total + x, and what that leaves over added to the rest."""
+    """Return total + x, and the rest plus its rounding error."""
     new = total + x
     of_x = new - total
     return new, rest + ((total - (new - of_x)) + (x - of_x))
@@ -69,7 +69,7 @@ def add(total, rest, x):
 
 @builds
 def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
-    """retention_marks(marks, logs, ends, call, stretches): so many blocks for each head of a sequence."""
+    """retention_marks(marks, logs, call, stretches). stretches: blocks for each head of a sequence."""
     number, THREADS, EACH, STEPS = storage(dtype).number, config.threads, config.each, config.steps
 
     @verb
@@ -84,7 +84,7 @@ def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
 
     @verb
     def sums(smem, at, total, rest):
-        """The place where, for each thread, the sums of those up to it lie, and the other one."""
+        """Return two places: the one with the inclusive prefix sums of all threads, and the other one."""
         tid, other = cuda.threadIdx.x, 2 * THREADS - at
         for step in range(STEPS + 1):
             smem[at + tid] = total
@@ -96,23 +96,17 @@ def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
                 total, rest = add(smem[other + there], rest + smem[other + THREADS + there], total)
         return other, at
 
-    @kernel(
-        *[number_type(dtype, 3)] * 2,
-        strided("int32", 1),
-        call_type(dtype),
-        i64,
-        threads=config.threads,
-    )
-    def retention_marks(marks, logs, ends, call, stretches):
+    @kernel(*[number_type(dtype, 3)] * 2, call_type(dtype), i64, threads=config.threads)
+    def retention_marks(marks, logs, call, stretches):
         smem = cuda.shared.array(0, f64, alignment=16)
         tid = cuda.threadIdx.x
         head, begin = i64(cuda.blockIdx.x) // stretches, i64(cuda.blockIdx.x) % stretches * config.stretch
         b, h = head // call.H, head % call.H
-        first, _, count = span(ends, call, b)
+        first, _, count = span(call, b)
         if (tid == 0) & (begin == 0):
             put(marks, start(marks, b, h, first), NOTHING, NOTHING)
-        before, before_rest = NOTHING, NOTHING  # of the tokens so far
-        at = 0  # of two places in turns: what is read in one was written before all met
+        before, before_rest = NOTHING, NOTHING  # the sum of the tokens so far
+        at = 0  # two places in turns: reads follow the barrier after the writes
         if (begin > 0) & (begin < count):
             total, rest = NOTHING, NOTHING
             for t0 in range(tid * EACH, begin, config.tile):  # whole tiles
@@ -127,7 +121,7 @@ def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
             for t in range(mine, end):
                 total, rest = add(total, rest, log_of(logs, b, h, first + t))
             there, at = sums(smem, at, total, rest)
-            total, rest = before, before_rest  # of the tokens before mine
+            total, rest = before, before_rest  # the sum of the tokens before mine
             if tid > 0:
                 total, rest = add(before, before_rest + smem[there + THREADS + tid - 1], smem[there + tid - 1])
             for t in range(mine, end):
@@ -140,7 +134,7 @@ def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
 
 
 def prefix_sums_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """Two numbers for each token, and for the place after each sequence's last one, where there is a log_decay."""
+    """Return two numbers for each token, and for the place after each sequence. Empty without log_decay."""
     p = problem
     if "log_decay" not in p.arrays:
         return {}
@@ -149,16 +143,18 @@ def prefix_sums_workspace(problem: Problem) -> dict[str, ArrayMeta]:
 
 
 def prefix_sums_of(problem: Problem) -> Strided:
-    """Along batch, head and token; sequence b of varlen has its first mark b places after its first token."""
+    """Return the marks along batch, head and token. The first mark of sequence b of varlen is b places after its first
+    token.
+    """
     meta = prefix_sums_workspace(problem)["marks"]
     b, h, t, _ = meta.strides
     return Strided("marks", (t if is_varlen(problem) else b, h, t))
 
 
-def prefix_sums_steps(problem: Problem, logs: Strided, ends: Strided, call: Call) -> list[Step]:
-    """The launch, where there is a log_decay. call: of any pass."""
+def prefix_sums_steps(problem: Problem, logs: Strided, call: Call) -> list[Step]:
+    """Return the launch, if there is a log_decay. call: of any pass."""
     heads, stretches = problem.B * problem.H, problem.Sk // CONFIG.stretch + 1
     if not logs.data or not heads:
         return []
-    kernel, args = build_prefix_sums(CONFIG, problem.dtype), (prefix_sums_of(problem), logs, ends, call, stretches)
+    kernel, args = build_prefix_sums(CONFIG, problem.dtype), (prefix_sums_of(problem), logs, call, stretches)
     return [Step(kernel, (heads * stretches,), args, CONFIG.shared_bytes)]

@@ -1,8 +1,7 @@
-"""How much is left of what lies back: the decay of a head, or of each step, as kernels ask for it.
+"""What is left of a token at a later place: the decay of a head, or of each step.
 
-A pass has places, where one token's turn ends and the next one's begins: place n is before row n, and row r itself
-stands at place r + later. A kernel asks what is left at a later place of what was 1 at an earlier one, and what it was
-built for answers:
+A pass has places between its tokens: place n is before row n, and row r itself has the place r + later. A kernel calls
+`between` for what is left at a later place of 1 at an earlier one:
 
     gamma^(later - earlier)                                 of a head
     exp(direction * (L[later token] - L[earlier token]))    of each step, L from `decay_prefix_sums`
@@ -14,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from math import e, log2
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta
@@ -23,39 +23,91 @@ from ..compiler.backend import Members, Namespace, members, noun, verb
 from ..launch.views import absent, number_type, start
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .arguments import decay
 
-EXACT_BELOW = 0.35  # of -log_decay: what forgets faster has forgotten an error before it adds up
-DEGREE = 7  # 0.35^8 / 8! is less than any rounding of float32
+EXACT_BELOW = 0.35  # -log_decay: with faster decays an error fades before it adds up
+DEGREE = 7  # 0.35^8 / 8! is below any rounding error of float32
+
+
+@cache
+@noun
+def decay(dtype: str) -> Members:
+    """Verbs for the decay of a head, in the arithmetic of problems of this dtype."""
+    number = storage(dtype).number
+    num = numbers(number)
+    HALF, TWO, SQRT_HALF = (number(x) for x in (0.5, 2, 0.5**0.5))
+    # log2(1 + x) = 2 * log2(e) * atanh(x / (2 + x)), |x| < 0.42: the next term is below any rounding error
+    C0, C1, C2, C3, C4, C5 = (number(2 * log2(e) / (2 * k + 1)) for k in range(6))
+
+    @verb
+    def less_than_one(h):
+        """Return gamma - 1 for the default gamma: -2^(-5 - h)."""
+        less = -num.one
+        for _ in range(5 + h):
+            less *= HALF
+        return less
+
+    @verb
+    def value(gamma, call, h):
+        """Return gamma. Each step multiplies by it. The error of a rounded logarithm's power would add up."""
+        return gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else num.one + less_than_one(h)
+
+    @verb
+    def _log2_double(gamma, call, h):
+        return num.log2(value(gamma, call, h))
+
+    @verb
+    def _log2_single(gamma, call, h):
+        exponent = num.zero  # gamma = 2^exponent * (1 + less)
+        if call.has_gamma != 0:
+            mantissa = gamma.data[h * gamma.strides[0]]
+            while (mantissa > num.zero) & (mantissa < SQRT_HALF):
+                mantissa, exponent = mantissa * TWO, exponent - num.one
+            less = mantissa - num.one
+        else:
+            less = less_than_one(h)
+        s = less / (TWO + less)
+        s2 = s * s
+        return exponent + s * (C0 + s2 * (C1 + s2 * (C2 + s2 * (C3 + s2 * (C4 + s2 * C5)))))
+
+    @verb
+    def power(log2_gamma, n):
+        """Return gamma^n."""
+        return num.exp2(log2_gamma * number(n))
+
+    return members(
+        locals(),
+        # (gamma, call, h) -> its logarithm, exact even if gamma is nearly 1
+        log2=_log2_double if dtype == "float64" else _log2_single,
+    )
 
 
 class Marks(NamedTuple):
-    """Sums of log_decay of a head in a sequence, each as two numbers: that of place n lies at first + n * step."""
+    """Prefix sums of log_decay of a head in a sequence, two numbers each. That of place n is at first + n * step."""
 
     data: Any
     first: Any
     step: Any
-    sign: Any  # 1, or -1 where time goes back
+    sign: Any  # 1, or -1 in a pass back
 
 
 class Decays(Namespace):
-    """Verbs on the decay that a kernel is built for."""
+    """Verbs for the kind of decay that a kernel is built for."""
 
-    argument: Any  # the type of what a kernel is told
-    of: Callable[..., Any]  # (told, call, b, h, first, count): that of a head in a sequence of so many tokens
-    between: Callable[..., Any]  # (mine, earlier, later): what is left from one place to the other
+    argument: Any  # the type of a kernel's argument `decay`
+    of: Callable[..., Any]  # (decay, call, b, h, first, count): that of a head in a sequence of `count` tokens
+    between: Callable[..., Any]  # (mine, earlier, later): what is left between two places
 
 
 class StepDecays(Decays):
-    """Those of each step; what is between many pairs of places is asked for by the sums there."""
+    """The verbs for a decay of each step. Kernels that use many pairs of places read the prefix sums once."""
 
     mark: Callable[..., Any]  # (mine, n) -> the sum at place n, two numbers
-    fade: Callable[..., Any]  # (mine, earlier, earlier_rest, later, later_rest): what is left between two such
+    fade: Callable[..., Any]  # (mine, earlier, earlier_rest, later, later_rest): what is left between two sums
 
 
 @cache
 def decays_of(dtype: str, stepwise: bool) -> Decays:
-    """The verbs for the arithmetic of problems of this dtype."""
+    """Return the verbs in the arithmetic of problems of this dtype."""
     return step_decays(dtype) if stepwise else _head_decays(dtype)
 
 
@@ -76,7 +128,7 @@ def _head_decays(dtype: str) -> Decays:
 
 @cache
 def step_decays(dtype: str) -> StepDecays:
-    """Of each step. A difference of two sums is exact to eps of itself, as each is known to eps^2."""
+    """Return the verbs for a decay of each step. A difference of two sums is exact to its eps: each sum to eps^2."""
     number = storage(dtype).number
     num = numbers(number)
 
@@ -107,7 +159,7 @@ def step_decays(dtype: str) -> StepDecays:
 
 @cache
 def exp_of_step(dtype: str) -> Callable[..., Any]:
-    """A verb: (log_decay) -> exp of it, to a rounding where it is near 1: a recurrence multiplies by it many times."""
+    """Return the verb (log_decay) -> its exp, with one rounding near 1: a recurrence multiplies by it many times."""
     number = storage(dtype).number
     num, LEAST = numbers(number), number(LEAST_LOG)
     NEAR = number(-EXACT_BELOW)
@@ -130,9 +182,8 @@ def exp_of_step(dtype: str) -> Callable[..., Any]:
 @cache
 @noun
 def step_factors(dtype: str, stepwise: bool) -> Members:
-    """Verbs on what a state is multiplied by at a token, by each step's decay, or by a head's.
-
-    What it is made of is read before it is waited for.
+    """Verbs for the factor of a state at a token, by each step's decay or by a head's. `read` starts the load, `factor`
+    waits for it.
     """
     num, exp_of, own = numbers(storage(dtype).number), exp_of_step(dtype), decay(dtype)
 
@@ -157,13 +208,15 @@ def step_factors(dtype: str, stepwise: bool) -> Members:
 
     return members(
         locals(),
-        read=_read_log if stepwise else _read_gamma,  # (told, call, b, h, token) -> a number; told: log_decay, or gamma
+        read=_read_log
+        if stepwise
+        else _read_gamma,  # (decay, call, b, h, token) -> a number; decay: log_decay, or gamma
         factor=_exp_of_log if stepwise else _or_default,  # (number, call, h)
     )
 
 
 def logs_of(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided:
-    """log_decay or its gradient, [B, H, S] or of varlen [total, H], along batch, head and token."""
+    """Return log_decay or its gradient, [B, H, S] or of varlen [total, H], along batch, head and token."""
     if name not in metas:
         return absent(3)
     strides = metas[name].strides

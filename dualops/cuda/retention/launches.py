@@ -1,6 +1,6 @@
-"""The launches of forward and of the gradient as passes by tiles: states between chunks, rows, log_decay's gradient.
+"""The launches of forward and gradient for kernels of tiles: the states between chunks, the rows, log_decay's gradient.
 
-A rung says how it does a pass (`How`); the rest is the same for all of them.
+A rung describes how it runs a pass (`How`). All other launches are the same for all rungs.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from ..launch.arrays import cdiv
 from ..launch.step import Argument, Step
 from ..launch.views import by_token, whole
 from ..tile.products import THREADS
-from .arguments import OF_COLUMNS, is_varlen, slots_of, workspace
+from .arguments import OF_COLUMNS, ChunkStates, State, is_varlen, slots_of, workspace
 from .decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
 from .decays import logs_of
 from .normalizer_grad import normalizer_grad_steps, normalizer_grad_workspace
-from .passes import Pass, States, as_state, backward_passes, forward_pass
+from .passes import Pass, States, backward_passes, forward_pass
 from .simt_rows import RowsConfig
 from .simt_states import NORM_THREADS, build_norms, build_walk
-from .simt_steps import build_met, build_step_gradient, met_layout, steps_layout
+from .simt_steps import Met, build_met, build_step_gradient, met_layout, steps_layout
 
-BACK = "d"  # before the names of what is kept of a pass back
+BACK = "d"  # before the names of the states of a pass back
 
 
 class StatesKernel(NamedTuple):
-    """The kernel that finds what each chunk adds to a state, and a block's tile of one."""
+    """The kernel that computes what each chunk adds to a state, and the tile of a state that a block has."""
 
-    build: Callable[..., Kernel]  # (**options): `mirrored`, a pass back has the chunks of the pass forth
+    build: Callable[..., Kernel]  # (mirrored=): whether a pass back has the chunks of the pass forth
     block_d: int
     block_v: int
     shared_bytes: int
 
 
 class How(NamedTuple):
-    """How a rung does passes. log_decay's gradient goes by chunks whatever the form is, maybe by others."""
+    """How a rung runs passes. log_decay's gradient always uses chunks, maybe of another length than the passes."""
 
-    chunk: int  # rows that see one another
+    chunk: int  # rows that read each other directly
     steps: Callable[[Pass], Sequence[Step]]  # a pass
     states: Callable[[Pass], StatesKernel]
     step_chunk: int
     step_rows: RowsConfig
-    tiled: bool = True  # states lie in the workspace
+    tiled: bool = True  # states are in the workspace
 
 
 def states_workspace(problem: Problem, passes: Sequence[Pass], kind: str = "") -> dict[str, ArrayMeta]:
-    """Room for the states of the greediest pass; they have it one after another."""
+    """Return room for the states of the pass that needs most. The passes use it one after another."""
     p, made = problem, {}
     for each in passes:
         _, slots = slots_of(p, each.call.state_chunk)
@@ -61,14 +61,15 @@ def states_workspace(problem: Problem, passes: Sequence[Pass], kind: str = "") -
 
 
 def states_steps(
-    problem: Problem, each: Pass, adds: StatesKernel, places: tuple[Strided, Strided], *, mirrored: bool = False
+    problem: Problem, each: Pass, adds: StatesKernel, places: ChunkStates, *, mirrored: bool = False
 ) -> list[Step]:
-    """What each chunk adds, and the walk from chunk to chunk, of states and norms: where these lie.
+    """Return two launches for the states, and two for the norms: what each chunk adds, then the walk from chunk to
+    chunk.
 
-    mirrored: a pass back has the chunks of the pass forth.
+    places: the arrays of both. mirrored: a pass back has the chunks of the pass forth.
     """
-    p, call, (states, norms) = problem, each.call, places
-    heads, known = p.B * p.H, (each.decay, each.ends, call)
+    p, call, x, (states, norms) = problem, each.call, each.inputs, places
+    heads, known = p.B * p.H, (each.decay, call)
     way = {"mirrored": True} if mirrored else {}
     how = {**each.variant.options, **way}
     steps = []
@@ -77,9 +78,8 @@ def states_steps(
         if heads * chunks:
             steps.append(Step(kernel, (heads * chunks * tiles,), (*args, *known, chunks), shared_bytes))
 
-    def walk(place: Strided, size: int, width: int, initial: Strided, final: Strided) -> None:
-        begins, finishes = int(bool(initial.data)), int(bool(final.data))
-        args = (place, initial, final, *known, size, width, begins, finishes, 0)
+    def walk(place: Strided, ends: State, size: int, width: int) -> None:
+        args = (place, ends, *known, size, width, 0)
         steps.append(Step(build_walk(compute_dtype(p.dtype), **how), (heads * cdiv(size, THREADS),), args))
 
     if each.has_states and heads:
@@ -87,23 +87,29 @@ def states_steps(
             adds.build(**way),
             each.chunks(each.states.final),
             cdiv(call.D, adds.block_d) * cdiv(call.Dv, adds.block_v),
-            *(states, each.k, each.v, each.weights),
+            *(states, x.k, x.v, x.weights),
             shared_bytes=adds.shared_bytes,
         )
-        walk(states, call.D * call.Dv, call.Dv, each.states.initial, each.states.final)
+        walk(states, each.states.state, call.D * call.Dv, call.Dv)
     if each.has_norms and heads:
-        width, x = (call.Dv, each.v) if call.normed == OF_COLUMNS else (call.D, each.k)
+        width, columns = (call.Dv, x.v) if call.normed == OF_COLUMNS else (call.D, x.k)
         kernel, chunks = build_norms(p.dtype, **how), each.chunks(each.states.final_norm)
-        contribute(kernel, chunks, cdiv(width, NORM_THREADS), norms, x, each.weights, each.terms)
-        walk(norms, width, width, as_state(each.states.initial_norm), as_state(each.states.final_norm))
+        contribute(kernel, chunks, cdiv(width, NORM_THREADS), norms, columns, x.weights, x.terms)
+        walk(norms, each.states.norm_as_state, width, width)
     return steps
 
 
-def rows_arguments(each: Pass, made: Mapping[str, ArrayMeta]) -> tuple[Argument, ...]:
-    """What a kernel of rows is told; made: where states and norms lie."""
-    states, norms = whole(made, "states", 3), whole(made, "norms", 3)
-    arrays = (each.out, each.row_sum, each.q, each.k, each.v, states, norms, each.weights, each.terms, each.mask)
-    return (*arrays, each.decay, each.ends, each.call)
+def chunk_states(made: Mapping[str, ArrayMeta], kind: str = "") -> ChunkStates:
+    """Return the states before the chunks among the arrays of a workspace."""
+    return ChunkStates(*(whole(made, f"{kind}{name}", 3) for name in ChunkStates._fields))
+
+
+def rows_step(problem: Problem, each: Pass, kernel: Kernel, tile: tuple[int, int], shared_bytes: int) -> Step:
+    """Return the launch of a kernel of rows, after those that find the states. tile: rows and columns of a block."""
+    p, before = problem, chunk_states(states_workspace(problem, [each]))
+    blocks = p.B * p.H * cdiv(each.call.rows, tile[0]) * cdiv(each.call.Dv, tile[1])
+    args = (each.out, each.row_sum, each.inputs, before, each.decay, each.call)
+    return Step(kernel, (blocks,), args, shared_bytes)
 
 
 def tiled_steps(
@@ -113,14 +119,14 @@ def tiled_steps(
     rows: Callable[[Pass], Step],
     each: Pass,
 ) -> Sequence[Step]:
-    """The launches of a pass: what each chunk adds, the walk from chunk to chunk, the rows."""
+    """Return the launches of a pass: what each chunk adds, the walk from chunk to chunk, the rows."""
     made = states_workspace(problem, [each])
-    steps = states_steps(problem, each, states(each), (whole(made, "states", 3), whole(made, "norms", 3)))
+    steps = states_steps(problem, each, states(each), chunk_states(made))
     return [*steps, rows(each)] if results[each.out.data].size else steps
 
 
 def forward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
-    """The states before the chunks, and the sums of log_decay."""
+    """Return the states before the chunks, and the prefix sums of log_decay."""
     if not how.tiled:
         return {}
     return prefix_sums_workspace(problem) | states_workspace(problem, [forward_pass(problem, results, how.chunk)])
@@ -128,13 +134,14 @@ def forward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: H
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
     each = forward_pass(problem, results, how.chunk)
-    marks = prefix_sums_steps(problem, each.logs, each.ends, each.call) if how.tiled else []
+    marks = prefix_sums_steps(problem, each.logs, each.call) if how.tiled else []
     return [*marks, *how.steps(each)]
 
 
 def backward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
-    """The states before the chunks, of one pass after another, and a weight and a term for each query; with log_decay
-    its sums, and what its gradient is made of."""
+    """Return the states before the chunks, which the passes share, and the weight and term of each query. With
+    log_decay also its prefix sums, and the arrays of its gradient.
+    """
     p, extra = problem, normalizer_grad_workspace(problem)
     made = extra
     if how.tiled:
@@ -148,11 +155,11 @@ def backward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
     p, extra = problem, normalizer_grad_workspace(problem)
     passes = backward_passes(p, results, extra, how.chunk)
-    steps = [*prefix_sums_steps(p, passes[0].logs, passes[0].ends, passes[0].call), *normalizer_grad_steps(p)]
+    steps = [*prefix_sums_steps(p, passes[0].logs, passes[0].call), *normalizer_grad_steps(p)]
     for each in passes:
         steps += how.steps(each)
         if each is passes[0] and "log_decay" in p.arrays:
-            kept = p.form == "chunk"  # dq has just had the states that are asked for
+            kept = p.form == "chunk"  # the states of dq have just been computed
             steps += step_gradient_steps(p, results, _chunked_passes(p, results, how), how, kept=kept)
     return steps
 
@@ -161,7 +168,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How)
 
 
 def step_gradient_workspace(problem: Problem, passes: tuple[Pass, Pass]) -> dict[str, ArrayMeta]:
-    """The sums of log_decay, the states of dq and of dk by chunks, and what each token has of them."""
+    """Return the prefix sums of log_decay, the states of dq and dk by chunks, and what each token has of them."""
     p, (dq, dk) = problem, passes
     shape = (p.H, p.total) if is_varlen(p) else (p.B, p.H, p.Sk)
     made = prefix_sums_workspace(p) | states_workspace(p, [dq]) | states_workspace(p, [dk], BACK)
@@ -169,40 +176,36 @@ def step_gradient_workspace(problem: Problem, passes: tuple[Pass, Pass]) -> dict
 
 
 def step_gradient_bytes(problem: Problem, config: RowsConfig) -> int:
-    """Shared memory of the greediest of its own kernels."""
+    """Return the shared memory of the kernel that needs most."""
     return max(layout.nbytes for layout in (met_layout(config, problem.dtype), steps_layout(config, problem.dtype)))
 
 
 def step_gradient_steps(
     problem: Problem, results: Mapping[str, ArrayMeta], passes: tuple[Pass, Pass], how: How, *, kept: bool
 ) -> list[Step]:
-    """Its launches; dq and dk by chunks. kept: the states of dq are there."""
+    """Return the launches of log_decay's gradient. passes: dq and dk by chunks. kept: dq's states exist already."""
     p, (dq, dk), config = problem, passes, how.step_rows
     if not results["dlog_decay"].size:
         return []
     dk = replace(dk, states=States(dk.states.initial, initial_norm=dk.states.initial_norm))
     made = step_gradient_workspace(p, passes)
-    forth = whole(made, "states", 3), whole(made, "norms", 3)
-    back = whole(made, f"{BACK}states", 3), whole(made, f"{BACK}norms", 3)
-    taken, given = (by_token(made, name, is_varlen(p)) for name in ("taken", "given"))
-    q, k = (by_token(p.arrays, name, is_varlen(p)) for name in ("q", "k"))
+    taken, given, q = (by_token({**p.arrays, **made}, name, is_varlen(p)) for name in ("taken", "given", "q"))
+    forth = Met(taken, chunk_states(made), dq.call.first_chunk)
+    back = Met(given, chunk_states(made, BACK), dk.call.first_chunk)
 
-    steps = [] if kept else states_steps(p, dq, how.states(dq), forth)
-    steps += states_steps(p, dk, how.states(dk), back, mirrored=True)
+    steps = [] if kept else states_steps(p, dq, how.states(dq), forth.before)
+    steps += states_steps(p, dk, how.states(dk), back.before, mirrored=True)
     chunks = p.B * p.H * dq.call.slots
-    blocks = chunks * cdiv(dq.call.state_chunk, config.block_q)
-    for each, y, met, places, way in ((dq, q, taken, forth, {}), (dk, k, given, back, {"mirrored": True})):
-        args = (met, each.q, y, *places, each.weights, each.terms, each.decay, each.ends, each.call)
-        layout = met_layout(config, p.dtype)
-        steps.append(Step(build_met(config, each.variant, **way), (blocks,), args, layout.nbytes))
-    args = (logs_of(results, "dlog_decay", is_varlen(p)), q, k, dq.q, dq.k, taken, given, *forth, *back)
-    known = (dq.weights, dq.terms, dq.decay, dq.ends, dq.call, dk.call.first_chunk)
-    layout = steps_layout(config, p.dtype)
-    steps.append(Step(build_step_gradient(config, dq.variant), (chunks,), (*args, *known), layout.nbytes))
-    return steps
+    blocks, nbytes = chunks * cdiv(dq.call.state_chunk, config.block_q), met_layout(config, p.dtype).nbytes
+    for each, y, met, way in ((dq, q, forth, {}), (dk, dq.inputs.v, back, {"mirrored": True})):
+        args = (met, each.inputs, y, each.decay, each.call)
+        steps.append(Step(build_met(config, each.variant, **way), (blocks,), args, nbytes))
+    dlogs, nbytes = logs_of(results, "dlog_decay", is_varlen(p)), steps_layout(config, p.dtype).nbytes
+    args = (dlogs, q, dq.inputs, forth, back, dq.decay, dq.call)
+    return [*steps, Step(build_step_gradient(config, dq.variant), (chunks,), args, nbytes)]
 
 
 def _chunked_passes(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> tuple[Pass, Pass]:
-    """dq and dk by chunks."""
+    """Return dq and dk by chunks."""
     dq, _, dk = backward_passes(problem, results, normalizer_grad_workspace(problem), how.step_chunk)
     return dq, dk

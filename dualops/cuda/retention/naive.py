@@ -1,4 +1,18 @@
-"""The naive rung: its launches and the arrays that live between them, forward and backward."""
+"""Retention, the first idea: all scores are in memory, and each element has a thread. Readers start here.
+
+    1  scores [B, H, rows, columns] = scale * (q_r . k_c) * gamma^(r + offset - c), or times the mask;  -0: not seen
+    2  sums [B, H, rows] = sums of the scores or of their magnitudes; rows are divided by max(1, |sum|)
+    3  out = scores @ v + state_scale * gamma^(r + later) * q_r @ state,  divided
+    4  state = gamma^T * state + kept_scale * sum_t gamma^(T - t - later) * k_t^T v_t
+
+`state` is the one with which a sequence of T tokens begins. The norm is the state for k = 1, or for v = 1. This is the
+parallel form. All forms agree, so it serves every forward. The gradient is three such passes (`passes`), in which
+columns may have weights and scores may have terms. simt_steps.py computes log_decay's gradient.
+
+Workspace: itemsize * B * H * rows * columns bytes, with an itemsize of 4 (8 for float64). The products skip a pair that
+is not seen, so a NaN behind a row does not reach it. All sums are compensated, because a thread adds as many numbers as
+there are tokens.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +20,235 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from ...spec import ArrayMeta, Problem
-from ..compiler.backend import Kernel
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel, pointer, verb
 from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
 from ..launch.step import Argument, Step
-from .arguments import NO_CHUNK, OF_COLUMNS, workspace
+from ..launch.views import number_type, start, strided
+from ..tile.numbers import numbers
+from ..tile.storage import storage
+from .arguments import ABS, NO_CHUNK, OF_COLUMNS, call_type, inputs_type, origin, span, state_type, workspace
 from .decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
-from .naive_kernels import THREADS, build_product, build_scores, build_state, build_sums
+from .decays import decays_of
 from .normalizer_grad import normalizer_grad_steps, normalizer_grad_workspace
-from .passes import Pass, as_state, backward_passes, forward_pass
+from .passes import Pass, backward_passes, forward_pass
 
-REASON = "the parallel form, whichever is asked for, with all scores in memory: to read, not to run"
+THREADS = 256  # of a block
+
+
+@verb
+def my_index():
+    """Return the element of this thread. Neighbouring threads have neighbouring elements."""
+    return i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+
+
+@builds
+def build_scores(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kernel:
+    """retention_naive_scores(scores, x, decay, call). A score a thread."""
+    mem, mask_mem, decays = storage(dtype), storage(mask_dtype or dtype), decays_of(dtype, stepwise)
+    num = numbers(mem.number)
+    masked = bool(mask_dtype)
+
+    @kernel(pointer(mem.number), inputs_type(dtype, mask_dtype), decays.argument, call_type(dtype), threads=THREADS)
+    def retention_naive_scores(scores, x, decay, call):
+        index = my_index()
+        head, r, c = index // call.columns // call.rows, index // call.columns % call.rows, index % call.columns
+        b, h = head // call.H, head % call.H
+        if b < call.B:
+            first, rows, columns = span(call, b)
+            seen = (r < rows) & (c < columns)
+            if not masked:
+                seen &= c <= r + call.offset
+            score = num.minus_zero
+            if seen:
+                row = origin(call, first, rows) + call.direction * r
+                column = origin(call, first, columns) + call.direction * c
+                q_row, k_row = start(x.q, b, h, row), start(x.k, b, h, column)
+                score, lost = num.zero, num.zero
+                for d in range(call.D):
+                    product = mem.load(x.q.data, q_row + d) * mem.load(x.k.data, k_row + d)
+                    score, lost = num.add_compensated(score, lost, product)
+                if call.row_term != 0:
+                    score += x.terms.data[start(x.terms, b, h, row)]
+                if call.column_term != 0:
+                    score += x.terms.data[start(x.terms, b, h, column)]
+                if call.column_weighted != 0:
+                    score *= x.weights.data[start(x.weights, b, h, column)]
+                if masked:
+                    score *= mem.number(mask_mem.load(x.mask.data, start(x.mask, h, row, column)))
+                else:
+                    mine = decays.of(decay, call, b, h, first, rows)
+                    score *= decays.between(mine, c + call.later, r + call.offset + call.later)
+                score = score * call.scale + num.zero  # not -0: the pair is seen
+            scores[index] = score
+
+    return retention_naive_scores
+
+
+@builds
+def build_sums(dtype: str, *, stepwise: bool = False) -> Kernel:
+    """retention_naive_sums(sums, row_sum, scores, q, norm, decay, call). A row a thread. norm: a `State`."""
+    mem, decays = storage(dtype), decays_of(dtype, stepwise)
+    num = numbers(mem.number)
+
+    @kernel(
+        pointer(mem.number),
+        number_type(dtype, 3),
+        pointer(mem.number),
+        strided(dtype, 3),
+        state_type(dtype, 3),
+        decays.argument,
+        call_type(dtype),
+        threads=THREADS,
+    )
+    def retention_naive_sums(sums, row_sum, scores, q, norm, decay, call):
+        index = my_index()
+        head, r = index // call.rows, index % call.rows
+        b, h = head // call.H, head % call.H
+        if b < call.B:
+            first, rows, columns = span(call, b)
+            if r < rows:
+                total, lost = num.zero, num.zero
+                for c in range(columns):
+                    score = scores[index * call.columns + c]
+                    total, lost = num.add_compensated(total, lost, abs(score) if call.normalize == ABS else score)
+                row = origin(call, first, rows) + call.direction * r
+                if norm.begins != 0:
+                    mine = decays.of(decay, call, b, h, first, rows)
+                    factor = decays.between(mine, 0, r + call.later) * call.state_scale
+                    q_row, initial = start(q, b, h, row), norm.initial
+                    n_row = start(initial, b, h, 0)
+                    for d in range(call.D):
+                        more = factor * mem.load(q.data, q_row + d) * initial.data[n_row + d * initial.strides[2]]
+                        total, lost = num.add_compensated(total, lost, more)
+                sums[index] = total
+                if call.sums != 0:
+                    row_sum.data[start(row_sum, b, h, row)] = total
+
+    return retention_naive_sums
+
+
+@builds
+def build_product(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kernel:
+    """retention_naive_product(out, scores, sums, x, state, norm, decay, call). An element of the result a thread."""
+    mem, decays = storage(dtype), decays_of(dtype, stepwise)
+    num = numbers(mem.number)
+
+    @kernel(
+        strided(dtype, 3),
+        *[pointer(mem.number)] * 2,
+        inputs_type(dtype, mask_dtype),
+        *[state_type(dtype, rank) for rank in (4, 3)],
+        decays.argument,
+        call_type(dtype),
+        threads=THREADS,
+    )
+    def retention_naive_product(out, scores, sums, x, state, norm, decay, call):
+        index = my_index()
+        place, e = index // call.Dv, index % call.Dv
+        head, r = place // call.rows, place % call.rows
+        b, h = head // call.H, head % call.H
+        if b < call.B:
+            first, rows, columns = span(call, b)
+            if r < rows:
+                total, lost = num.zero, num.zero
+                token0 = origin(call, first, columns)
+                for c in range(columns):
+                    score = scores[place * call.columns + c]
+                    if not num.is_minus_zero(score):
+                        value = mem.load(x.v.data, start(x.v, b, h, token0 + call.direction * c) + e)
+                        total, lost = num.add_compensated(total, lost, score * value)
+                row = origin(call, first, rows) + call.direction * r
+                factor = num.zero
+                if (state.begins != 0) | (norm.begins != 0):
+                    mine = decays.of(decay, call, b, h, first, rows)
+                    factor = decays.between(mine, 0, r + call.later) * call.state_scale
+                if state.begins != 0:
+                    q_row, initial = start(x.q, b, h, row), state.initial
+                    at = start(initial, b, h, 0) + e * initial.strides[3]
+                    for d in range(call.D):
+                        more = factor * mem.load(x.q.data, q_row + d) * initial.data[at + d * initial.strides[2]]
+                        total, lost = num.add_compensated(total, lost, more)
+                if (norm.begins != 0) & (call.normed == OF_COLUMNS):
+                    if call.row_term != 0:
+                        factor *= x.terms.data[start(x.terms, b, h, row)]
+                    more = factor * norm.initial.data[start(norm.initial, b, h, e)]
+                    total, lost = num.add_compensated(total, lost, more)
+                if call.row_weighted != 0:
+                    total *= x.weights.data[start(x.weights, b, h, row)]
+                if call.normalize != 0:
+                    size = abs(sums[place])
+                    if not size <= num.one:  # a NaN too
+                        total /= size
+                mem.store(out.data, start(out, b, h, row) + e, total)
+
+    return retention_naive_product
+
+
+@builds
+def build_state(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kernel:
+    """retention_naive_state(state, x, decay, call, D, Dv, alone).
+
+    An element of the final state a thread; D, Dv: its size. alone: k is 1, or the column's term.
+    """
+    mem, decays = storage(dtype), decays_of(dtype, stepwise)
+    num = numbers(mem.number)
+
+    @kernel(
+        state_type(dtype),
+        inputs_type(dtype, mask_dtype),
+        decays.argument,
+        call_type(dtype),
+        *[i64] * 3,
+        threads=THREADS,
+    )
+    def retention_naive_state(state, x, decay, call, D, Dv, alone):
+        index = my_index()
+        head, d, e = index // Dv // D, index // Dv % D, index % Dv
+        b, h = head // call.H, head % call.H
+        if b < call.B:
+            first, _, count = span(call, b)
+            mine = decays.of(decay, call, b, h, first, count)
+            total, lost = num.zero, num.zero
+            if state.begins != 0:
+                at = start(state.initial, b, h, d) + e * state.initial.strides[3]
+                total = state.initial.data[at] * decays.between(mine, 0, count)
+            for t in range(count):
+                token = origin(call, first, count) + call.direction * t
+                factor = decays.between(mine, t + call.later, count) * call.kept_scale
+                if alone == 0:
+                    factor *= mem.load(x.k.data, start(x.k, b, h, token) + d)
+                weight = num.one
+                if call.column_weighted != 0:
+                    weight = x.weights.data[start(x.weights, b, h, token)]
+                if (alone != 0) & (call.column_term != 0):
+                    term = x.terms.data[start(x.terms, b, h, token)]
+                    weight = weight * term if term != num.zero else num.zero
+                factor *= weight
+                value = mem.load(x.v.data, start(x.v, b, h, token) + e)
+                total, lost = num.add_compensated(total, lost, factor * value)
+            state.final.data[start(state.final, b, h, d) + e * state.final.strides[3]] = total
+
+    return retention_naive_state
+
+
+REASON = "the parallel form with all scores in memory, whatever form is requested: to read, not to run"
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The way to do retention."""
+    """Return the only way to run forward."""
     yield Choice("naive", None, REASON, partial(forward_steps, problem, results), forward_workspace(problem))
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The way to do its gradient, but that of log_decay."""
+    """Return the only way to run the gradient, except log_decay's."""
     if "log_decay" not in problem.arrays:
         yield Choice("naive", None, REASON, partial(backward_steps, problem, results), backward_workspace(problem))
 
 
 def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """All scores, the sums of their rows where rows are divided by them, and those of log_decay."""
+    """Return all scores, the row sums of a normalized call, and the prefix sums of log_decay."""
     sums = {"sums": workspace(problem, (problem.B, problem.H, problem.Sq))} if problem.normalize else {}
     return _scores(problem) | sums | prefix_sums_workspace(problem)
 
@@ -40,11 +256,11 @@ def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
     """Scores, sums, product, states."""
     each = forward_pass(problem, results, NO_CHUNK)
-    return [*prefix_sums_steps(problem, each.logs, each.ends, each.call), *_steps(problem, each)]
+    return [*prefix_sums_steps(problem, each.logs, each.call), *_steps(problem, each)]
 
 
 def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """All scores, of one pass after another; a weight and a term for each query."""
+    """Return all scores, which the passes share, and a weight and a term for each query."""
     return _scores(problem) | normalizer_grad_workspace(problem)
 
 
@@ -59,30 +275,26 @@ def _scores(problem: Problem) -> dict[str, ArrayMeta]:
 
 
 def _steps(problem: Problem, each: Pass) -> list[Step]:
-    p, call, states = problem, each.call, each.states
-    heads, known, how = p.B * p.H, (each.decay, each.ends, call, p.B), each.variant.options
-    begins, norm_begins = int(bool(states.initial.data)), int(bool(states.initial_norm.data))
-    sums = "sums" if call.normalize else ""
+    p, call, x, states = problem, each.call, each.inputs, each.states
+    heads, known, how = p.B * p.H, (each.decay, call), each.variant.options
+    mask, sums = each.variant.mask, "sums" if call.normalize else ""
 
-    args = ("scores", each.q, each.k, each.weights, each.terms, each.mask, *known)
-    steps = _step(build_scores(p.dtype, each.variant.mask, **how), heads * call.rows * call.columns, *args)
+    steps = _step(build_scores(p.dtype, mask, **how), heads * call.rows * call.columns, "scores", x, *known)
     if sums:
-        args = (sums, each.row_sum, "scores", each.q, states.initial_norm, *known, norm_begins)
+        args = (sums, each.row_sum, "scores", x.q, states.norm, *known)
         steps += _step(build_sums(p.dtype, **how), heads * call.rows, *args)
-    args = (each.out, "scores", sums, each.q, each.v, states.initial, states.initial_norm, each.weights, each.terms)
-    product = build_product(p.dtype, **how)
-    steps += _step(product, heads * call.rows * call.Dv, *args, *known, begins, norm_begins)
+    args = (each.out, "scores", sums, x, states.state, states.norm, *known)
+    steps += _step(build_product(p.dtype, mask, **how), heads * call.rows * call.Dv, *args)
 
-    finals = [(states.final, states.initial, each.k, each.v, call.D, call.Dv, 0)]
-    width, x = (call.Dv, each.v) if call.normed == OF_COLUMNS else (call.D, each.k)
-    finals.append((as_state(states.final_norm), as_state(states.initial_norm), each.k, x, 1, width, 1))
-    for final, initial, k, v, rows, width, alone in finals:
-        if final.data:
-            args = (final, initial, k, v, each.weights, each.terms, *known, rows, width, alone, int(bool(initial.data)))
-            steps += _step(build_state(p.dtype, **how), heads * rows * width, *args)
+    width, v = (call.Dv, x.v) if call.normed == OF_COLUMNS else (call.D, x.k)
+    finals = (states.state, x, call.D, call.Dv, 0), (states.norm_as_state, x._replace(v=v), 1, width, 1)
+    for state, x, rows, width, alone in finals:
+        if state.finishes:
+            args = (state, x, *known, rows, width, alone)
+            steps += _step(build_state(p.dtype, mask, **how), heads * rows * width, *args)
     return steps
 
 
 def _step(kernel: Kernel, count: int, *args: Argument) -> list[Step]:
-    """A launch with `count` threads, or none where there is nothing to do."""
+    """Return a launch with `count` threads, or none without elements."""
     return [Step(kernel, (cdiv(count, THREADS),), args)] if count else []

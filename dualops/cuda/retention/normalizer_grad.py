@@ -1,9 +1,9 @@
-"""What the gradient of a normalized call needs of each query, before anything else.
+"""What the gradient of a normalized call needs of each query, before any other launch.
 
     weight = 1 / n,  n = max(1, |row_sum|)
-    term = -sign(row_sum) * (do . o)  where "signed" and |row_sum| > 1, else 0        16 lanes a query
+    term = -sign(row_sum) * (do . o)  if "signed" and |row_sum| > 1, else 0           16 lanes a query
 
-A NaN in row_sum makes NaN of both: it reaches all gradients of what came before.
+A NaN in row_sum makes both NaN. It reaches the gradients of all tokens before the query.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS = THREADS // LANES  # queries of a block
 
 @builds
 def build_normalizer_grad(dtype: str, signed: bool) -> Kernel:
-    """retention_weights(weights, terms, row_sum, o, do, H, S, Dv): of all tokens, in whatever sequence."""
+    """retention_weights(weights, terms, row_sum, o, do, H, S, Dv): for all tokens of all sequences."""
     mem = storage(dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
 
@@ -54,7 +54,7 @@ def build_normalizer_grad(dtype: str, signed: bool) -> Kernel:
 
 
 def normalizer_grad_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """A weight and a term for each query, if the call was normalized."""
+    """Return a weight and a term for each query of a normalized call."""
     if problem.normalize is None:
         return {}
     shape = problem.arrays["row_sum"].shape
@@ -62,6 +62,7 @@ def normalizer_grad_workspace(problem: Problem) -> dict[str, ArrayMeta]:
 
 
 def normalizer_grad_steps(problem: Problem) -> list[Step]:
+    """Return the launch, if the call was normalized."""
     p, extra = problem, normalizer_grad_workspace(problem)
     if not extra or not extra["weights"].size:
         return []

@@ -1,13 +1,14 @@
-"""Retention and its gradient as passes of one kind: what is a row's, what a column's, in which direction time goes.
+"""Retention and its gradient as passes of one kind. A pass has arrays in the roles of rows and columns, and a
+direction.
 
     o  = pass(q, k, v)      with the state of k and v, from the first token on
     dq = pass(do, v, k)     the same state, transposed
     dv = pass(k, q, do)     from the last token on, with the gradient of the state: it begins as dstate
     dk = pass(v, do, q)     the same, transposed
 
-since dq_i = sum_j gamma^(i - j) (do_i . v_j) k_j is retention itself, and dv and dk are with the time reversed. Where
-results were divided by n_i, do_i has the weight 1 / n_i, and a score do_i . v_j is more by the term
--sign(r_i) * (do_i . o_i), which is as if v had one more column of ones: the state of that column is the norm.
+dq_i = sum_j gamma^(i - j) (do_i . v_j) k_j is retention itself. dv and dk are retention with reversed time. If results
+were divided by n_i, do_i has the weight 1 / n_i, and the term -sign(r_i) * (do_i . o_i) is added to the score do_i .
+v_j. This term acts like one more column of ones in v: the state of that column is the norm.
 """
 
 from __future__ import annotations
@@ -18,17 +19,30 @@ from dataclasses import dataclass
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
 from ..launch.views import absent, by_token, whole
-from .arguments import ABS, LONGEST_CHUNK, NO_CHUNK, OF_COLUMNS, OF_ROWS, SIGNED, Call, Variant, is_varlen, slots_of
+from .arguments import (
+    ABS,
+    LONGEST_CHUNK,
+    NO_CHUNK,
+    OF_COLUMNS,
+    OF_ROWS,
+    SIGNED,
+    Call,
+    Inputs,
+    State,
+    Variant,
+    is_varlen,
+    slots_of,
+)
 from .decay_prefix_sums import prefix_sums_of
 from .decays import logs_of
 
 NOTHING, NO_STATE, NO_NORM = absent(3), absent(4), absent(3)
-TILED = ("q", "k", "v", "do")  # what goes through kernels by tiles
+TILED = ("q", "k", "v", "do")  # the arrays that kernels load by tiles
 
 
 @dataclass(frozen=True)
 class States:
-    """What a pass begins with and what it leaves: states [B, H, D, Dv] and norms [B, H, width] of its roles."""
+    """The states [B, H, D, Dv] and norms [B, H, width] with which a pass begins, and those that it leaves."""
 
     initial: Strided = NO_STATE
     final: Strided = NO_STATE
@@ -43,30 +57,41 @@ class States:
     def end(self) -> bool:
         return bool(self.final.data or self.final_norm.data)
 
+    @property
+    def state(self) -> State:
+        return _both_ends(self.initial, self.final)
+
+    @property
+    def norm(self) -> State:
+        return _both_ends(self.initial_norm, self.final_norm)
+
+    @property
+    def norm_as_state(self) -> State:
+        """The norm as a state of one row."""
+        return _both_ends(*(x._replace(strides=(*x.strides[:2], 0, x.strides[2])) for x in self.norm[:2]))
+
+
+def _both_ends(initial: Strided, final: Strided) -> State:
+    return State(initial, final, int(bool(initial.data)), int(bool(final.data)))
+
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass: its arrays by the role that they play, and what a kernel is told."""
+    """One pass: its arrays by role, its sizes and its options."""
 
     out: Strided
-    q: Strided
-    k: Strided
-    v: Strided
+    inputs: Inputs
     variant: Variant
     call: Call
     states: States
     gamma: Strided
-    ends: Strided
-    mask: Strided  # [H, rows, columns]
     row_sum: Strided = NOTHING
-    weights: Strided = NOTHING
-    terms: Strided = NOTHING
     logs: Strided = NOTHING  # log_decay
-    marks: Strided = NOTHING  # its sums
+    marks: Strided = NOTHING  # its prefix sums
 
     @property
     def decay(self) -> Strided:
-        """What kernels are told of the decay that they are built for."""
+        """The decay argument of kernels that read prefix sums: the sums, or gamma."""
         return self.marks if self.variant.stepwise else self.gamma
 
     @property
@@ -82,84 +107,68 @@ class Pass:
         return self.call.chunk < self.call.columns or self.states.begin or bool(final.data)
 
     def chunks(self, final: Strided) -> int:
-        """Chunks of a sequence whose contribution to a state is wanted: the last one's only in the final state."""
+        """Return how many chunks of a sequence add to a state. Only the final state needs the last chunk."""
         return self.call.slots if final.data else max(self.call.slots - 1, 0)
 
 
 def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int) -> Pass:
-    """o, and the states and sums that are asked for. chunk: rows that see one another."""
+    """Return the pass of o, the states and the sums. chunk: rows that read each other directly."""
     p, metas = problem, {**problem.arrays, **results}
     o, q, k, v = (by_token(metas, name, is_varlen(p)) for name in ("o", "q", "k", "v"))
     begin, end = whole(p.arrays, "initial_state", 4), whole(results, "state", 4)
+    gamma, mask = whole(p.arrays, "gamma", 1), whole(p.arrays, "mask", 3)
     states = States(begin, end, whole(p.arrays, "initial_norm", 3), whole(results, "state_norm", 3))
     normalize, normed = {None: (0, 0), "signed": (SIGNED, OF_ROWS), "abs": (ABS, 0)}[p.normalize]
-    return Pass(
-        o,
-        q,
-        k,
-        v,
-        variant_of(p),
-        _call(p, chunk, states)._replace(normalize=normalize, normed=normed, sums=int(p.return_row_sum)),
-        states,
-        *_common(p),
-        row_sum=by_token(results, "row_sum", is_varlen(p)),
-        **_steps(p),
-    )
+    call = _call(p, chunk, states)._replace(normalize=normalize, normed=normed, sums=int(p.return_row_sum))
+    inputs, row_sum = Inputs(q, k, v, NOTHING, NOTHING, mask), by_token(results, "row_sum", is_varlen(p))
+    return Pass(o, inputs, variant_of(p), call, states, gamma, row_sum, **_steps(p))
 
 
 def backward_passes(
     problem: Problem, results: Mapping[str, ArrayMeta], extra: Mapping[str, ArrayMeta], chunk: int
 ) -> tuple[Pass, Pass, Pass]:
-    """dq, dv and dk. extra: the arrays `weights` and `terms`, a number a query, where the call was normalized."""
+    """Return the passes of dq, dv and dk. extra: the arrays `weights` and `terms` of a normalized call, a number a
+    query.
+    """
     p, metas = problem, {**problem.arrays, **results, **extra}
     q, k, v, do, dq, dk, dv = (by_token(metas, name, is_varlen(p)) for name in ("q", "k", "v", "do", "dq", "dk", "dv"))
     initial, dstate, dinitial = (whole(metas, name, 4) for name in ("initial_state", "dstate", "dinitial_state"))
     norm, dnorm, dinitial_norm = (whole(metas, name, 3) for name in ("initial_norm", "dstate_norm", "dinitial_norm"))
     signed, weighted = int(p.normalize == "signed"), int(p.normalize is not None)
     normed, variant = OF_COLUMNS * signed, variant_of(p)
-    gamma, ends, mask = _common(p)
+    gamma, mask = whole(p.arrays, "gamma", 1), whole(p.arrays, "mask", 3)
 
     forth = States(transposed(initial), initial_norm=norm)
     call = _call(p, chunk, forth)._replace(D=p.Dv, Dv=p.D, row_weighted=weighted, row_term=signed, normed=normed)
-    rows = {name: by_token(extra, name, is_varlen(p)) for name in ("weights", "terms")} | _steps(p)
-    pass_dq = Pass(dq, do, v, k, variant, call, forth, gamma, ends, mask, **rows)
+    weights, terms = (by_token(extra, name, is_varlen(p)) for name in ("weights", "terms"))
+    pass_dq = Pass(dq, Inputs(do, v, k, weights, terms, mask), variant, call, forth, gamma, **_steps(p))
 
     mask = mask._replace(strides=(mask.strides[0], mask.strides[2], mask.strides[1]))
     back = States(dstate, dinitial)
     call = _call(p, chunk, back)._replace(rows=p.Sk, columns=p.Sq, offset=0, direction=-1, later=0)
     call = call._replace(kept_scale=p.scale, state_scale=1.0, column_weighted=weighted)
-    pass_dv = Pass(dv, k, q, do, variant, call, back, gamma, ends, mask, **rows)
+    pass_dv = Pass(dv, Inputs(k, q, do, weights, terms, mask), variant, call, back, gamma, **_steps(p))
 
     back = States(transposed(dstate), initial_norm=dnorm, final_norm=dinitial_norm)
     first = _call(p, chunk, back).first_chunk
     call = call._replace(D=p.Dv, Dv=p.D, first_chunk=first, column_term=signed, normed=normed)
-    pass_dk = Pass(dk, v, do, q, variant, call, back, gamma, ends, mask, **rows)
+    pass_dk = Pass(dk, Inputs(v, do, q, weights, terms, mask), variant, call, back, gamma, **_steps(p))
     return pass_dq, pass_dv, pass_dk
 
 
-def as_state(norm: Strided) -> Strided:
-    """A norm [B, H, width] as a state of one row."""
-    b, h, e = norm.strides
-    return norm._replace(strides=(b, h, 0, e))
-
-
-def _common(problem: Problem) -> tuple[Strided, Strided, Strided]:
-    arrays = problem.arrays
-    return whole(arrays, "gamma", 1), whole(arrays, "cu_seqlens", 1), whole(arrays, "mask", 3)
-
-
 def _steps(problem: Problem) -> dict[str, Strided]:
-    """What there is in place of gamma."""
+    """Return the arrays of log_decay, which replace gamma."""
     if "log_decay" not in problem.arrays:
         return {}
     return {"logs": logs_of(problem.arrays, "log_decay", is_varlen(problem)), "marks": prefix_sums_of(problem)}
 
 
 def _call(problem: Problem, chunk: int, states: States) -> Call:
-    """What a pass of queries over keys is told."""
+    """Return the sizes and options of a pass of queries over keys."""
     p, state_chunk = problem, min(chunk, LONGEST_CHUNK)
     alone = chunk >= p.Sk
     return Call(
+        B=p.B,
         H=p.H,
         rows=p.Sq,
         columns=p.Sk,
@@ -184,17 +193,20 @@ def _call(problem: Problem, chunk: int, states: States) -> Call:
         scale=p.scale,
         kept_scale=1.0,
         state_scale=p.scale,
+        ends=whole(p.arrays, "cu_seqlens", 1),
     )
 
 
 def transposed(state: Strided) -> Strided:
-    """A state [B, H, D, Dv] as one [B, H, Dv, D]."""
+    """Return a state [B, H, D, Dv] as one [B, H, Dv, D]."""
     b, h, d, v = state.strides
     return state._replace(strides=(b, h, v, d))
 
 
 def variant_of(problem: Problem) -> Variant:
-    """What kernels for this problem are built for. Aligned: all rows that go by tiles are whole 16-byte vectors."""
+    """Return what kernels for this problem are built for. Aligned: all rows of q, k, v and do are whole 16-byte
+    vectors.
+    """
     p, vector = problem, 16 // problem.itemsize
     metas = [p.arrays[name] for name in TILED if name in p.arrays]
     sizes = [p.D, p.Dv, *(stride for meta in metas for stride in meta.strides[:-1])]

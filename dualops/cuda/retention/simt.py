@@ -21,8 +21,7 @@ from .launches import (
     backward_workspace,
     forward_steps,
     forward_workspace,
-    rows_arguments,
-    states_workspace,
+    rows_step,
     step_gradient_bytes,
     tiled_steps,
 )
@@ -33,26 +32,26 @@ from .simt_states import StatesConfig, build_contributions
 
 
 class SimtConfig(NamedTuple):
-    """Rows of a chunk that see one another, and the tiles of both kernels."""
+    """Rows of a chunk that read each other directly, and the tiles of both kernels."""
 
     chunk: int
     rows: RowsConfig
     states: StatesConfig
 
     def shared_bytes(self, dtype: str, D: int) -> int:
-        """What the greedier of them needs."""
+        """Return the shared memory of the kernel that needs more."""
         return max(self.rows.shared_bytes(dtype, D), self.states.shared_bytes(dtype))
 
 
 LEAST = RowsConfig(2, 2, 1, 16, near=2, lanes=8), StatesConfig(2, 1, near=2, lanes=8, tokens=16)
 LEAST_CHUNK = 32
-HELD = 160  # of 256 registers, those of the same thread in each block of an SM, what may hold states and norms
+HELD = 160  # registers for states and norms, of the 256 that one thread of each block on an SM shares
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for retention, best first."""
     p = problem
-    for config, reason in forward_configs(p):
+    for config, reason in configs(p, p.D):
         how = _how(p, results, config)
         steps, workspace = partial(forward_steps, p, results, how), forward_workspace(p, results, how)
         yield Choice("simt", config, reason, steps, workspace, config.shared_bytes(p.dtype, p.D))
@@ -61,7 +60,7 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for its gradient, best first."""
     p = problem
-    for config, reason in backward_configs(p):
+    for config, reason in configs(p, max(p.D, p.Dv)):
         how = _how(p, results, config)
         steps, workspace = partial(backward_steps, p, results, how), backward_workspace(p, results, how)
         shared_bytes = config.shared_bytes(p.dtype, max(p.D, p.Dv))
@@ -71,42 +70,31 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
         yield Choice("simt", config, reason, steps, workspace, shared_bytes)
 
 
-def forward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
-    """Tiles for forward, best first."""
-    if problem.form == "recurrent":
-        yield from _recurrent_configs(problem, problem.D)
-    else:
-        yield from tiled_configs(problem)
-
-
-def backward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
-    """Tiles for backward, best first. Its passes are of forward's kind, the widths exchanged in two of them."""
-    if problem.form == "recurrent":
-        yield from _recurrent_configs(problem, max(problem.D, problem.Dv))
-    else:
-        yield from tiled_configs(problem)
+def configs(problem: Problem, keys: int) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
+    """Yield tiles, best first. keys: D, or the larger one of D and Dv, which two passes of the gradient exchange."""
+    return _recurrent_configs(problem, keys) if problem.form == "recurrent" else tiled_configs(problem)
 
 
 def _recurrent_configs(problem: Problem, D: int) -> Iterator[tuple[RecurrentConfig, str]]:
     rows = next(rows for rows in (1, 4, 8, 16, 32) if rows * 16 >= D)
-    most = 32 if problem.dtype == "float64" else 64  # numbers of a state: more would not stay in registers
+    most = 32 if problem.dtype == "float64" else 64  # numbers of a state that stay in registers
     columns = min(4, most // rows)
-    told = f"{rows} x {columns} numbers of the state a thread"
-    if problem.Sk == 1:  # as many blocks of an SM as can be: their loads are under way at once
-        held = rows * columns + max(rows, columns)  # of a state and a norm
+    tile = f"{rows} x {columns} numbers of the state a thread"
+    if problem.Sk == 1:  # as many blocks on an SM as possible: their loads overlap
+        held = rows * columns + max(rows, columns)  # for a state and a norm
         blocks = 1 if problem.dtype == "float64" else max(min(HELD // held, 4), 1)
-        yield RecurrentConfig(rows, columns, tokens=1, min_blocks=blocks), f"one token, {told}"
+        yield RecurrentConfig(rows, columns, tokens=1, min_blocks=blocks), f"one token, {tile}"
     else:
-        yield RecurrentConfig(rows, columns), f"token after token, {told}"
+        yield RecurrentConfig(rows, columns), f"token after token, {tile}"
 
 
 def tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
-    """The same but for the recurrent form."""
+    """Yield tiles for all forms except the recurrent one, best first."""
     p = problem
     wide, tokens = max(p.D, p.Dv), min(p.Sq, p.Sk)
     found = variant_of(p)
     plain = found.aligned and not (found.normalized or found.mask)
-    blocks = 2 if plain else 1  # of an SM: the others need registers
+    blocks = 2 if plain else 1  # on an SM; other kernels need more registers
     large = RowsConfig(4, 4, 2, 128, min_blocks=blocks), StatesConfig(8, 2, min_blocks=2)
     medium = RowsConfig(4, 4, 1, 64, min_blocks=blocks), StatesConfig(4, 1, min_blocks=2)
     small = RowsConfig(2, 2, 1, 64), StatesConfig(4, 1)
@@ -134,7 +122,7 @@ def tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
 
 
 def _how(problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig) -> How:
-    """How passes are done. log_decay's gradient goes by chunks whatever the form is."""
+    """Return how passes run. log_decay's gradient uses chunks in every form."""
     p = problem
     if isinstance(config, RecurrentConfig):
         (rows, tile), steps = LEAST, partial(_recurrent_steps, p, results, config)
@@ -145,48 +133,33 @@ def _how(problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig 
 
 
 def states_kernel(dtype: str, tile: StatesConfig, each: Pass) -> StatesKernel:
-    """What finds what each chunk of a pass adds to the state."""
+    """Return the kernel that computes what each chunk of a pass adds to the state."""
     build = partial(build_contributions, tile, replace(each.variant, mask="", normalized=False))
     return StatesKernel(build, tile.block_d, tile.block_v, tile.shared_bytes(dtype))
 
 
 def _rows_step(problem: Problem, config: RowsConfig, each: Pass) -> Step:
-    """The launch of a pass whose states are there."""
-    p, call, made = problem, each.call, states_workspace(problem, [each])
-    blocks = p.B * p.H * cdiv(call.rows, config.block_q) * cdiv(call.Dv, config.block_v)
-    return Step(
-        build_rows(config, each.variant),
-        (blocks,),
-        rows_arguments(each, made),
-        config.shared_bytes(p.dtype, call.D),
-    )
+    """Return the launch of a pass, after those of its states."""
+    tile, shared_bytes = (config.block_q, config.block_v), config.shared_bytes(problem.dtype, each.call.D)
+    return rows_step(problem, each, build_rows(config, each.variant), tile, shared_bytes)
 
 
 def _recurrent_steps(
     problem: Problem, results: Mapping[str, ArrayMeta], config: RecurrentConfig, each: Pass
 ) -> Sequence[Step]:
-    """The launch of a pass. Without columns, or tokens, the states still go from begin to end."""
+    """Return the launch of a pass. Even without columns or tokens the initial states become final states."""
     p, states = problem, each.states
-    there = (states.initial, states.final, states.initial_norm, states.final_norm)
     if not p.B * p.H or not (results[each.out.data].size or states.end):
         return []
-    args = (each.out, each.row_sum, each.q, each.k, each.v, *there, each.weights, each.terms)
-    flags = (int(bool(state.data)) for state in there)
-    variant = replace(each.variant, aligned=_aligned(p, results, each, config))
-    kernel = build_recurrent(config, variant)
+    decay = each.logs if each.variant.stepwise else each.gamma
+    args = (each.out, each.row_sum, each.inputs, states.state, states.norm, decay, each.call)
+    kernel = build_recurrent(config, replace(each.variant, aligned=_aligned(p, results, each, config)))
     blocks = p.B * p.H * cdiv(each.call.Dv, config.block_v)
-    return [
-        Step(
-            kernel,
-            (blocks,),
-            (*args, each.logs if each.variant.stepwise else each.gamma, each.ends, each.call, *flags),
-            config.shared_bytes(p.dtype, each.call.D),
-        )
-    ]
+    return [Step(kernel, (blocks,), args, config.shared_bytes(p.dtype, each.call.D))]
 
 
 def _aligned(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass, config: RecurrentConfig) -> bool:
-    """Whether rows of the states of a pass, and what a thread has of one, are whole 16-byte vectors."""
+    """Whether rows of a pass's states, and a thread's part of a row, are whole 16-byte vectors."""
     metas, vector = {**problem.arrays, **results}, 16 // itemsize(compute_dtype(problem.dtype))
     there = [state for state in (each.states.initial, each.states.final) if state.data]
     sizes = [config.columns, each.call.Dv, *(stride for state in there for stride in state.strides[:-1])]

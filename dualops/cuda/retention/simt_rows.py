@@ -1,7 +1,7 @@
 """Rows of retention without tensor cores: any GPU, any dtype. Sun et al. 2023, arXiv:2307.08621, equations 5 and 7.
 
-A block of 16 x 16 threads takes BLOCK_Q rows and BLOCK_V columns of the result. In the chunk form the rows see the
-columns of their own chunk one by one, and all before it through the state; in the parallel form all is one chunk.
+A block of 16 x 16 threads has BLOCK_Q rows and BLOCK_V columns of the result. In the chunk form a row reads the columns
+of its own chunk one by one, and everything before the chunk through the state. The parallel form has one chunk.
 
     1  acc [BLOCK_Q, BLOCK_V] = state_scale * gamma^(r - first row of the chunk + later) * Q @ state
     2  for each tile of BLOCK_KV columns of the chunk, up to the last that is seen:
@@ -9,13 +9,14 @@ columns of their own chunk one by one, and all before it through the state; in t
     4      acc += P @ V
     5  out = acc / n
 
-Q stays in shared memory; K comes DEPTH numbers of a row at a time, the state BLOCK_KV rows at a time. Products of a
-tile are summed before they are added to acc. A pair that is not seen is -0 in P: it adds nothing, and where V holds a
-NaN or an infinity, it says what to leave out, so that nothing reaches a row from behind it. Where scores have terms, Q
-and K have one more column: the terms in one of them, ones in the other; and the state has one more row, the norm.
+Q stays in shared memory. K is loaded DEPTH numbers of a row at a time, the state BLOCK_KV rows at a time. The products
+of a tile are summed before they are added to acc. P is -0 for a pair that is not seen: this adds nothing. If V holds a
+NaN or an infinity, -0 marks the products to skip, so that nothing reaches a row from behind it. If scores have terms, Q
+and K have one more column: the terms in one of them, ones in the other. The state then has one more row, the norm.
 
-Shared memory: itemsize * (BLOCK_Q * (D' + BLOCK_KV + 4) + BLOCK_KV * (max(DEPTH, BLOCK_V) + 5)), D' being DEPTH + 4
-for each DEPTH columns of Q.
+Shared memory: itemsize * (BLOCK_Q * (D' + BLOCK_KV + 4) + BLOCK_KV * (max(DEPTH, BLOCK_V) + 5)), D' being DEPTH + 4 for
+each DEPTH columns of Q.
+
 Registers: tile_q * (BLOCK_V / 16 + max(tile_kv, 4)) numbers and about 50 more.
 """
 
@@ -36,14 +37,25 @@ from ..tile.rows import lane_reductions
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
 from ..tile.vector_load import by_vectors
-from .arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, call_type, origin, slot_of, span
+from .arguments import (
+    ABS,
+    OF_COLUMNS,
+    OF_ROWS,
+    Variant,
+    call_type,
+    chunk_states_type,
+    inputs_type,
+    origin,
+    slot_of,
+    span,
+)
 from .decays import decays_of, step_decays
 
-Slices = Noun  # what `_slices` makes
+Slices = Noun  # the result of `_slices`
 
 
 class RowsLayout(NamedTuple):
-    """What lies in shared memory; K, V and the state take turns."""
+    """What is in shared memory. K, V and the state share one place."""
 
     k: Tile  # [BLOCK_KV, DEPTH]
     v: Tile  # [BLOCK_KV, BLOCK_V]
@@ -56,14 +68,14 @@ class RowsLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """A thread holds tile_q x tile_kv scores, and of the result tile_q rows of `groups` times `near` columns."""
+    """A thread has tile_q x tile_kv scores, and tile_q rows of `groups` times `near` columns of the result."""
 
     tile_q: int
     tile_kv: int
     groups: int
     depth: int  # a multiple of block_kv
     near: int = 4
-    lanes: int = LANES  # threads that share a row; also the lines of threads in a block
+    lanes: int = LANES  # threads of a row; a block has as many rows of threads
     min_blocks: int = 1
 
     @cached_property
@@ -83,7 +95,7 @@ class RowsConfig:
         return self.lanes * self.near * self.groups
 
     def layout(self, dtype: str, D: int, *, aligned: bool = False, weighted: bool = False) -> RowsLayout:
-        """aligned: rows of the arrays are whole vectors; weighted: V's rows may be multiplied by weights."""
+        """Return the layout. aligned: rows of the arrays are whole vectors; weighted: V's rows may have weights."""
         threads = self.threads
         shared = Shared(dtype, threads)
         k = shared.tile(self.block_kv, self.depth)
@@ -107,9 +119,8 @@ class RowsConfig:
 
 @noun
 def _slices(tile: Tile, load_at: Callable[..., Any]) -> Members:
-    """Q in shared memory: a tile for every DEPTH columns. Beside the last column there is room for another one.
-
-    load_at: (smem, part, at) for the slice that begins there.
+    """Q in shared memory: a tile for every DEPTH columns, and room for one column more. load_at: (smem, part, at) loads
+    the slice that begins at `at`.
     """
 
     @verb
@@ -119,7 +130,7 @@ def _slices(tile: Tile, load_at: Callable[..., Any]) -> Members:
 
     @verb
     def place(r, d, D):
-        """Return where column d of row r lies, of D columns and one more."""
+        """Return the index of column d of row r. There are D columns and one more."""
         number = min(d, D - 1) // tile.width
         return tile.at + number * tile.size + d - number * tile.width + r * tile.row
 
@@ -130,21 +141,28 @@ def _slices(tile: Tile, load_at: Callable[..., Any]) -> Members:
 
     return members(
         locals(),
-        first=tile,  # the first of them: products are made of one
+        first=tile,  # the first one: a product reads one slice
     )
 
 
 @verb
 def append(smem, place, number):
-    """One more number in a row, and zeros for the rest of four."""
+    """Write one more number to a row, and zeros up to a multiple of four."""
     smem[u32(place)] = number
     for i in range(1, 4):
         smem[u32(place + i)] = 0
 
 
+def rows_types(variant: Variant) -> tuple[Any, ...]:
+    """Return the types of the arguments of a kernel of rows."""
+    dtype, decay = variant.dtype, decays_of(variant.dtype, variant.stepwise).argument
+    inputs, before = inputs_type(dtype, variant.mask), chunk_states_type(dtype)
+    return strided(dtype, 3), number_type(dtype, 3), inputs, before, decay, call_type(dtype)
+
+
 @builds
 def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
-    """retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call)."""
+    """retention_rows(out, row_sum, x, before, decay, call). before: `ChunkStates`."""
     mem, mask_mem = storage(variant.dtype), storage(variant.mask or variant.dtype)
     decays, steps = decays_of(variant.dtype, variant.stepwise), step_decays(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
@@ -153,19 +171,9 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
     pv = mma_ab(mem.number, tile.p, tile.v, config.tile_q, config.near, config.lanes, looped=True)
     q_state = mma_ab(mem.number, tile.q.first, tile.state, config.tile_q, config.near, config.lanes, looped=True)
 
-    @kernel(
-        strided(variant.dtype, 3),
-        number_type(variant.dtype, 3),
-        *[strided(variant.dtype, 3)] * 3,
-        *[number_type(variant.dtype, 3)] * 4,
-        strided(variant.mask or variant.dtype, 3),
-        decays.argument,
-        strided("int32", 1),
-        call_type(variant.dtype),
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
-    def retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call):
+    @kernel(*rows_types(variant), threads=config.threads, min_blocks=config.min_blocks)
+    def retention_rows(out, row_sum, x, before, decay, call):
+        (q, k, v, weights, terms, mask), (states, norms) = x, before
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % config.lanes, tid // config.lanes
@@ -173,9 +181,9 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
         v_blocks = (call.Dv + config.block_v - 1) // config.block_v
         place, head = cuda.blockIdx.x // v_blocks, cuda.blockIdx.x // v_blocks // q_blocks
         e0 = i64(cuda.blockIdx.x % v_blocks * config.block_v)
-        m0 = i64(q_blocks - 1 - place % q_blocks) * config.block_q  # the last first: in the parallel form the longest
+        m0 = i64(q_blocks - 1 - place % q_blocks) * config.block_q  # the last block first: the parallel form's longest
         b, h = i64(head // call.H), i64(head % call.H)
-        first, rows, columns = span(ends, call, b)
+        first, rows, columns = span(call, b)
         if m0 >= rows:
             return
         row0, column0 = origin(call, first, rows), origin(call, first, columns)
@@ -186,8 +194,8 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
             mine = decays.of(decay, call, b, h, first, rows)
 
         m = m0 + line * qk.rows  # my first row
-        sums = cuda.local.array(qk.rows, mem.number)  # my share of a row's sum; the lanes meet at the end
-        seen_by = cuda.local.array(qk.rows, i32)  # columns of the chunk that a row of mine sees
+        sums = cuda.local.array(qk.rows, mem.number)  # my share of a row's sum; the lanes add up at the end
+        seen_by = cuda.local.array(qk.rows, i32)  # columns of the chunk that my row sees
         for i in range(qk.rows):
             end = columns
             if not variant.masked:
@@ -201,7 +209,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
         q_start, q_step = start(q, b, h, row0 + call.direction * m0), call.direction * q.strides[2]
         for d in range(0, call.D, config.depth):
             tile.q.load(smem, Part(q.data, q_start + d, q_step, rows - m0, call.D - d, 0), d)
-        more = 0  # columns that Q and K have beyond D: of terms, or of ones
+        more = 0  # columns of terms or ones that Q and K have after D
         if variant.normalized and call.normed == OF_COLUMNS:
             more = 1
         if more != 0:
@@ -235,7 +243,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                         sums[i] += smem[u32(at)] * norms.data[norm + d]
             for i in range(qk.rows):
                 row = m + i
-                if variant.stepwise:  # what a step is known of is known of rows that are there
+                if variant.stepwise:  # prefix sums exist for rows of the sequence alone
                     row = min(row, rows - 1)
                 factor = decays.between(mine, n_first, row + call.later) * call.state_scale
                 sums[i] *= factor
@@ -274,7 +282,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                     if (call.column_weighted != 0) & (n0 + r < columns):
                         weight = weights.data[start(weights, b, h, token + call.direction * r)]
                     smem[u32(tile.weights + r)] = weight
-            apart = mem.number(m + call.offset - n0 - lane)  # of my first row and column
+            apart = mem.number(m + call.offset - n0 - lane)  # the distance of my first row and column
             for i in range(qk.rows):
                 share, to_row, row_rest = num.zero, num.zero, num.zero
                 if variant.stepwise:
@@ -286,8 +294,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                         factor = num.zero
                         if seen:
                             row, column = row0 + call.direction * (m + i), column0 + call.direction * n
-                            at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
-                            factor = mem.number(mask_mem.load(mask.data, at))
+                            factor = mem.number(mask_mem.load(mask.data, start(mask, h, row, column)))
                     elif variant.stepwise:
                         from_column, column_rest = steps.mark(mine, min(n, columns - 1) + call.later)
                         factor = steps.fade(mine, from_column, column_rest, to_row, row_rest)

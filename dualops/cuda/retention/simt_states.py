@@ -1,12 +1,12 @@
 """The states between the chunks: what each chunk adds, all chunks at once, and then a walk from chunk to chunk.
 
     1  for each chunk of T tokens, at once:    A [D, Dv] = kept_scale * sum_t gamma^(T - t - later) * k_t^T v_t
-    2  for each element, chunk after chunk:    its place in A takes the state before the chunk,
+    2  for each element, chunk after chunk:    the state before the chunk replaces A in memory,
                                                state = gamma^T * state + A
 
-A state is written once, read once and written once more; then the rows of its chunk read it. The norm [D] is the state
-for v = 1, or, where scores have terms, what a column of ones gets. A block of 16 x 16 threads takes a tile of a state
-in step 1, and a thread an element in step 2. Sums over chunks are compensated: there are as many as S / T.
+A state is written, read and written again. Then the rows of its chunk read it. The norm [D] is the state for v = 1. If
+scores have terms, it is the state of a column of ones. A block of 16 x 16 threads has a tile of a state in step 1, and
+a thread has an element in step 2. Sums over the S / T chunks are compensated.
 
 Shared memory of step 1: itemsize * (LONGEST_CHUNK + TOKENS * (BLOCK_D + BLOCK_V + 8)).
 """
@@ -25,15 +25,15 @@ from ..tile.products import LANES, THREADS, mma_atb
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import access, storage
 from ..tile.vector_load import by_vectors
-from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, origin, slot_of, span
+from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, origin, slot_of, span, state_type
 from .decays import decays_of
 
-AHEAD = 8  # chunks whose contributions a thread has on their way in the walk
+AHEAD = 8  # chunks whose contributions a thread of the walk loads ahead
 NORM_THREADS = 64
 
 
 class StatesLayout(NamedTuple):
-    """What lies in shared memory."""
+    """What is in shared memory."""
 
     weights: int  # of a chunk's tokens
     k: Tile  # [tokens, BLOCK_D]
@@ -43,7 +43,7 @@ class StatesLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class StatesConfig:
-    """A tile of a state: a thread holds tile_d rows of `groups` times `near` columns."""
+    """A tile of a state: a thread has tile_d rows of `groups` times `near` columns."""
 
     tile_d: int
     groups: int
@@ -65,7 +65,7 @@ class StatesConfig:
         return self.lanes * self.near * self.groups
 
     def layout(self, dtype: str, *, aligned: bool = False) -> StatesLayout:
-        """aligned: rows of the arrays are whole vectors."""
+        """Return the layout. aligned: rows of the arrays are whole vectors."""
         shared = Shared(dtype, self.threads)
         weights = shared.vector(LONGEST_CHUNK)
         k, v = shared.tile(self.tokens, self.block_d), shared.tile(self.tokens, self.block_v)
@@ -79,21 +79,25 @@ class StatesConfig:
 
 @verb
 def whole_chunk(call, chunk, count):
-    """First row of a chunk of a pass over so many tokens, and that of the next one, be there such a row or not."""
+    """Return the first row of a chunk of a pass over `count` tokens, and that of the next chunk, even if it is beyond
+    them.
+    """
     t0 = chunk * call.state_chunk
     return t0, t0 + call.state_chunk
 
 
 @verb
 def fewer(call, count):
-    """Tokens that the last chunk has fewer than others, and the first one of a pass back whose chunks are the same."""
+    """Return how many tokens the last chunk is short of a whole one. In a pass back with the same chunks it is the
+    first.
+    """
     rest = count % call.state_chunk
     return call.state_chunk - rest if rest != 0 else rest
 
 
 @verb
 def mirrored_chunk(call, chunk, count):
-    """The same of a pass back whose chunks are those of the pass forth."""
+    """Return the rows of a chunk, as `whole_chunk`, of a pass back that has the chunks of the pass forth."""
     missing = fewer(call, count)
     t0 = chunk * call.state_chunk - missing
     return max(t0, 0), t0 + call.state_chunk
@@ -101,7 +105,7 @@ def mirrored_chunk(call, chunk, count):
 
 @builds
 def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: bool = False) -> Kernel:
-    """retention_contributions(states, k, v, weights, decay, ends, call, chunks): step 1, of so many of a sequence."""
+    """retention_contributions(states, k, v, weights, decay, call, chunks): step 1. chunks: those of a sequence."""
     mem, decays = storage(variant.dtype), decays_of(variant.dtype, variant.stepwise)
     tokens_of = mirrored_chunk if mirrored else whole_chunk
     num = numbers(mem.number)
@@ -114,13 +118,12 @@ def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: boo
         *[strided(variant.dtype, 3)] * 2,
         number_type(variant.dtype, 3),
         decays.argument,
-        strided("int32", 1),
         call_type(variant.dtype),
         i64,
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def retention_contributions(states, k, v, weights, decay, ends, call, chunks):
+    def retention_contributions(states, k, v, weights, decay, call, chunks):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         line = tid // config.lanes
@@ -130,7 +133,7 @@ def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: boo
         d0, e0 = part // v_blocks * config.block_d, part % v_blocks * config.block_v
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
-        first, _, count = span(ends, call, b)
+        first, _, count = span(call, b)
         t0, end = tokens_of(call, chunk, count)
         if t0 >= count:
             return
@@ -169,7 +172,7 @@ def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: boo
 
 @builds
 def build_norms(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -> Kernel:
-    """retention_norms(norms, x, weights, terms, decay, ends, call, chunks): step 1 of the norms; x is k, or v."""
+    """retention_norms(norms, x, weights, terms, decay, call, chunks): step 1 for the norms; x is k, or v."""
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num, tokens_of = numbers(mem.number), mirrored_chunk if mirrored else whole_chunk
 
@@ -178,19 +181,18 @@ def build_norms(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -
         strided(dtype, 3),
         *[number_type(dtype, 3)] * 2,
         decays.argument,
-        strided("int32", 1),
         call_type(dtype),
         i64,
         threads=NORM_THREADS,
     )
-    def retention_norms(norms, x, weights, terms, decay, ends, call, chunks):
+    def retention_norms(norms, x, weights, terms, decay, call, chunks):
         width = call.Dv if call.normed == OF_COLUMNS else call.D
         blocks = (width + NORM_THREADS - 1) // NORM_THREADS
         place = i64(cuda.blockIdx.x) // blocks
         e = i64(cuda.blockIdx.x) % blocks * NORM_THREADS + cuda.threadIdx.x
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
-        first, _, count = span(ends, call, b)
+        first, _, count = span(call, b)
         t0, end = tokens_of(call, chunk, count)
         if (t0 >= count) | (e >= width):
             return
@@ -213,7 +215,7 @@ def build_norms(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -
 
 @verb
 def place_in(state, b, h, e, width):
-    """Where number e of a state lies whose rows have `width` of them."""
+    """Return the index of number e of a state whose rows have `width` numbers."""
     row = i64(u32(e) // u32(width))
     step = state.strides
     return b * step[0] + h * step[1] + row * step[2] + (e - row * width) * step[3]
@@ -221,31 +223,29 @@ def place_in(state, b, h, e, width):
 
 @builds
 def build_walk(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -> Kernel:
-    """retention_walk(states, initial, final, decay, ends, call, size, width, begins, finishes, missing): step 2, in
-    place.
+    """retention_walk(states, ends, decay, call, size, width, missing): step 2, in place.
 
-    States are `size` numbers; initial and final have rows of `width` of them, and are there if begins, finishes.
-    missing: tokens that the first chunk has fewer than others; `mirrored` chunks know it themselves.
+    size: numbers of a state. ends: a `State` whose rows have `width` numbers. missing: how many tokens the first chunk
+    is short of a whole one; with `mirrored` chunks the kernel computes it.
     """
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
 
     @kernel(
         number_type(dtype, 3),
-        *[number_type(dtype, 4)] * 2,
+        state_type(dtype),
         decays.argument,
-        strided("int32", 1),
         call_type(dtype),
-        *[i64] * 5,
+        *[i64] * 3,
         threads=THREADS,
     )
-    def retention_walk(states, initial, final, decay, ends, call, size, width, begins, finishes, missing):
-        # in 32 bits: divisions of 64 took as long as all else
+    def retention_walk(states, ends, decay, call, size, width, missing):
+        # in 32 bits: divisions of 64 bits took as long as the rest
         blocks = u32(size + (THREADS - 1)) // u32(THREADS)
         head = u32(cuda.blockIdx.x) // blocks
         e = i64(i32((u32(cuda.blockIdx.x) - head * blocks) * u32(THREADS)) + cuda.threadIdx.x)
         b, h = i64(head // u32(call.H)), i64(head % u32(call.H))
-        first, _, count = span(ends, call, b)
+        first, _, count = span(call, b)
         if e >= size:
             return
         tokens, each = i32(count), i32(call.state_chunk)
@@ -257,10 +257,10 @@ def build_walk(dtype: str, *, stepwise: bool = False, mirrored: bool = False) ->
         if mirrored:
             less = i32(fewer(call, tokens))
         state, lost = num.zero, num.zero
-        if begins != 0:
-            state = initial.data[place_in(initial, b, h, e, width)]
+        if ends.begins != 0:
+            state = ends.initial.data[place_in(ends.initial, b, h, e, width)]
         chunks = i32(u32(less + tokens + (each - 1)) // u32(each))
-        added = chunks if finishes != 0 else i32(chunks - 1)  # those whose contribution is there
+        added = chunks if ends.finishes != 0 else i32(chunks - 1)  # chunks whose contribution exists
         at, step = slot_of(call, first, b, 0) * states.strides[0] + h * states.strides[1] + e, states.strides[0]
         contributions, before, chunk = cuda.local.array(AHEAD, mem.number), i32(0), i32(0)
         while chunk < chunks:
@@ -282,7 +282,7 @@ def build_walk(dtype: str, *, stepwise: bool = False, mirrored: bool = False) ->
                     state, lost = num.add_compensated(state * factor, lost * factor, contributions[i])
                 at += step
             chunk = i32(chunk + AHEAD)
-        if finishes != 0:
-            final.data[place_in(final, b, h, e, width)] = state
+        if ends.finishes != 0:
+            ends.final.data[place_in(ends.final, b, h, e, width)] = state
 
     return retention_walk

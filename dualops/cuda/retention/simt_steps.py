@@ -1,31 +1,32 @@
-"""The gradient of log_decay: all that passes over a step, from a key before it to a query at it or behind it.
+"""The gradient of log_decay: the sum over all pairs of a key before a step and a query at the step or behind it.
 
     dlog_decay_t = sum_(j < t <= i) s_ij ds_ij        with the initial state as one more key, dstate as one more query
 
-By chunks of T tokens the state before a chunk is the key of all that lies before it, and the gradient of the state
-after the chunk the query of all behind it. Nothing is subtracted: a result is as exact as its terms, and a NaN reaches
-what it passes over. (Sums of q . dq - k . dk from the end give the same, but for that.)
+By chunks of T tokens the state before a chunk is the key of everything before it. The gradient of the state after the
+chunk is the query of everything behind it. Nothing is subtracted: a result is as exact as its terms, and a NaN reaches
+only the steps that it passes over. (Sums of q . dq - k . dk from the end give the same result without these
+properties.)
 
     1  taken_i = q_i . (what dq_i has of the state before its chunk)                            `build_met`
        given_j = k_j . (what dk_j has of the gradient of the state after it)                    the same, of a pass back
     2  for each tile of queries of a chunk, and each tile of keys up to it:                     `build_step_gradient`
     3      P [BLOCK, BLOCK] = ds_ij * q_i . k_j                                                 as in dq and in o
-    4      keys before the tile of queries: their columns' sums pass over all keys behind them; rows' sums are kept
+    4      keys before the tile of queries: their column sums pass over all keys behind them; row sums are kept
        the same tile: what a row has of keys before t, summed over the rows from t on
-    5  dlog_decay_t = what 4 has for t + sum_(i >= t) taken_i + sum_(j < t) given_j + decay * (state . dstate)
+    5  dlog_decay_t = result of 4 for t + sum_(i >= t) taken_i + sum_(j < t) given_j + decay * (state . dstate)
 
-taken comes into 4 as what each row has before the first key. Both states have chunks that begin with the sequence, also
-the one of the pass back (`mirrored`), whose first chunk is the short one.
+Step 4 starts each row with its taken. Both states have chunks that begin with the sequence. In the pass back
+(`mirrored`) the first chunk is therefore the short one.
 
 Shared memory of 2: itemsize * (2 * BLOCK * (DEPTH + 4) + BLOCK * (BLOCK + 4) + 2 * BLOCK + 2 * LONGEST_CHUNK).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..compiler.backend import Kernel, builds, cuda, i64, kernel, u32, verb
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel, types, u32, verb
 from ..launch.views import number_type, start, strided
 from ..tile.numbers import numbers
 from ..tile.products import mma_ab, mma_abt
@@ -33,7 +34,18 @@ from ..tile.rows import lane_reductions
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
 from ..tile.vector_load import by_vectors
-from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, origin, slot_of, span
+from .arguments import (
+    LONGEST_CHUNK,
+    OF_COLUMNS,
+    ChunkStates,
+    Variant,
+    call_type,
+    chunk_states_type,
+    inputs_type,
+    origin,
+    slot_of,
+    span,
+)
 from .decays import step_decays
 from .simt_rows import RowsConfig
 from .simt_states import mirrored_chunk, whole_chunk
@@ -41,8 +53,21 @@ from .simt_states import mirrored_chunk, whole_chunk
 DEPTH = 32  # numbers of a row that are multiplied at a time
 
 
+class Met(NamedTuple):
+    """What each token of a pass has of the state before its chunk, and these states."""
+
+    tokens: Any  # [B, H, S]: taken or given
+    before: ChunkStates
+    first_chunk: Any  # the first one that has a state before it
+
+
+def met_type(dtype: str) -> Any:
+    """Return the type of `Met`."""
+    return types.NamedTuple((number_type(dtype, 3), chunk_states_type(dtype), i64), Met)
+
+
 class MetLayout(NamedTuple):
-    """What lies in shared memory of step 1."""
+    """What is in shared memory in step 1."""
 
     x: Tile  # [BLOCK, DEPTH]
     state: Tile  # [DEPTH, columns of a thread's neighbours]
@@ -50,20 +75,20 @@ class MetLayout(NamedTuple):
 
 
 class StepsLayout(NamedTuple):
-    """What lies in shared memory of step 2."""
+    """What is in shared memory in step 2."""
 
     rows: Tile  # [BLOCK, DEPTH] of Q, or dO
     columns: Tile  # [BLOCK, DEPTH] of K, or V
     p: Tile  # [BLOCK, BLOCK]
-    before: int  # of BLOCK rows: what they have of keys before the tile, and of the state
+    before: int  # what BLOCK rows have of keys before the tile, and of the state
     sums: int  # of BLOCK columns of P
-    passed: int  # of LONGEST_CHUNK tokens: what is known of their results
-    given: int  # of as many
+    passed: int  # of LONGEST_CHUNK tokens: their results so far
+    given: int  # of LONGEST_CHUNK tokens
     nbytes: int
 
 
 def met_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> MetLayout:
-    """aligned: rows of the arrays are whole vectors."""
+    """Return the layout of step 1. aligned: rows of the arrays are whole vectors."""
     shared = Shared(dtype, config.threads)
     x = shared.tile(config.block_q, DEPTH)
     state = shared.tile(DEPTH, config.lanes * config.near)
@@ -75,7 +100,7 @@ def met_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> MetL
 
 
 def steps_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> StepsLayout:
-    """aligned: as above."""
+    """Return the layout of step 2. aligned: rows of the arrays are whole vectors."""
     block = config.block_q
     shared = Shared(dtype, config.threads)
     rows, columns = shared.tile(block, DEPTH), shared.tile(block, DEPTH)
@@ -92,9 +117,9 @@ def steps_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> St
 
 @builds
 def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -> Kernel:
-    """retention_met(met, x, y, states, norms, weights, terms, decay, ends, call): step 1.
+    """retention_met(met, x, y, decay, call): step 1.
 
-    Of row r of a pass: what its result has of the state before its chunk, times y_r; x is its q.
+    For each row r it computes what the result has of the state before its chunk, times y_r.
     """
     mem, decays = storage(variant.dtype), step_decays(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
@@ -105,15 +130,15 @@ def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -
     x_state = mma_ab(mem.number, tile.x, tile.state, config.tile_q, config.near, config.lanes, looped=True)
 
     @kernel(
-        number_type(variant.dtype, 3),
-        *[strided(variant.dtype, 3)] * 2,
-        *[number_type(variant.dtype, 3)] * 4,
+        met_type(variant.dtype),
+        inputs_type(variant.dtype),
+        strided(variant.dtype, 3),
         decays.argument,
-        strided("int32", 1),
         call_type(variant.dtype),
         threads=config.threads,
     )
-    def retention_met(met, x, y, states, norms, weights, terms, decay, ends, call):
+    def retention_met(met, x, y, decay, call):
+        (states, norms), q, weights, terms = met.before, x.q, x.weights, x.terms
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % config.lanes, tid // config.lanes
@@ -121,7 +146,7 @@ def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -
         place = i64(cuda.blockIdx.x) // blocks
         chunk, head = place % call.slots, place // call.slots
         b, h = head // call.H, head % call.H
-        first, count, _ = span(ends, call, b)
+        first, count, _ = span(call, b)
         t0, end = tokens_of(call, chunk, count)
         end = min(end, count)
         m0 = t0 + i64(cuda.blockIdx.x) % blocks * config.block_q
@@ -130,22 +155,22 @@ def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -
         row0 = origin(call, first, count)
         mine = decays.of(decay, call, b, h, first, count)
         m = m0 + line * x_state.rows  # my first row
-        sums = cuda.local.array(x_state.rows, mem.number)  # my share of a row's; the lanes meet at the end
+        sums = cuda.local.array(x_state.rows, mem.number)  # my share of a row's sum; the lanes add up at the end
         for i in range(x_state.rows):
             sums[i] = num.zero
         acc = x_state.fragment()
-        there = chunk >= call.first_chunk
+        there = chunk >= met.first_chunk
         if there:
             slot = slot_of(call, first, b, chunk)
             state = slot * states.strides[0] + h * states.strides[1]
             norm = slot * norms.strides[0] + h * norms.strides[1]
-            x_start, x_step = start(x, b, h, row0 + call.direction * m0), call.direction * x.strides[2]
+            q_start, q_step = start(q, b, h, row0 + call.direction * m0), call.direction * q.strides[2]
             for e0 in range(0, call.Dv, tile.state.width):
                 x_state.clear(acc)
                 for d in range(0, call.D, DEPTH):
                     left = call.D - d
                     cuda.syncthreads()
-                    tile.x.load(smem, Part(x.data, x_start + d, x_step, end - m0, left, 0))
+                    tile.x.load(smem, Part(q.data, q_start + d, q_step, end - m0, left, 0))
                     tile.state.load(smem, Part(states.data, state + d * call.Dv + e0, call.Dv, left, call.Dv - e0, 0))
                     cuda.syncthreads()
                     # acc [BLOCK, columns] += x @ state
@@ -174,16 +199,17 @@ def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -
                     total *= decays.between(mine, t0, m + i + call.later) * call.state_scale
                     if variant.normalized and call.row_weighted != 0:
                         total *= weights.data[start(weights, b, h, row)]
-                met.data[start(met, b, h, row)] = total
+                met.tokens.data[start(met.tokens, b, h, row)] = total
 
     return retention_met
 
 
 @builds
 def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
-    """retention_step_gradient(dlogs, q, k, do, v, taken, given, states, norms, dstates, dnorms, weights, terms, decay,
-    ends, call, first_back): steps 2 to 5, a chunk a block. call: of the pass dq, whose rows are do and columns v;
-    first_back: the first chunk of the pass back that has a state."""
+    """retention_step_gradient(dlogs, q, x, forth, back, decay, call): steps 2 to 5, a chunk a block.
+
+    x, call: those of the pass dq, whose q, k and v are do, v and k. forth, back: what step 1 left.
+    """
     mem, decays = storage(variant.dtype), step_decays(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
     tile, BLOCK = steps_layout(config, variant.dtype, aligned=variant.aligned), config.block_q
@@ -191,7 +217,7 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
 
     @verb
     def multiply(out, smem, arrays, place, counts, width):
-        """out [BLOCK, BLOCK] = X @ Y.T, of so many tokens of X and of Y; place: batch, head, the first of both."""
+        """out [BLOCK, BLOCK] = X @ Y.T. counts: tokens of X and of Y. place: batch, head, the first token of both."""
         x, y = arrays
         b, h, m, n = place
         product.clear(out)
@@ -204,39 +230,22 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
 
     @kernel(
         number_type(variant.dtype, 3),
-        *[strided(variant.dtype, 3)] * 4,
-        *[number_type(variant.dtype, 3)] * 8,
+        strided(variant.dtype, 3),
+        inputs_type(variant.dtype),
+        *[met_type(variant.dtype)] * 2,
         decays.argument,
-        strided("int32", 1),
         call_type(variant.dtype),
-        i64,
         threads=config.threads,
     )
-    def retention_step_gradient(
-        dlogs,
-        q,
-        k,
-        do,
-        v,
-        taken,
-        given,
-        states,
-        norms,
-        dstates,
-        dnorms,
-        weights,
-        terms,
-        decay,
-        ends,
-        call,
-        first_back,
-    ):
+    def retention_step_gradient(dlogs, q, x, forth, back, decay, call):
+        (do, v, k, weights, terms, _), taken, given = x, forth.tokens, back.tokens
+        (states, norms), (dstates, dnorms) = forth.before, back.before
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % config.lanes, tid // config.lanes
         chunk, head = i64(cuda.blockIdx.x) % call.slots, i64(cuda.blockIdx.x) // call.slots
         b, h = head // call.H, head % call.H
-        first, count, _ = span(ends, call, b)
+        first, count, _ = span(call, b)
         t0, end = whole_chunk(call, chunk, count)
         if t0 >= count:
             return
@@ -253,7 +262,7 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
                 if m0 + r < end:
                     smem[u32(tile.before + r)] = taken.data[start(taken, b, h, first + m0 + r)]
             cuda.syncthreads()
-            base = num.zero  # what passes over the first key of the next tile
+            base = num.zero  # the sum of all that passes over the first key of the next tile
             for r in range(BLOCK):
                 base += smem[u32(tile.before + r)]
             for n0 in range(t0, m0 + 1, BLOCK):
@@ -315,10 +324,10 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
                             smem[u32(tile.passed + (m0 - t0) + c)] += total
 
         chunks = (count + call.state_chunk - 1) // call.state_chunk
-        back = chunks - 1 - chunk
+        behind = chunks - 1 - chunk
         both = num.zero  # my share of state . dstate
-        if (chunk >= call.first_chunk) & (back >= first_back):
-            here, there = slot_of(call, first, b, chunk), slot_of(call, first, b, back)
+        if (chunk >= forth.first_chunk) & (behind >= back.first_chunk):
+            here, there = slot_of(call, first, b, chunk), slot_of(call, first, b, behind)
             one, other = here * states.strides[0] + h * states.strides[1], there * dstates.strides[0]
             other += h * dstates.strides[1]
             for e in range(tid, i64(call.D) * call.Dv, config.threads):

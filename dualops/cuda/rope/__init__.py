@@ -1,9 +1,9 @@
 """rope on the GPU: which kernel serves which problem, and the public functions.
 
-simt.py     a thread turns the same pairs in several heads of a token
-naive.py    one thread a pair
-tables.py   cos and sin of angles, computed in float64
-arguments.py     the arguments of both kernels
+simt.py       a thread rotates the same pairs in several heads of a token
+naive.py      one thread a pair
+tables.py     cos and sin of angles, computed in float64
+arguments.py  the arguments of both kernels
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ def rope(
     kernel: str | None = None,
     stream: Any = None,
 ) -> tuple[Array, Array]:
-    """q and k with their first R dimensions rotated, in one launch; Su et al. 2021, arXiv:2104.09864.
+    """Rotate the first R dimensions of q and k, in one launch. Su et al. 2021, arXiv:2104.09864.
 
     q [B, H, S, D], k [B, Hkv, S, D]: device arrays of one dtype (float64, float32, float16, bfloat16), any strides with
     a contiguous last axis. cos, sin of that dtype or of float32 (float64 for float64), with R/2 columns, R at most D,
     in one of two forms: [Smax, R/2] has a row for each position, [B, S, R/2] one for each token, or [1, S, R/2].
 
-    positions [S] or [B, S] of int64 or int32: which row of [Smax, R/2] a token uses; without them token s uses row s.
-    On a GPU their values are not checked, as a check would wait for the GPU: a token whose position has no row becomes
-    NaN in its first R dimensions, and nothing is read outside the tables.
-    dim: R, where not all of D is rotated. From it, or from D, follows whether a table has R/2 columns, or R as Hugging
-    Face's have, whose halves are alike (half-rotated pairs only)
+    positions [S] or [B, S] of int64 or int32: the row of [Smax, R/2] for each token; without them token s uses row s.
+    On a GPU their values are not checked, since a check would wait for the GPU. A token whose position has no row
+    becomes NaN in its first R dimensions, and nothing is read outside the tables.
+    dim: R, if not all of D is rotated. R (or D) decides whether a table has R/2 columns or R with two equal halves, as
+    in Hugging Face's tables (half-rotated pairs only)
     interleaved: dimensions 2i and 2i + 1 are a pair (GPT-J), not i and i + R/2 (Llama, NeoX)
-    inplace: write over q and k, and return them; they may take turns in memory, as parts of one projection do
+    inplace: overwrite q and k, and return them; their rows may alternate in memory, as parts of one projection do
 
     Returns (q, k) rotated, of their shapes, dtypes and orders of axes. Arithmetic is float32 (float64 for float64),
     rounded once. out: a pair of arrays to write to, which may be q and k. kernel: "naive" or "simt" instead of the
@@ -70,11 +70,11 @@ def rope_backward(
     kernel: str | None = None,
     stream: Any = None,
 ) -> tuple[Array, Array]:
-    """The gradient of `rope` with respect to q and k: the rotation by the opposite angles.
+    """Compute the gradient of `rope` with respect to q and k: the rotation by the opposite angles.
 
-    dq_rotated, dk_rotated: the gradients of what rope returned; the other arguments as rope had them. Returns (dq, dk)
-    of their shapes, dtypes and orders of axes; with inplace themselves, written over. out, kernel, stream and errors as
-    for `rope`. cos and sin get no gradient.
+    dq_rotated, dk_rotated: the gradients of rope's results; the other arguments are those of the `rope` call. Returns
+    (dq, dk) of their shapes, dtypes and orders of axes; with inplace it overwrites and returns them. out, kernel,
+    stream and errors are those of `rope`. cos and sin get no gradient.
     """
     given = _results(f"{SPEC.name}_backward", inplace, (dq_rotated, dk_rotated), out)
     arrays = (dq_rotated, dk_rotated, cos, sin, positions)
@@ -92,33 +92,33 @@ def rope_tables(
     kernel: str | None = None,
     stream: Any = None,
 ) -> tuple[Array, Array]:
-    """cos and sin of the angles that positions stand for, as `rope` takes them.
+    """Compute the tables cos and sin of `rope` for positions.
 
-    positions [S] or [B, S] of int64 or int32, of any sign; dim: R, even; base: that of the frequencies
-    base ** (-2i / R), 10000 if neither it nor the scaling says. scaling changes them: Hugging Face's dict as it is,
-    config.rope_parameters (of a model with several, that of one kind of layers), or a tuple:
+    positions [S] or [B, S] of int64 or int32, of any sign; dim: R, even; base: of the frequencies base ** (-2i / R),
+    10000 if neither base nor scaling gives it. scaling changes the frequencies. It is Hugging Face's dict,
+    config.rope_parameters (for a model with several, that of one kind of layers), or a tuple:
 
-    ("linear", factor): all are divided by the factor
-    ("llama3", factor, low, high, original): those that turn less than `low` times in `original` positions are divided
-    by the factor, those that turn more than `high` times stay, and those between are mixed of both
-    ("yarn", factor, original, fast=32, slow=1, attention_factor, truncate=True): the same by pair, between those that
-    turn `slow` and `fast` times, rounded outwards to whole pairs; cos and sin are multiplied by attention_factor,
-    by default 0.1 log(factor) + 1, or the value that a dict's mscale and mscale_all_dim give
+    ("linear", factor): divides all frequencies by the factor
+    ("llama3", factor, low, high, original): divides those with less than `low` turns in `original` positions by the
+    factor, keeps those with more than `high` turns, and interpolates between
+    ("yarn", factor, original, fast=32, slow=1, attention_factor, truncate=True): the same by pair, between `slow` and
+    `fast` turns, rounded outwards to whole pairs; cos and sin are multiplied by attention_factor, by default
+    0.1 log(factor) + 1, or the value that a dict's mscale and mscale_all_dim give
     ("dynamic", factor, original, length): the base grows with the length of the sequence beyond `original`; a dict
     needs both, as "max_position_embeddings" and "seq_len", which Hugging Face keeps elsewhere
 
-    A dict may have the base, as rope_theta, and a partial_rotary_factor: then dim is D and R is int(D * that). What
-    there is of longrope, proportional and multimodal scalings is refused.
+    A dict may have the base, as rope_theta, and a partial_rotary_factor: then dim is D and R is int(D * that).
+    longrope, proportional and multimodal scalings raise an error.
 
     Returns (cos, sin) [S, R/2] or [B, S, R/2] of `dtype` ("float32", "float64", "float16" or "bfloat16"). Angles,
     cos and sin are computed in float64, and then rounded. out: a pair of arrays to write to. kernel, stream and errors
-    as for `rope`.
+    are those of `rope`.
     """
     return forward_tables((positions,), (dim, base, scaling, dtype), out, kernel, stream)
 
 
 def _results(op: str, inplace: Any, inputs: tuple[Any, Any], out: Any) -> Any:
-    """Where the results go. That inplace is a truth value at all is for the spec to say."""
+    """Return the arrays for the results, None for new ones. The spec checks that inplace is a truth value."""
     if not isinstance(inplace, (bool, np.bool_)) or not inplace:
         return out
     if out is not None:

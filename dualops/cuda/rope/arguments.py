@@ -1,4 +1,4 @@
-"""The arguments that both kernels of rope have, and the verbs that find a token's row and a head's memory."""
+"""The arguments of both kernels of rope, and the verbs that find a token's row and a head's memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,24 @@ from ..launch.views import absent, by_token, strided
 from ..tile.storage import storage
 
 
+class Heads(NamedTuple):
+    """q and k, or both rotated: [B, heads, S, D], with strides along batch, head and token."""
+
+    q: Strided
+    k: Strided
+
+
+class Tables(NamedTuple):
+    """cos, sin and positions, with strides along batch and token, or a table's row; 0 along a missing axis."""
+
+    cos: Strided
+    sin: Strided
+    positions: Strided
+
+
 class Sizes(NamedTuple):
+    """Sizes of a call."""
+
     S: Any
     tokens: Any  # B * S
     H: Any
@@ -29,9 +46,9 @@ class Variant:
 
     dtype: str
     table_dtype: str
-    positions: str  # their dtype; "" where there are none
+    positions: str  # their dtype; "" without positions
     interleaved: bool
-    partial: bool  # there is something to copy: dimensions from R on, and not in place
+    partial: bool  # whether dimensions from R on are copied: not in place
 
 
 def variant(problem: Problem) -> Variant:
@@ -42,21 +59,18 @@ def variant(problem: Problem) -> Variant:
 
 
 def width(problem: Problem) -> int:
-    """Pairs of a head, and elements that are copied."""
+    """Return the number of a head's pairs and of the elements that are copied."""
     return problem.half if problem.inplace else problem.D - problem.half
 
 
 def arguments(problem: Problem, results: Mapping[str, ArrayMeta], turn: float) -> tuple[Any, ...]:
-    """q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn: 1 for the rotation, -1 for the one back.
-
-    Heads [B, heads, S, D] come with strides along batch, head and token, tables and positions along batch and token,
-    or a table's row; 0 along what they do not have.
-    """
+    """Return rotated, x, tables, sizes and turn: Heads, Heads, Tables, Sizes, and 1 to rotate or -1 to rotate back."""
     p, metas = problem, {**results, **problem.arrays}
-    inputs = list(p.arrays)[:2]
-    sizes = Sizes(p.S, p.B * p.S, p.H, p.H + p.Hkv, p.half, p.rows)
-    heads = [by_token(metas, name, varlen=False) for name in (*results, *inputs)]
-    return (*heads, *(_rows(metas, name) for name in ("cos", "sin", "positions")), sizes, turn)
+    rotated, x = (
+        Heads(*(by_token(metas, name, varlen=False) for name in names)) for names in (results, [*p.arrays][:2])
+    )
+    tables = Tables(*(_rows(metas, name) for name in Tables._fields))
+    return rotated, x, tables, Sizes(p.S, p.B * p.S, p.H, p.H + p.Hkv, p.half, p.rows), turn
 
 
 def _rows(metas: Mapping[str, ArrayMeta], name: str) -> Strided:
@@ -68,26 +82,30 @@ def _rows(metas: Mapping[str, ArrayMeta], name: str) -> Strided:
 
 
 def argument_types(variant: Variant) -> tuple[Any, ...]:
-    """The types of `arguments`."""
-    heads, table = strided(variant.dtype, 3), strided(variant.table_dtype, 2)
+    """Return the types of `arguments`."""
+    heads = types.NamedUniTuple(strided(variant.dtype, 3), 2, Heads)
+    table, positions = strided(variant.table_dtype, 2), strided(variant.positions or "int64", 2)
+    tables = types.NamedTuple((table, table, positions), Tables)
     sizes = types.NamedUniTuple(i64, len(Sizes._fields), Sizes)
-    positions = strided(variant.positions or "int64", 2)
-    return (*[heads] * 4, table, table, positions, sizes, storage(variant.dtype).number)
+    return heads, heads, tables, sizes, storage(variant.dtype).number
 
 
 @verb
 def start(x, b, s):
-    """Where the heads of a token begin; of the tables or of positions, the row of a token."""
+    """Return where the heads of a token begin, or its row of a table or of positions."""
     return b * x.strides[0] + s * x.strides[-1]
+
+
+@verb
+def starts(heads, b, s):
+    """Return where a token's heads of q and of k begin."""
+    return start(heads.q, b, s), start(heads.k, b, s)
 
 
 @cache
 @noun
 def table_rows(positions: str) -> Members:
-    """How tokens find their rows of the tables.
-
-    The verb for positions of a dtype, or "" where there are none.
-    """
+    """The verb by which a token finds its row of the tables. positions: their dtype, "" without positions."""
 
     @verb
     def _of_token(positions, b, s, sizes):
@@ -106,8 +124,11 @@ def table_rows(positions: str) -> Members:
 
 
 @verb
-def find(q, k, q_start, k_start, h, sizes):
-    """The memory of head number h of a token, of all of q's and then k's, and where in it the head begins."""
+def find(heads, begin, h, sizes):
+    """Return the array of head number h of a token, q's heads first, and where in it the head begins.
+
+    begin: `starts` of the token.
+    """
     if h < sizes.H:
-        return q.data, q_start + h * q.strides[1]
-    return k.data, k_start + (h - sizes.H) * k.strides[1]
+        return heads.q.data, begin[0] + h * heads.q.strides[1]
+    return heads.k.data, begin[1] + (h - sizes.H) * heads.k.strides[1]

@@ -1,14 +1,14 @@
-"""rope: a thread turns the same pairs in several heads of a token, so that it fetches their cos and sin once.
+"""rope: a thread rotates the same pairs in several heads of a token, so that it loads their cos and sin once.
 
-    1  my token, my column of 16 bytes in each half of the rotary dimensions, my first head
-    2  cos, sin of my pairs, from the token's row of the tables
-    3  for my heads, `heads` of them at a time: load both pieces of each, turn their pairs, store both
+    1  a thread has a token, a column of 16 bytes in each half of the rotary dimensions, and a first head
+    2  load cos, sin of its pairs, from the token's row of the tables
+    3  for its heads, `heads` of them at a time: load both pieces of each, rotate their pairs, store both
 
-A head's D elements are `columns` columns: one is 16 bytes (or one element where those are not aligned) of each half,
-and beyond R of the rest, which is copied. `lanes` threads share the heads of a token and of a column. Where heads are
-neighbours in memory, as where projections were reshaped to heads, they are threads of one block, which so reads whole
-tokens; elsewhere a block reads many tokens of one head, and a token's lanes are far apart.
-Interleaved pairs lie in the same pieces, and differ in whom they are turned with.
+A head's D elements are `columns` columns. A column is 16 bytes (one element if rows are not aligned to that) of each
+half. From R on, a column has elements that are copied. `lanes` threads share the heads of a token and column. If a
+token's heads are neighbours in memory, as in a reshaped projection, these threads are in one block, which then reads
+whole tokens. Otherwise a block reads many tokens of one head, and the lanes of a token are in different blocks.
+Interleaved pairs have the same pieces, but both elements of a pair are in one piece.
 
 Registers: 2 * heads pieces of 16 bytes, and cos and sin of a piece. No shared memory.
 """
@@ -27,29 +27,29 @@ from ..launch.plans import Choice
 from ..launch.step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
-from .arguments import Variant, argument_types, arguments, find, start, table_rows, variant, width
+from .arguments import Variant, argument_types, arguments, find, start, starts, table_rows, variant, width
 
 
 @dataclass(frozen=True)
 class SimtConfig:
-    """How columns are dealt to threads."""
+    """How columns are distributed to threads."""
 
     threads: int  # of a block
-    blocks: int  # that run on an SM at once, at least: caps the registers
-    heads: int  # that a thread has under way
-    aligned: bool  # columns are of 16 bytes
-    wide_tables: bool  # rows of the tables begin at multiples of 16 bytes
-    neighbours: bool  # the heads of a token lie side by side
+    blocks: int  # least number of blocks that fit on an SM: caps the registers
+    heads: int  # that a thread processes at once
+    aligned: bool  # whether columns have 16 bytes
+    wide_tables: bool  # whether rows of the tables begin at multiples of 16 bytes
+    neighbours: bool  # whether the heads of a token are neighbours in memory
 
 
 @builds
 def build(config: SimtConfig, variant: Variant) -> Kernel:
-    """rope_simt(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, columns, lanes)."""
-    mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned, once=True)
-    num, rows, pairs = numbers(mem.number), table_rows(variant.positions), _pairs(config, variant)
+    """Build rope_simt(rotated, x, tables, sizes, turn, columns, lanes)."""
+    number, vec = storage(variant.dtype).number, access(variant.dtype, config.aligned, once=True)
+    num, rows, pairs = numbers(number), table_rows(variant.positions), _pairs(config, variant)
 
     @kernel(*argument_types(variant), i64, i64, threads=config.threads, min_blocks=config.blocks)
-    def rope_simt(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, columns, lanes):
+    def rope_simt(rotated, x, tables, sizes, turn, columns, lanes):
         index = i64(cuda.blockIdx.x) * config.threads + cuda.threadIdx.x
         column, index = index % columns, index // columns
         if config.neighbours:
@@ -61,31 +61,30 @@ def build(config: SimtConfig, variant: Variant) -> Kernel:
             first = column * vec.vector
             second = first + sizes.half
             turns = first < sizes.half if variant.partial else True
-            row, there = rows.of(positions, b, s, sizes)
-            cos_frag = cuda.local.array(vec.vector, mem.number)
-            sin_frag = cuda.local.array(vec.vector, mem.number)
-            pairs.load(cos_frag, cos, start(cos, b, row), first, second, turns & there)
-            pairs.load(sin_frag, sin, start(sin, b, row), first, second, turns & there)
+            row, there = rows.of(tables.positions, b, s, sizes)
+            cos_frag = cuda.local.array(vec.vector, number)
+            sin_frag = cuda.local.array(vec.vector, number)
+            pairs.load(cos_frag, tables.cos, start(tables.cos, b, row), first, second, turns & there)
+            pairs.load(sin_frag, tables.sin, start(tables.sin, b, row), first, second, turns & there)
             for i in range(vec.vector):
                 sin_frag[i] *= turn
             if pairs.split & turns:
                 first, second = 2 * column, 2 * column + 1
-            q_from, k_from = start(q, b, s), start(k, b, s)
-            q_to, k_to = start(q_rotated, b, s), start(k_rotated, b, s)
-            frag = cuda.local.array(config.heads * pairs.size, mem.number)
+            x_begin, y_begin = starts(x, b, s), starts(rotated, b, s)
+            frag = cuda.local.array(config.heads * pairs.size, number)
             for h0 in range(lane, sizes.heads, lanes * config.heads):
                 for j in range(config.heads):
                     h = h0 + j * lanes
-                    x, at = find(q, k, q_from, k_from, h, sizes)
-                    vec.load(frag, j * pairs.size, x, at + first, turns & (h < sizes.heads), num.zero)
-                    vec.load(frag, j * pairs.size + vec.vector, x, at + second, h < sizes.heads, num.zero)
+                    mem, at = find(x, x_begin, h, sizes)
+                    vec.load(frag, j * pairs.size, mem, at + first, turns & (h < sizes.heads), num.zero)
+                    vec.load(frag, j * pairs.size + vec.vector, mem, at + second, h < sizes.heads, num.zero)
                 for j in range(config.heads):
                     if turns:
                         pairs.turn(frag, j * pairs.size, cos_frag, sin_frag)
                     h = h0 + j * lanes
-                    y, at = find(q_rotated, k_rotated, q_to, k_to, h, sizes)
-                    vec.store(y, at + first, turns & (h < sizes.heads), frag, j * pairs.size)
-                    vec.store(y, at + second, h < sizes.heads, frag, j * pairs.size + vec.vector)
+                    mem, at = find(rotated, y_begin, h, sizes)
+                    vec.store(mem, at + first, turns & (h < sizes.heads), frag, j * pairs.size)
+                    vec.store(mem, at + second, h < sizes.heads, frag, j * pairs.size + vec.vector)
 
     return rope_simt
 
@@ -93,11 +92,9 @@ def build(config: SimtConfig, variant: Variant) -> Kernel:
 @cache
 @noun
 def _pairs(config: SimtConfig, variant: Variant) -> Members:
-    """The pairs of a column, and what they are turned by.
+    """The verbs of a column's pairs and their angles.
 
-    Halves share the angles of the column; interleaved, each piece has those of its own pairs, half as many.
-
-    The verbs of a kernel.
+    Both halves of a column share its angles. Interleaved, each piece has its own angles, half as many.
     """
     own = access(variant.dtype, config.aligned).vector
     whole = variant.interleaved and own > 1  # a piece has whole pairs
@@ -124,7 +121,7 @@ def _pairs(config: SimtConfig, variant: Variant) -> Members:
 
     @verb
     def turn(frag, at, cos_frag, sin_frag):
-        """Turn the pairs of the two pieces at frag[at : at + size]."""
+        """Rotate the pairs of the two pieces at frag[at : at + size]."""
         for i in range(OWN):
             x1, x2 = frag[at + i * STEP], frag[at + i * STEP + APART]
             frag[at + i * STEP] = x1 * cos_frag[i] - x2 * sin_frag[i]
@@ -133,28 +130,28 @@ def _pairs(config: SimtConfig, variant: Variant) -> Members:
     return members(
         locals(),
         size=2 * own,  # elements of both pieces
-        # whether a piece is one element, and its neighbour in memory the other one of the pair
+        # whether a piece is one element, so that the other element of the pair is its neighbour in memory
         split=variant.interleaved and own == 1,
-        # (frag, table, row, first, second, keep): cos or sin of them, NaN without `keep`
+        # (frag, table, row, first, second, keep): load cos or sin of both pieces, NaN without `keep`
         load=_load_neighbours if whole else _load_halves,
     )
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """16 bytes at a time where they can be, by few enough threads a token."""
+    """Yield the rotation, 16 bytes at a time if aligned."""
     return _choices(problem, results, device, 1.0)
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The same, turned back."""
+    """Yield the rotation back, 16 bytes at a time if aligned."""
     return _choices(problem, results, device, -1.0)
 
 
-# Shares of the roof that a plain kernel with the same reads and writes reaches: bf16, H200, 2026-11-21, 4 x 8192
-# tokens, 32 and 8 heads of 128. A cap on registers for more blocks an SM costs 4 %, and spills at 8 heads a thread.
+# Speed as a share of a plain kernel with the same reads and writes: bf16, H200, 2026-11-21, 4 x 8192 tokens, 32 and 8
+# heads of 128. A cap on registers for more blocks an SM costs 4 %, and spills at 8 heads a thread.
 THREADS = 128
 HEADS, ROUNDS = 4, 2  # 0.96, one round 0.93; 2 heads a round 0.96, 8 heads 0.96. Heads apart: 0.93, one round 0.92
-WAVES, THREADS_PER_SM = 2, 640  # that the registers leave room for
+WAVES, THREADS_PER_SM = 2, 640  # as many threads as the registers allow
 
 
 def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device, turn: float) -> Iterator[Choice]:
@@ -165,7 +162,7 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device,
 
 
 def config_of(problem: Problem, results: Mapping[str, ArrayMeta]) -> SimtConfig:
-    """16 bytes at a time where every piece of every head begins at a multiple of that."""
+    """Return the Config: 16 bytes at a time if every piece of every head begins at a multiple of that."""
     p, tables = problem, [problem.arrays[name] for name in ("cos", "sin")]
     vector, table_vector = storage(p.dtype).vector, storage(tables[0].dtype).vector
     heads = [*list(p.arrays.values())[:2], *results.values()]
@@ -176,7 +173,7 @@ def config_of(problem: Problem, results: Mapping[str, ArrayMeta]) -> SimtConfig:
 
 
 def _neighbours(problem: Problem) -> bool:
-    """Whether the heads of a token lie side by side in memory."""
+    """Whether the heads of a token are neighbours in memory."""
     q = next(iter(problem.arrays.values()))
     return problem.S == 1 or (problem.H > 1 and q.strides[1] < q.strides[2])
 
@@ -188,10 +185,9 @@ def _aligned(meta: ArrayMeta, vector: int) -> bool:
 
 
 def head_lanes(problem: Problem, config: SimtConfig, device: Device) -> int:
-    """How many threads share the heads of a token.
+    """Return how many threads share the heads of a token.
 
-    Two rounds of heads for each, so that cos and sin are fetched seldom; one where every SM would not have enough
-    threads otherwise.
+    Each has two rounds of heads, so that cos and sin are loaded less often, or one if SMs would have too few threads.
     """
     p = problem
     most = cdiv(p.H + p.Hkv, config.heads)
@@ -201,14 +197,14 @@ def head_lanes(problem: Problem, config: SimtConfig, device: Device) -> int:
 
 
 def _columns(problem: Problem, config: SimtConfig) -> int:
-    """Columns of a head."""
+    """Return the columns of a head."""
     return width(problem) // (storage(problem.dtype).vector if config.aligned else 1)
 
 
 def steps(
     problem: Problem, results: Mapping[str, ArrayMeta], turn: float, config: SimtConfig, lanes: int
 ) -> list[Step]:
-    """Return the launch, with `lanes` threads for the heads of a token."""
+    """Return the launch, with `lanes` threads for the heads of a token; none for an empty call."""
     columns = _columns(problem, config)
     blocks = cdiv(problem.B * problem.S * columns * lanes, config.threads)
     args = (*arguments(problem, results, turn), columns, lanes)

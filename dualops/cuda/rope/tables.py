@@ -1,10 +1,10 @@
 """rope_tables: cos and sin of position * frequency, in float64 for every dtype of the result.
 
-    1  f = base ** (-2i / R), my frequency, then scaled
-    2  for my tokens: cos and sin of as many turns as position * f / 2 pi is, times the magnitude
+    1  f = base ** (-2i / R), the thread's frequency, then scaled
+    2  for each of its tokens: cos and sin of position * f / 2 pi turns, times the magnitude
 
-An angle of 100,000 radians in float32 is wrong by hundredths; in float64 by 1e-11. Counting it in turns, of which the
-whole ones do not matter, leaves cos and sin no large number to reduce. A thread has one frequency and `tokens` tokens.
+An angle of 100,000 radians has an error of hundredths in float32, of 1e-11 in float64. In turns, cos and sin can drop
+whole turns exactly and need no reduction of large numbers. A thread has one frequency and `tokens` tokens.
 
 All scalings are one formula of seven numbers (`Scaling`), so that there is one kernel.
 """
@@ -33,36 +33,36 @@ from .arguments import start
 
 @dataclass(frozen=True)
 class TablesConfig:
-    """How frequencies are dealt to threads."""
+    """How frequencies and tokens are distributed to threads."""
 
     threads: int = 128  # of a block
     tokens: int = 8  # of a thread
 
 
 class Scaling(NamedTuple):
-    """What a scaling is to the kernel: (1 - kept) * f / factor + kept * f, of frequencies f of this base, where kept is
+    """A scaling of frequencies f of this base: (1 - kept) * f / factor + kept * f.
 
-    (turns * f / 2 pi + pair * i - low) / (high - low), clipped to 0 ... 1.
+    kept is (turns * f / 2 pi + pair * i - low) / (high - low), clipped to 0 ... 1.
     """
 
     base: Any
     factor: Any
     turns: Any  # positions in which turns are counted
-    pair: Any  # 1 where pairs are counted instead, else 0
+    pair: Any  # 1 to count pairs instead, else 0
     low: Any
     high: Any
     magnitude: Any  # of cos and sin
 
 
 def _argument_types(dtype: str, positions_dtype: str) -> tuple[Any, ...]:
-    """Of cos, sin, positions, four sizes and the scaling."""
+    """Return the types of cos, sin, positions, four sizes and the scaling."""
     table, scaling = strided(dtype, 2), types.NamedUniTuple(f64, len(Scaling._fields), Scaling)
     return table, table, strided(positions_dtype, 2), *[i64] * 4, scaling
 
 
 @builds
 def build(config: TablesConfig, dtype: str, positions_dtype: str) -> Kernel:
-    """rope_tables(cos, sin, positions, tokens, S, half, shares, scaling)."""
+    """Build rope_tables(cos, sin, positions, tokens, S, half, shares, scaling). shares: threads of a frequency."""
     mem, num = storage(dtype), numbers(f64)
     TWO, TWO_PI = f64(2), f64(2 * pi)
 
@@ -89,13 +89,13 @@ def build(config: TablesConfig, dtype: str, positions_dtype: str) -> Kernel:
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The way to make tables."""
+    """Yield the way to make tables."""
     config = TablesConfig()
     yield Choice("simt", config, "a thread has a frequency", partial(_steps, problem, results, config))
 
 
 def _steps(problem: Problem, results: Mapping[str, ArrayMeta], config: TablesConfig) -> list[Step]:
-    """The launch."""
+    """Return the launch."""
     p, positions = problem, problem.arrays["positions"]
     shares = cdiv(p.tokens, config.tokens)
     tables = [_rows(name, meta.strides[:-1]) for name, meta in results.items()]
@@ -109,17 +109,19 @@ def _rows(name: str, strides: tuple[int, ...]) -> Strided:
 
 
 def scaling_of(problem: Problem) -> Scaling:
-    """The numbers of a call's scaling."""
-    told, R = dict(problem.scaling or ()), 2 * problem.half
-    name, base = told.get("rope_type", "default"), problem.theta
-    every = Scaling(base, 1.0, 0.0, 0.0, 1.0, 2.0, told.get("attention_factor", 1.0))  # kept is 0, and nothing divided
+    """Return the numbers of a call's scaling."""
+    options, R = dict(problem.scaling or ()), 2 * problem.half
+    name, base = options.get("rope_type", "default"), problem.theta
+    every = Scaling(
+        base, 1.0, 0.0, 0.0, 1.0, 2.0, options.get("attention_factor", 1.0)
+    )  # kept is 0, and nothing divided
     if name in ("default", "dynamic"):
         return every
-    every = every._replace(factor=told["factor"])
+    every = every._replace(factor=options["factor"])
     if name == "yarn":
-        first, last = yarn_range(R, base, told)  # what is kept falls, so the last one is the lower end
+        first, last = yarn_range(R, base, options)  # `kept` falls with i, so the last one is the lower end
         return every._replace(pair=1.0, low=last, high=first)
     if name == "llama3":
-        low, high = told["low_freq_factor"], told["high_freq_factor"]
-        return every._replace(turns=told["original_max_position_embeddings"], low=low, high=high)
+        low, high = options["low_freq_factor"], options["high_freq_factor"]
+        return every._replace(turns=options["original_max_position_embeddings"], low=low, high=high)
     return every

@@ -82,8 +82,8 @@ class SharedMemory:
 
     def _check(self, places: np.ndarray) -> None:
         if places.size and not 0 <= places.min() <= places.max() < self.used:
-            told = f"{places.min():#x} to {places.max():#x}"
-            raise IndexError(f"a unit is sent to shared memory from {told}, which ends at {self.used:#x}")
+            addresses = f"{places.min():#x} to {places.max():#x}"
+            raise IndexError(f"a unit is sent to shared memory from {addresses}, which ends at {self.used:#x}")
 
 
 def _aligned() -> np.ndarray:

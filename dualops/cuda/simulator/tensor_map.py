@@ -56,8 +56,8 @@ class TensorMap:
         """
         inside, there = self._slices(coordinates)
         if self.array.shape[-1] * self.array.itemsize % 16:
-            told = f"rows of {self.array.shape[-1] * self.array.itemsize} bytes"
-            raise IndexError(f"a box stored to {told}, expected a multiple of 16: zeros are written behind them")
+            rows = f"rows of {self.array.shape[-1] * self.array.itemsize} bytes"
+            raise IndexError(f"a box stored to {rows}, expected a multiple of 16: zeros are written behind them")
         self.array[inside] = data.view(self.array.dtype).reshape(self.box[::-1])[there]
 
     def add(self, coordinates: Sequence[int], data: np.ndarray) -> None:

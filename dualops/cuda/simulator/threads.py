@@ -223,8 +223,8 @@ class Scheduler:
         for thread in threads:
             name = thread.waiting.name if thread.waiting else "nothing"
             waits.setdefault(f"block {tuple(thread.block.index)} at {name}", []).append(thread.tid)
-        told = "; ".join(f"{place}: threads {_ranges(tids)}" for place, tids in waits.items())
-        raise Deadlock(f"{len(threads)} threads wait forever: {told}")
+        places = "; ".join(f"{place}: threads {_ranges(tids)}" for place, tids in waits.items())
+        raise Deadlock(f"{len(threads)} threads wait forever: {places}")
 
 
 def _ranges(tids: Sequence[int]) -> str:

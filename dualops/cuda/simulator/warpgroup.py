@@ -133,8 +133,8 @@ class Products:
             product = self.shared[self.number] = Product(name, operands, self.number, begin())
         tid = self.thread.tid % THREADS
         if (product.name, product.operands) != (name, operands):
-            told = f"{product.name} of {product.operands}"
-            raise RuntimeError(f"{name}: thread {tid} of the warpgroup brings {operands}, others are at {told}")
+            expected = f"{product.name} of {product.operands}"
+            raise RuntimeError(f"{name}: thread {tid} of the warpgroup brings {operands}, others are at {expected}")
         if words is not None:
             array, index = words
             fragment = self._watch(name, array)

@@ -1,23 +1,25 @@
 """softmax on the GPU: which kernel serves which problem, and the public functions. To learn how, begin with README.md.
 
-rows.py       contiguous rows kept in registers: a warp, some warps or a block a row
-cluster_rows.py  contiguous rows of 32 KiB to 1 MiB (backward 512 KiB), in the registers of a cluster, on sm_90
-ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: they wait in stages; a
+../rows/registers.py  contiguous rows kept in registers: a warp, some warps or a block a row
+../rows/cluster.py  contiguous rows of 32 KiB to 1 MiB (backward 512 KiB), in the registers of a cluster, on sm_90
+../rows/chunks.py  contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: they wait in stages; a
               part is read again of rows longer than 3 MB (backward 1.5)
-long_rows.py  contiguous rows too long for that: two readings
+../rows/reread.py  contiguous rows too long for that: two readings
 strided.py    any axis of any layout: two readings
 naive.py      contiguous rows, one thread each: three readings
-ladder.py     the steps between naive.py and rows.py, for README.md; nothing here uses them
+examples/ladder/softmax has the steps between naive.py and rows/registers.py, for README.md
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ...spec import softmax as SPEC
 from ..launch.operation import Operation
 from ..public import Array
-from . import cluster_rows, long_rows, naive, ring, rows, strided
+from . import naive, strided
+from .rungs import cluster_choices, long_rows_choices, ring_choices, rows_choices
 
 
 def softmax(
@@ -47,28 +49,7 @@ def softmax_backward(
     return backward((y, dy), (axis,), out, kernel, stream)
 
 
-forward = Operation(
-    SPEC,
-    rungs=(
-        cluster_rows.forward_choices,
-        rows.forward_choices,
-        ring.forward_choices,
-        long_rows.forward_choices,
-        strided.forward_choices,
-        naive.forward_choices,
-    ),
-    inplace=("x",),
-)
-backward = Operation(
-    SPEC,
-    rungs=(
-        rows.backward_choices,
-        cluster_rows.backward_choices,
-        ring.backward_choices,
-        long_rows.backward_choices,
-        strided.backward_choices,
-        naive.backward_choices,
-    ),
-    backward=True,
-    inplace=("y", "dy"),
-)
+RUNGS = (cluster_choices, rows_choices, ring_choices, long_rows_choices, strided.choices, naive.choices)
+BACKWARD = (rows_choices, cluster_choices, *RUNGS[2:])
+forward = Operation(SPEC, rungs=tuple(partial(rung, False) for rung in RUNGS), inplace=("x",))
+backward = Operation(SPEC, rungs=tuple(partial(rung, True) for rung in BACKWARD), backward=True, inplace=("y", "dy"))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from ...spec import ArrayMeta, Problem
-from ..compiler.backend import Kernel
+from ...spec.meta import Strided
 from ..launch.arrays import collapse
-from ..launch.step import Step
+from ..launch.step import Argument
+from ..launch.views import absent
+from ..rows.operator import RowArrays, Rows
 from ..tile.storage import storage
-
-MOST_AXES = 3  # along which rows lie
 
 
 class Call:
@@ -33,11 +32,6 @@ class Call:
         return len(self.sizes) <= 1 and all(step == 1 for step in self.steps)
 
     @property
-    def row_strides(self) -> list[int]:
-        """Of contiguous rows, for each array."""
-        return [stride[0] if stride else 0 for stride in self.strides]
-
-    @property
     def aligned(self) -> bool:
         """Whether contiguous rows are whole 16-byte vectors."""
         vector = storage(self.dtype).vector
@@ -45,15 +39,23 @@ class Call:
         return whole and all(meta.pointer % 16 == 0 for meta in self.metas.values())
 
     @property
-    def strided_args(self) -> tuple[Any, ...]:
-        """Arrays, M, N, sizes of the axes but the first, and strides of each array, of rows along MOST_AXES axes."""
-        missing = MOST_AXES - len(self.sizes)
-        args = (*self.metas, self.M, self.N, *((1,) * missing + self.sizes)[1:])
-        for stride, step in zip(self.strides, self.steps, strict=True):
-            args += (0,) * missing + stride + (step,)
-        return args
+    def row_strides(self) -> list[int]:
+        """Of contiguous rows, for each array."""
+        return [stride[0] if stride else 0 for stride in self.strides]
 
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Return (arrays, params, rows) of contiguous rows."""
+        return self._arrays([(stride,) for stride in self.row_strides]), (), Rows(self.M, self.N, (self.M,))
 
-def one_step(build: Callable[..., Kernel], config: Any, dtype: str, blocks: int, args: tuple[Any, ...]) -> list[Step]:
-    """The launch of a call that is one."""
-    return [Step(build(config, dtype), (blocks,), args)]
+    def strided_arguments(self, axes: int) -> tuple[Argument, ...]:
+        """Return (arrays, rows) of rows along `axes` axes: arrays have a stride of elements, too."""
+        missing = axes - len(self.sizes)
+        strides = zip(self.strides, self.steps, strict=True)
+        arrays = self._arrays([(0,) * missing + stride + (step,) for stride, step in strides])
+        return arrays, Rows(self.M, self.N, (1,) * missing + self.sizes)
+
+    def _arrays(self, strides: list[tuple[int, ...]]) -> RowArrays:
+        y, *inputs = (Strided(name, own) for name, own in zip(self.metas, strides, strict=True))
+        none = absent(len(strides[0]))
+        return RowArrays(y, none, *inputs, *[none] * (2 - len(inputs)))

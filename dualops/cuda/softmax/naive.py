@@ -16,11 +16,13 @@ from functools import partial
 
 from ...spec import ArrayMeta, Problem
 from ..compiler.backend import Kernel, builds, cuda, i64, kernel, pointer
+from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
+from ..launch.step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .arguments import Call, one_step
+from .arguments import Call
 
 
 @dataclass(frozen=True)
@@ -77,20 +79,14 @@ def build_backward(config: NaiveConfig, dtype: str) -> Kernel:
     return softmax_naive_backward
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+def choices(backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """A thread a row, if rows are contiguous."""
-    return _choices(Call(problem, results), build_forward)
+    call, config = Call(problem, results), NaiveConfig()
+    if call.contiguous:
+        build = build_backward if backward else build_forward
+        yield Choice("naive", config, "one thread a row", partial(_steps, build, config, call))
 
 
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the choices for the gradient."""
-    return _choices(Call(problem, results), build_backward)
-
-
-def _choices(call: Call, build: Callable[..., Kernel]) -> Iterator[Choice]:
-    if not call.contiguous:
-        return
-    config = NaiveConfig()
+def _steps(build: Callable[..., Kernel], config: NaiveConfig, call: Call) -> list[Step]:
     args = (*call.metas, call.M, call.N, *call.row_strides)
-    make = partial(one_step, build, config, call.dtype, -(-call.M // config.threads), args)
-    yield Choice("naive", config, "one thread a row", make)
+    return [Step(build(config, call.dtype), (cdiv(call.M, config.threads),), args)]

@@ -2,7 +2,7 @@
 
 A block has `lanes` rows side by side and `columns` threads for each. Where neighbouring rows are neighbours in memory,
 32 lanes read them together; where the row itself is contiguous, all threads share one. Each row is read twice, as in
-long_rows.py; the threads of a row merge through shared memory. A thread adds up to N / 8 numbers, eight at once, and
+rows/reread.py; the threads of a row merge through shared memory. A thread adds up to N / 8 numbers, eight at once, and
 carries along what each addition loses, so that the sum of a million is as good as one of a hundred. Shared memory: two
 numbers a thread.
 """
@@ -12,14 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 from ...spec import ArrayMeta, Problem
-from ..compiler.backend import Kernel, builds, cuda, i64, kernel, pointer, verb
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel, types
+from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
+from ..launch.step import Step
+from ..row_walk import row_axes
+from ..rows.operator import Rows, arrays_type
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .arguments import MOST_AXES, Call, one_step
+from .arguments import Call
+
+MOST_AXES = 3  # along which rows lie
 
 
 @dataclass(frozen=True)
@@ -35,26 +42,27 @@ class StridedConfig:
         return self.lanes * self.columns
 
 
-@verb
-def row_offset(row, size1, size2, stride0, stride1, stride2):
-    """Where row number `row` of a [size0, size1, size2] grid of rows begins."""
-    return row // (size1 * size2) * stride0 + row // size2 % size1 * stride1 + row % size2 * stride2
+def argument_types(dtype: str) -> tuple[Any, ...]:
+    """Return the types of `RowArrays`, each with its strides of rows and then that of elements, and of `Rows`."""
+    return arrays_type(dtype, MOST_AXES + 1), types.NamedTuple((i64, i64, types.UniTuple(i64, MOST_AXES)), Rows)
 
 
 @builds
 def build_forward(config: StridedConfig, dtype: str) -> Kernel:
-    """softmax_strided(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step): strides of rows, elements."""
-    mem = storage(dtype)
+    """softmax_strided(arrays, rows)."""
+    mem, axes = storage(dtype), row_axes(MOST_AXES)
     num = numbers(mem.number)
 
-    @kernel(pointer(mem.element), pointer(mem.element), *[i64] * 12, threads=config.threads)
-    def softmax_strided(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step):
+    @kernel(*argument_types(dtype), threads=config.threads)
+    def softmax_strided(arrays, rows):
+        y, x, N, place = arrays.y.data, arrays.x.data, rows.N, axes.place()
+        y_step, x_step = arrays.y.strides[MOST_AXES], arrays.x.strides[MOST_AXES]
         tid = cuda.threadIdx.x
         lane, column = tid % config.lanes, tid // config.lanes
         row = i64(cuda.blockIdx.x) * config.lanes + lane
-        x_row = row_offset(row, size1, size2, x0, x1, x2)
-        y_row = row_offset(row, size1, size2, y0, y1, y2)
-        end = N if row < M else i64(0)
+        axes.locate(place, row, rows.sizes)
+        y_row, x_row = axes.start(place, arrays.y), axes.start(place, arrays.x)
+        end = N if row < rows.M else i64(0)
         my_max = num.minus_inf
         my_sum, lost = num.zero, num.zero
         batch = cuda.local.array(config.batch, mem.number)
@@ -96,21 +104,22 @@ def build_forward(config: StridedConfig, dtype: str) -> Kernel:
 
 @builds
 def build_backward(config: StridedConfig, dtype: str) -> Kernel:
-    """softmax_strided_backward(dx, y, dy, M, N, size1, size2, then four strides for each of dx, y, dy)."""
-    mem = storage(dtype)
+    """softmax_strided_backward(arrays, rows): x is softmax's y, the other input dy, y is dx."""
+    mem, axes = storage(dtype), row_axes(MOST_AXES)
     num = numbers(mem.number)
 
-    @kernel(pointer(mem.element), pointer(mem.element), pointer(mem.element), *[i64] * 16, threads=config.threads)
-    def softmax_strided_backward(
-        dx, y, dy, M, N, size1, size2, dx0, dx1, dx2, dx_step, y0, y1, y2, y_step, dy0, dy1, dy2, dy_step
-    ):
+    @kernel(*argument_types(dtype), threads=config.threads)
+    def softmax_strided_backward(arrays, rows):
+        dx, y, dy, N, place = arrays.y.data, arrays.x.data, arrays.other.data, rows.N, axes.place()
+        dx_step, y_step = arrays.y.strides[MOST_AXES], arrays.x.strides[MOST_AXES]
+        dy_step = arrays.other.strides[MOST_AXES]
         tid = cuda.threadIdx.x
         lane, column = tid % config.lanes, tid // config.lanes
         row = i64(cuda.blockIdx.x) * config.lanes + lane
-        dx_row = row_offset(row, size1, size2, dx0, dx1, dx2)
-        y_row = row_offset(row, size1, size2, y0, y1, y2)
-        dy_row = row_offset(row, size1, size2, dy0, dy1, dy2)
-        end = N if row < M else i64(0)
+        axes.locate(place, row, rows.sizes)
+        dx_row, y_row = axes.start(place, arrays.y), axes.start(place, arrays.x)
+        dy_row = axes.start(place, arrays.other)
+        end = N if row < rows.M else i64(0)
         # dx = y * (dy - dot)  with  dot = sum(y * dy)
         my_dot, lost = num.zero, num.zero
         for start in range(column, end, config.columns * config.batch):
@@ -134,21 +143,17 @@ def build_backward(config: StridedConfig, dtype: str) -> Kernel:
     return softmax_strided_backward
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+def choices(backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Lanes side by side where neighbouring rows are, or along a row."""
-    return _choices(Call(problem, results), build_forward)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the choices for the gradient."""
-    return _choices(Call(problem, results), build_backward)
-
-
-def _choices(call: Call, build: Callable[..., Kernel]) -> Iterator[Choice]:
+    call = Call(problem, results)
     if len(call.sizes) > MOST_AXES:
         return
     together = min(call.steps) > 1
     config = StridedConfig(32, 8) if together else StridedConfig(1, 128)
     reason = "neighbouring rows are read together" if together else "rows lie along more than one stride"
-    make = partial(one_step, build, config, call.dtype, -(-call.M // config.lanes), call.strided_args)
-    yield Choice("simt", config, reason, make)
+    build = build_backward if backward else build_forward
+    yield Choice("simt", config, reason, partial(_steps, build, config, call))
+
+
+def _steps(build: Callable[..., Kernel], config: StridedConfig, call: Call) -> list[Step]:
+    return [Step(build(config, call.dtype), (cdiv(call.M, config.lanes),), call.strided_arguments(MOST_AXES))]

@@ -5,9 +5,9 @@
     first = own.first(x_at, cuda.threadIdx.x)
     own.load(words, at, smem, first, step)         four words of a thread: words[at:]
 
-Words lie as a left factor of a product has them (`fragment.left_16bit`), two neighbours of a row in each: rows r and
-r + 8 of the first 8 columns, then of the other 8. So a product's accumulators have them, too: word 2 * j + h of all
-steps is of row r + 8 * h and those of the columns from 8 * j on whose scores the thread has.
+Words have the layout of a product's left factor (`fragment.left_16bit`), two neighbours of a row in each: rows r and
+r + 8 of the first 8 columns, then of the other 8. A product's accumulators have the same layout: word 2 * j + h of all
+steps has row r + 8 * h and the thread's two of the columns from 8 * j on.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class AFragment(Namespace):
 
 @cache
 def words_of_rows(x: Operand) -> AFragment:
-    """For 64 lines, those from byte x_at on, of a tile as boxes bring it; each step reads a line's 32 bytes."""
+    """Return the verbs for the 64 lines from byte x_at on of a tile in boxes. Each step reads 32 bytes of a line."""
     load_four, SPAN, BOX, IN_BOX = ldmatrix(WORDS), x.span, x.box, x.span // (2 * CHUNK)
 
     @verb
     def first(x_at, tid):
         lane, warp = u32(tid) % u32(32), u32(tid) % u32(128) // u32(32)
         plain = (warp * u32(16) + lane % u32(16)) * u32(SPAN) + lane // u32(16) * u32(CHUNK)
-        return i32(u32(x_at) + (plain ^ (plain >> u32(3) & u32(SPAN - CHUNK))))  # as `swizzle` has it
+        return i32(u32(x_at) + (plain ^ (plain >> u32(3) & u32(SPAN - CHUNK))))  # see `swizzle`
 
     @verb
     def load(words, at, smem, first, step):
@@ -54,8 +54,9 @@ def words_of_rows(x: Operand) -> AFragment:
 
 @cache
 def words_of_columns(x: Operand, *, alike: bool = False) -> AFragment:
-    """For 64 columns of each warpgroup, one box of 128 bytes, of a tile whose lines are columns then. alike: no
-    warpgroup looks further than the first 64 from x_at on.
+    """Return the verbs for 64 columns of each warpgroup, one box of 128 bytes, of a tile whose lines are columns.
+
+    alike: all warpgroups read the first 64 columns from x_at on.
     """
     load_four, SPAN, box = ldmatrix(WORDS, True), x.span, 0 if alike else x.box
     if SPAN != 2 * ROWS:

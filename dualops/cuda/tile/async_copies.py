@@ -16,14 +16,14 @@ from ..ptx.memory import st_shared_b32
 
 
 class Copies(Namespace):
-    """Copies of `vector` neighbours, of which the first may be there, and the others become zeros.
+    """Copies of `vector` neighbours. Only the first ones may exist; the others become zeros.
 
-    there: how many, as `there` makes it of the number that is left; a u32, 0 for none.
+    there: how many exist, computed by the verb `there` from the number that is left; a u32, 0 for none.
     """
 
     vector: int
     asynchronous: bool
-    words: int  # 32-bit words that a copy is under way in, if it is not asynchronous
+    words: int  # 32-bit words of a copy through registers; 0 if it is asynchronous
     there: Callable[..., Any]  # (left): below 1 for none
     start: Callable[..., None]  # (words, word, smem, at, x, index, apart, there): neighbours are `apart` in x
     end: Callable[..., None]  # (words, word, smem, at)
@@ -31,8 +31,9 @@ class Copies(Namespace):
 
 @cache
 def copies(vector: int, itemsize: int = 2) -> Copies:
-    """16, 8 or 4 bytes, aligned and of elements `apart` by 1, which copy themselves; or 1 element of 16 bits: two at a
-    time, through registers.
+    """Return the verbs for copies of 16, 8 or 4 aligned bytes, asynchronous, with `apart` 1.
+
+    Copies of one element of 16 bits go through registers, two elements at a time.
     """
     return _asynchronous(vector, itemsize) if vector * itemsize > 2 else _through_registers()
 

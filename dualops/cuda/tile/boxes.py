@@ -1,11 +1,11 @@
-"""Tiles that copies of boxes bring into the stages of a pipeline, where products of a warpgroup read them.
+"""Tiles in the stages of a pipeline, filled by copies of boxes and read by products of a warpgroup.
 
     a = box_tile(Operand(BLOCK_M, BLOCK_K, 2, 128, "k"), at=0, stages=4, others=1)
     a.load(smem, stage, a_map, Corner(m0, k0, (batch,)), barriers.full)
 
-An array's map has the axis that is contiguous first, then the tile's other one, then `others` more. A tile is as many
-boxes as its lines are wide in units of its swizzle's span. Blocks of a cluster that share a tile load a part of it
-each, and send that to one another.
+An array's map has the contiguous axis first, then the tile's other one, then `others` more. Each line of a tile is
+split into boxes of the width of the swizzle's span. Blocks of a cluster that share a tile load a part of it each, and
+send it to each other.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ class Cluster(NamedTuple):
 
     @property
     def of_a(self) -> Sharing:
-        """How A's tiles are shared: blocks r, r + rows, ... have the same."""
+        """The sharing of A's tiles: blocks r, r + rows, ... have the same tile."""
         return Sharing(self.columns, self.rows, self.blocks, sum(1 << self.rows * c for c in range(self.columns)))
 
     @property
     def of_b(self) -> Sharing:
-        """How B's tiles are shared: blocks c * rows, c * rows + 1, ... have the same."""
+        """The sharing of B's tiles: blocks c * rows, c * rows + 1, ... have the same tile."""
         return Sharing(self.rows, 1, self.rows, (1 << self.rows) - 1)
 
 
 class Sharing(NamedTuple):
-    """`blocks` blocks of a cluster load the same tile, a part each. Block r loads part r % whole // step, and sends it
-    to the blocks whose bits `mask` has, once it is shifted to the first of them.
+    """`blocks` blocks of a cluster load the same tile, a part each.
+
+    Block r loads part r % whole // step and sends it to the blocks in `mask`, shifted to the first of them.
     """
 
     blocks: int = 1
@@ -79,24 +80,22 @@ def prefetch_maps(maps, warp):
 
 
 def box_shape(tile: Operand, sharing: Sharing = ALONE) -> tuple[int, int]:
-    """Lines and elements of a line of one box of a tile that is shared so."""
+    """Return the lines, and the elements of a line, of one box of a tile with this sharing."""
     return tile.lines // sharing.blocks, tile.span // tile.itemsize
 
 
 @noun
 def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, room: int = 0) -> Members:
-    """A tile in every stage of a pipeline, loaded as boxes.
+    """The verbs of a tile in every stage of a pipeline, loaded as boxes.
 
-    The verbs of a tile whose first stage begins at byte `at`; others: axes of its array in addition to its own two;
-    room: bytes of a stage, if it is larger than the tile.
-
-    Each of the blocks that share it loads an equal part of the lines. Raises ValueError where that is no whole pattern
-    of 8.
+    at: byte of the first stage; others: axes of its array in addition to its own two; room: bytes of a stage, if it is
+    larger than the tile. Each of the blocks that share the tile loads an equal part of its lines. Raises ValueError if
+    that is not a multiple of 8 lines.
     """
     lines, along = box_shape(tile, sharing)
     if tile.lines % (8 * sharing.blocks):
-        told = f"a multiple of {8 * sharing.blocks} for {sharing.blocks} blocks"
-        raise ValueError(f"a tile of {tile.lines} lines, expected {told}")
+        multiple = f"a multiple of {8 * sharing.blocks} for {sharing.blocks} blocks"
+        raise ValueError(f"a tile of {tile.lines} lines, expected {multiple}")
     shared = sharing.blocks > 1
     start, k_major = _start(others, shared), tile.major == "k"
     boxes, box_bytes, part_bytes, stage_bytes = tile.width // along, tile.box, lines * tile.span, room or tile.nbytes
@@ -118,7 +117,7 @@ def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, r
             blocks = sharing.mask << rank - part * sharing.step
         for box in range(boxes):
             place, column = i32(to + box * box_bytes), i32(first + box * along)
-            start(smem, place, tensor_map, column, i32(line), corner.others, full, stage, blocks)
+            start(smem, place, tensor_map, Corner(i32(line), column, corner.others), full, stage, blocks)
 
     return members(
         locals(),
@@ -127,28 +126,34 @@ def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, r
 
 
 def _start(others: int, shared: bool) -> Callable[..., None]:
-    """(smem, to, tensor_map, c0, c1, others, full, stage, blocks): start to load a box; shared: into several blocks."""
+    """Return the verb (smem, to, tensor_map, corner, full, stage, blocks), which starts to load a box.
+
+    corner: its first line, as `row`, and column, as `depth`. shared: the box goes to several blocks.
+    """
     copy = cp_async_bulk_tensor(2 + others, shared)
 
     @verb
-    def one(smem, to, tensor_map, c0, c1, others, full, stage, blocks):
+    def one(smem, to, tensor_map, corner, full, stage, blocks):
+        (a,) = corner.others
         if shared:
-            copy(smem, to, tensor_map, c0, c1, others[0], full, stage, u16(blocks))
+            copy(smem, to, tensor_map, corner.depth, corner.row, a, full, stage, u16(blocks))
         else:
-            copy(smem, to, tensor_map, c0, c1, others[0], full, stage)
+            copy(smem, to, tensor_map, corner.depth, corner.row, a, full, stage)
 
     @verb
-    def two(smem, to, tensor_map, c0, c1, others, full, stage, blocks):
+    def two(smem, to, tensor_map, corner, full, stage, blocks):
+        a, b = corner.others
         if shared:
-            copy(smem, to, tensor_map, c0, c1, others[0], others[1], full, stage, u16(blocks))
+            copy(smem, to, tensor_map, corner.depth, corner.row, a, b, full, stage, u16(blocks))
         else:
-            copy(smem, to, tensor_map, c0, c1, others[0], others[1], full, stage)
+            copy(smem, to, tensor_map, corner.depth, corner.row, a, b, full, stage)
 
     @verb
-    def three(smem, to, tensor_map, c0, c1, others, full, stage, blocks):
+    def three(smem, to, tensor_map, corner, full, stage, blocks):
+        a, b, c = corner.others
         if shared:
-            copy(smem, to, tensor_map, c0, c1, others[0], others[1], others[2], full, stage, u16(blocks))
+            copy(smem, to, tensor_map, corner.depth, corner.row, a, b, c, full, stage, u16(blocks))
         else:
-            copy(smem, to, tensor_map, c0, c1, others[0], others[1], others[2], full, stage)
+            copy(smem, to, tensor_map, corner.depth, corner.row, a, b, c, full, stage)
 
     return {1: one, 2: two, 3: three}[others]

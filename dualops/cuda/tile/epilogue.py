@@ -8,10 +8,9 @@
         boxes.store(smem, y_map, values, Corner(m0, n0, (batch,)), part, part)
         part = boxes.next(part)
 
-A part is put into a box of shared memory (16 bits packed in pairs, by stmatrix), swizzled so that no two lanes of a
-store meet a bank, and copied from there while the warpgroup goes on. There is room for `places` of them. What can't be
-stored as boxes goes through shared memory as floats (`row_output`), or as 16 bits if nothing is to be added to it
-(`line_output`).
+A part is written to a box of shared memory (16 bits packed in pairs, by stmatrix), swizzled against bank conflicts, and
+copied from there while the warpgroup goes on. There are `places` boxes. Results that can't be stored as boxes go
+through shared memory as floats (`row_output`), or as 16 bits if nothing is added to them (`line_output`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from .numbers import numbers
 from .unrolled import one_after_another
 from .warpgroup import ROWS, my_warpgroup
 
-NEAR = 8  # neighbours of a row that a thread takes
+NEAR = 8  # neighbours of a row that a thread processes at once
 SPAN = 128  # bytes of a box's line, at most
 PAIRS = {"bfloat16": pack_bf16x2, "float16": pack_f16x2}
 
@@ -58,14 +57,14 @@ def box_output(
 ) -> Members:
     """Store a warpgroup's tile to memory as boxes, one part of columns after the other.
 
-    For results of `columns` columns a warpgroup, of 16 bits or float32; shared memory begins at byte `at`.
+    Results have `columns` columns a warpgroup, of 16 bits or float32. Shared memory begins at byte `at`.
 
-    others: axes of the result in addition to rows and columns. A tile makes a multiple of `places` stores. `beside`: a
-    number of warpgroups whose places of one number follow each other, as in boxes of all their rows; 0: all places of
-    a warpgroup follow each other. With `beside` only `store_all` stores. No thread acquires a place, and all stores
-    before `finish` are one group of copies. `anew`: for 16 bits, as in `put_matrices`.
+    others: axes of the result in addition to rows and columns. A tile makes a multiple of `places` stores. `beside`:
+    the number of warpgroups whose places of one number are neighbours, as in boxes of all their rows; 0: all places of
+    a warpgroup are neighbours. With `beside` only `store_all` stores. No thread acquires a place, and all stores before
+    `finish` are one group of copies. `anew`: for 16 bits, see `put_matrices`.
 
-    Raises ValueError for columns that are no whole number of boxes.
+    Raises ValueError if columns are no whole number of boxes.
     """
     itemsize = 4 if dtype == "float32" else 2
     _, along = output_box(columns, itemsize)
@@ -92,7 +91,7 @@ def box_output(
 
     @verb
     def acquire():
-        """Wait until a place is free, and what the warpgroup wrote to shared memory is visible."""
+        """Wait until a place is free and the warpgroup's writes to shared memory are visible."""
         if u32(cuda.threadIdx.x) % u32(128) == u32(0):
             cp_async_bulk_wait_group_read(most_pending)
         bar_sync(1 + my_warpgroup(), 128)
@@ -127,7 +126,7 @@ def box_output(
 
     @verb
     def store_all(smem, tensor_map, acc, corner):
-        """Store all parts as they are, where each has a place; instead of the verbs above."""
+        """Store all parts unchanged, if each has a place; instead of the verbs above."""
         tid, group = i32(u32(cuda.threadIdx.x) % u32(128)), my_warpgroup()
         place = i32(at + group * of_group * box_bytes)
         if not beside:
@@ -146,7 +145,7 @@ def box_output(
 
     @verb
     def finish():
-        """Wait until nothing of shared memory is read any more."""
+        """Wait until all stores have read shared memory."""
         if u32(cuda.threadIdx.x) % u32(128) == u32(0):
             if beside:
                 cp_async_bulk_commit_group()
@@ -156,20 +155,21 @@ def box_output(
         locals(),
         parts=parts,
         columns=along,  # of a part
-        size=size,  # numbers of a part that a thread has
+        size=size,  # a thread's numbers of a part
     )
 
 
 def put_matrices(dtype: str, along: int, first: int = 0, *, anew: bool = False) -> Callable[..., None]:
-    """(smem, at, values): write a part of 16-bit results to a box, from value `first` on. `anew`: a thread recomputes
-    its places each time, because it has no registers to keep them in.
+    """Return the verb (smem, at, values), which writes a part of 16-bit results to a box, from value `first` on.
+
+    `anew`: a thread recomputes its places each time, because it has no registers for them.
     """
     pair, put, span, steps = PAIRS[dtype], stmatrix(4), 2 * along, along // 16
 
     @verb
     def put_matrices(smem, at, values):
         tid = anew_i32(i32(u32(cuda.threadIdx.x) % u32(128))) if anew else cuda.threadIdx.x % 128
-        line = i32((tid // 32 * 16 + tid % 16) * span)  # of the row that this lane brings the address of
+        line = i32((tid // 32 * 16 + tid % 16) * span)  # of the row whose address this lane passes
         flip = line >> 3 & span - 16
         words = cuda.local.array(4, u32)
         for step in range(steps):
@@ -181,14 +181,14 @@ def put_matrices(dtype: str, along: int, first: int = 0, *, anew: bool = False) 
 
 
 def _put_pairs(along: int, first: int = 0) -> Callable[..., None]:
-    """Do what `put_matrices` does, for float32: each lane writes its two neighbours of each row."""
+    """Return the verb of `put_matrices` for float32: each lane writes its two neighbours of each row."""
     span, eights = 4 * along, along // 8
 
     @verb
     def put_pairs(smem, at, values):
         tid = cuda.threadIdx.x % 128
         line = i32((tid // 32 * 16 + tid % 32 // 4) * span)
-        flip = line >> 3 & span - 16  # eight rows further on it is the same
+        flip = line >> 3 & span - 16  # the same eight rows further on
         for j in range(eights):
             place = (32 * j + 8 * (tid % 4)) ^ flip
             for half in range(2):
@@ -199,7 +199,7 @@ def _put_pairs(along: int, first: int = 0) -> Callable[..., None]:
 
 
 def _copy_out(others: int) -> Callable[..., None]:
-    """(tensor_map, c0, c1, others, smem, at): start to store a box."""
+    """Return the verb (tensor_map, c0, c1, others, smem, at), which starts to store a box."""
     copy = cp_async_bulk_tensor_store(2 + others)
 
     @verb
@@ -215,9 +215,9 @@ def _copy_out(others: int) -> Callable[..., None]:
 
 @cache
 def place_of(width: int) -> Callable[..., Any]:
-    """The verb (row, column) -> where a float of a tile of this width is in shared memory.
+    """Return the verb (row, column) -> place of a float of a tile of this width in shared memory.
 
-    Fours of a row change places so that neighbouring rows meet different banks.
+    Groups of four of a row are permuted so that neighbouring rows are in different banks.
     """
     flips = min(width // 4, 8) - 1
 
@@ -231,11 +231,11 @@ def place_of(width: int) -> Callable[..., Any]:
 @cache
 @noun
 def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -> Members:
-    """The same accumulators as neighbours of a row, which a verb of the operator takes on from there.
+    """The verbs that turn accumulators into neighbours of a row, for a verb of the operator.
 
-    For `columns` columns a warpgroup, `width` of them at a time; shared memory begins at byte `at`, 256 * width for
-    each warpgroup. finish(values, results, m, n): NEAR numbers of row m, from column n on. Rows from M on are left out;
-    columns beyond the result's are the verb's concern.
+    They handle `columns` columns a warpgroup, `width` at a time. Shared memory begins at byte `at`, 256 * width bytes
+    for each warpgroup. finish(values, results, m, n): is called with NEAR numbers of row m, from column n on, for rows
+    below M. It must skip columns beyond the result's.
     """
     num, pairs, place = numbers(f32), width // 8, place_of(width)
     parts, items, groups = columns // width, ROWS * width // NEAR // 128, width // NEAR
@@ -251,7 +251,7 @@ def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -
         values = cuda.local.array(NEAR, f32)
         part = i32(0)
         while part < parts:
-            bar_sync(1 + group, 128)  # the part before has been read
+            bar_sync(1 + group, 128)  # all threads have read the previous part
             for p in range(parts):  # of registers, each is known by its number
                 if p == part:
                     for j in range(pairs):
@@ -277,11 +277,11 @@ def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -
 @cache
 @noun
 def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], beside: int = 0) -> Members:
-    """Accumulators that are rounded to 16 bits as NEAR neighbours of a row, in the four words of 16 bytes.
+    """The verbs that round accumulators to 16 bits, in words of NEAR neighbours of a row, four words of 16 bytes.
 
-    For `columns` columns a warpgroup, whole boxes; shared memory begins at byte `at`, 128 * columns for each warpgroup,
-    whose boxes lie as `box_output` says of `beside`; then it is the caller's concern that the tile before has been
-    read. finish(words, results, m, n): of row m, from column n on. Rows from M on are left out.
+    They handle `columns` columns a warpgroup, whole boxes. Shared memory begins at byte `at`, 128 * columns bytes for
+    each warpgroup. Boxes have the layout of `box_output` with `beside`; then the caller makes sure that the previous
+    tile has been read. finish(words, results, m, n): is called for row m, from column n on, for rows below M.
     """
     boxes = box_output(dtype, columns, at, columns * 2 // SPAN, 1)
     put, box_bytes = put_matrices(dtype, boxes.columns), ROWS * SPAN
@@ -296,7 +296,7 @@ def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], 
         mine = i32(at + group * group_bytes)
         values = boxes.fragment()
         if not beside:
-            bar_sync(1 + group, 128)  # the tile before has been read
+            bar_sync(1 + group, 128)  # all threads have read the previous tile
         part = i32(0)
         while part < parts:
             boxes.take(values, acc, part)
@@ -315,7 +315,7 @@ def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], 
 
     @verb
     def leave():
-        """Let copies overwrite what my warp wrote and read, once its lanes have met."""
+        """Let copies overwrite memory that my warp wrote and read, after its lanes have synchronized."""
         fence_proxy_async()
 
     return locals()

@@ -1,4 +1,4 @@
-"""Functions of float32 for kernels of 16-bit dtypes: few instructions, and less exact than libdevice's."""
+"""Functions of float32 for kernels of 16-bit dtypes: fewer instructions than libdevice's, and less accurate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bounded_fast_tanh(x, rate, size):
 def fast_tanh_slope(x, rate):
     """1 - tanh(rate * x)**2, of the same special functions: with r = 1 / (1/2 + E), 2 E r**2.
 
-    To 1e-6 of itself, and 2.4e-7 more for each 1 of |rate * x|, as the exponent is rounded.
+    Its relative error is 1e-6, and 2.4e-7 more for each 1 of |rate * x|, as the exponent is rounded.
     """
     power = ex2_approx_ftz(x * (rate * TWICE) - ONE)
     r = rcp_approx_ftz(HALF + power)
@@ -104,14 +104,14 @@ def fast_tanh_curve() -> Members:
 
 @verb
 def near_tanh_slope(x, rate):
-    """The slope there, of the same polynomial: 0.42 at least, of which a difference loses no digits."""
+    """Return the slope of the same polynomial. It is at least 0.42, so a difference loses no digits."""
     bent = near_tanh(x, rate, ONE)
     return ONE - bent * bent
 
 
 @verb
 def fast_tanh(x):
-    """tanh(x) to 3e-6 of itself. Without a branch compilers see that its slope has the same tanh."""
+    """Return tanh(x) with a relative error of 3e-6. Without a branch, compilers reuse it for its slope."""
     square = x * x
     small, other = x + x * square * (THIRD + square * REST), bounded_fast_tanh(x, ONE, ONE)
     return small if abs(x) < SMALL else other

@@ -1,7 +1,8 @@
 """Fragment ownership: the row and column of each matrix element that a thread holds in registers.
 
-Plain integer arithmetic, used by masks, epilogues, pictures and kernels. An element is counted as the thread
-holds it. Elements of 16 bits come two to a register: element e is in register e // 2, in the lower half if e is even.
+Plain integer arithmetic, for masks, epilogues, pictures and kernels. Elements are numbered in the order in which a
+thread holds them. Two elements of 16 bits share a register: element e is in register e // 2, in the lower half if e is
+even.
 The layouts are those of the PTX ISA 9.0, sections 9.7.14.5.7 and 9.7.14.5.8 (mma), and 9.7.15.5.1 (wgmma).
 """
 

@@ -53,8 +53,8 @@ class Operand:
             raise ValueError(f"major is 'mn' for numbers of {8 * self.itemsize} bits, expected 'k'")
         whole = max(self.span, STEP) if self.major == "k" else self.span
         if self.width * self.itemsize % whole:
-            told = f"{self.width} numbers of {self.itemsize} bytes"
-            raise ValueError(f"lines of {told}, expected a multiple of {whole} bytes")
+            size = f"{self.width} numbers of {self.itemsize} bytes"
+            raise ValueError(f"lines of {size}, expected a multiple of {whole} bytes")
         many = 16 if self.major == "mn" else 8
         if self.lines % many:
             raise ValueError(f"{self.lines} lines, expected a multiple of {many}")

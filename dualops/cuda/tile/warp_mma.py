@@ -50,11 +50,11 @@ class FactorSlice:
             raise ValueError(f"along is {self.along!r}, expected 'depth' or 'row'")
         whole = self.itemsize * self.pitch in ((64, 128) if self.by_matrices else (128,))
         if self.line % self.pitch or not whole or self.depth % (2 * self.step) or self.rows % 16:
-            told = f"{self.rows} rows by {self.depth} steps along {self.along}"
+            size = f"{self.rows} rows by {self.depth} steps along {self.along}"
             wanted = (
                 f"{32 * self.step // 16} or of multiples of {4 * self.step}" if self.by_matrices else "multiples of 32"
             )
-            raise ValueError(f"a slice of {told}, expected lines of {wanted}, and pairs of {self.step} steps")
+            raise ValueError(f"a slice of {size}, expected lines of {wanted}, and pairs of {self.step} steps")
 
     @cached_property
     def step(self) -> int:

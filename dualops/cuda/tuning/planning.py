@@ -1,4 +1,4 @@
-"""Calls said by an operator's name and arguments, which are planned and not made."""
+"""Calls by an operator's name and arguments, which are planned and not run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..launch.plans import Plan
 
 
 class NamedCall(NamedTuple):
-    """An operation, and its arguments as it takes them."""
+    """An operation and its arguments."""
 
     operation: Operation
     arrays: tuple[Any, ...]
@@ -22,9 +22,9 @@ class NamedCall(NamedTuple):
 def named_call(
     who: str, operator: str, arrays: Sequence[Any], out: Any, backward: bool, params: Mapping[str, Any]
 ) -> NamedCall:
-    """What such arguments mean. who: what was called with them, which messages name.
+    """Return the call of an operator's name and arguments. who: the public function, for messages.
 
-    Raises ValueError for an operator that there is not, TypeError for a parameter, NotImplementedError for a gradient.
+    Raises ValueError for an unknown operator, TypeError for a parameter, NotImplementedError for a missing gradient.
     """
     if operator not in OPERATIONS:
         raise ValueError(f"{who}: operator is {operator!r}, expected one of {', '.join(OPERATIONS)}")
@@ -45,11 +45,10 @@ def named_call(
 def plan(
     operator: str, *arrays: Any, out: Any = None, kernel: str | None = None, backward: bool = False, **params: Any
 ) -> Plan:
-    """How a call would be done: `print(plan("softmax", x, axis=0))` says the rung, the Config and why. Nothing is
-    launched.
+    """Return how a call would be computed: `print(plan("softmax", x, axis=0))` shows rung, Config and reason.
 
-    operator: "softmax", "flash_attention", ...; arrays, params, out, kernel: as the operator takes them. Raises what
-    the call itself would raise.
+    Launches nothing. operator: "softmax", "flash_attention", ...; arrays, params, out, kernel: the operator's
+    arguments. Raises the errors of the call itself.
     """
     call = named_call("plan", operator, arrays, out, backward, params)
     return call.operation.plan(call.arrays, call.params, call.out, kernel)

@@ -27,9 +27,9 @@ from ..compiler.binaries import built_of
 from ..launch.device import Device
 from ..launch.plans import Choice
 
-MARGIN = 0.01  # of the first way's time: who is not so much faster is not taken for it
-ALIGNMENT = 16  # bytes: what kernels ask about
-MOST = 16  # records of problems that are like each other
+MARGIN = 0.01  # of the first way's time: a way must be this much faster to replace it
+ALIGNMENT = 16  # bytes: the alignment that kernels check
+MOST = 16  # records of similar problems
 
 
 class Timed(NamedTuple):
@@ -43,7 +43,7 @@ class Timed(NamedTuple):
 
     @property
     def exactly(self) -> str:
-        """It alone: the sizes that it has, what it returns, where its numbers lie, and how they are aligned."""
+        """The exact problem: its sizes, results, strides and alignment."""
         arrays = [
             f"{name}={meta.shape}:{meta.dtype} {meta.strides} {meta.pointer % ALIGNMENT if meta.shape else ''}"
             for name, meta in (*self.problem.arrays.items(), *self.results.items())
@@ -59,16 +59,16 @@ class Way(NamedTuple):
 
 
 def way_of(choice: Choice) -> Way:
-    """What a choice is known by."""
+    """Return a choice's Way."""
     return Way(choice.rung, str(choice.config))
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a problem's ways.
+    """Measured times of a problem's ways.
 
-    problem: it and its like. timed: the very one. seconds: of a call, by each way that was measured, the operator's own
-    first.
+    problem: title of similar problems. timed: the exact problem. seconds: of a call, by each measured way, the
+    operator's own first.
     """
 
     problem: str
@@ -86,7 +86,7 @@ class Record:
 
     @property
     def best(self) -> Way:
-        """The fastest, or the operator's own first where that is as fast."""
+        """The fastest way, or the operator's own first if that is as fast."""
         return _best(self.seconds, next(iter(self.seconds)))
 
 
@@ -96,9 +96,9 @@ def _best(seconds: Mapping[Way, float], first: Way) -> Way:
 
 
 def fastest_of(choices: Sequence[Choice], records: Iterable[Record]) -> tuple[Choice, Record] | None:
-    """The best of a problem's choices, by the first of the records whose problem has the same first choice.
+    """Return the best of a problem's choices, by the first record whose problem has the same first choice.
 
-    None where none has: where the operator would do otherwise, its ways are likely to differ in time as well.
+    None without such a record: if the operator's own choice differs, the times of its ways probably differ too.
     """
     offered = {way_of(choice): choice for choice in reversed(choices)}
     for record in records if choices else ():
@@ -110,7 +110,7 @@ def fastest_of(choices: Sequence[Choice], records: Iterable[Record]) -> tuple[Ch
 
 
 def recorded(op: str, problem: Problem, device: Device, lengths: Iterable[str]) -> list[Record]:
-    """What was kept of problems like this one, the newest first. lengths: the parameters that are sizes.
+    """Return the records of problems similar to this one, newest first. lengths: the parameters that are sizes.
 
     If the operation has no records at all, sizes are not read.
     """
@@ -118,29 +118,29 @@ def recorded(op: str, problem: Problem, device: Device, lengths: Iterable[str]) 
 
 
 def measured(of: Timed) -> Record | None:
-    """What was kept of this very problem; None if nothing was."""
+    """Return the record of exactly this problem, None if there is none."""
     return next((each for each in recorded(of.op, of.problem, of.device, of.lengths) if each.timed == of.exactly), None)
 
 
 def keep(of: Timed, seconds: Mapping[Way, float], failed: Collection[Way] = ()) -> Record:
-    """Add what was measured to the record, which becomes the newest. Raises OSError where it can't be written.
+    """Add measured times to the record, which becomes the newest. Raises OSError if it can't be written.
 
-    seconds: the operator's own first way first. failed: ways that are no longer in it.
+    seconds: the operator's own first way first. failed: ways to remove from the record.
     """
-    told = title(of.op, of.problem, of.lengths)
-    path = _path(of.op, told, of.device)
+    heading = title(of.op, of.problem, of.lengths)
+    path = _path(of.op, heading, of.device)
     with _alone():
         records = _read(path)
         before = next((record.seconds for record in records if record.timed == of.exactly), {})
         every = {**seconds, **{way: each for way, each in before.items() if way not in seconds}}
-        made = Record(told, of.device.name, of.exactly, {way: every[way] for way in every if way not in failed})
+        made = Record(heading, of.device.name, of.exactly, {way: every[way] for way in every if way not in failed})
         others = [record for record in records if record.timed != of.exactly]
         cache.write(path, _text([made, *others[: MOST - 1]]).encode())
     return made
 
 
 def clear(op: str | None = None) -> int:
-    """Forget what was kept of an operation, or of all; how many records that were. Raises OSError where it can't."""
+    """Delete the records of an operation, or of all. Return their number. Raises OSError if that fails."""
     folder = _root() if op is None else _folder(op)
     if not folder.is_dir():
         return 0
@@ -151,7 +151,7 @@ def clear(op: str | None = None) -> int:
 
 
 def title(op: str, problem: Problem, lengths: Iterable[str] = ()) -> str:
-    """A problem and its like, as one line: "matmul a=4096x1024:bfloat16 b=1024x4096:bfloat16 transpose_b=True"."""
+    """Return the title of similar problems: "matmul a=4096x1024:bfloat16 b=1024x4096:bfloat16 transpose_b=True"."""
     arrays = [f"{name}={_array(meta)}" for name, meta in problem.arrays.items()]
     return " ".join([op, *arrays, *_params(problem, lengths)])
 
@@ -167,7 +167,7 @@ def _params(problem: Problem, lengths: Iterable[str]) -> Iterator[str]:
 
 
 def bucket(size: Any) -> int:
-    """The power of two that a size does not exceed; 0 of 0. Of a traced size it is these questions that are noted."""
+    """Return the least power of two that is not less than a size, 0 for 0. A traced size records these comparisons."""
     if size == 0:
         return 0
     power = 1
@@ -188,14 +188,14 @@ def _folder(op: str) -> Path:
     return _root() / op
 
 
-def _path(op: str, told: str, device: Device) -> Path:
+def _path(op: str, heading: str, device: Device) -> Path:
     place = f"{device.name} {device.arch} {device.sms}"
-    key = "\n".join([built_of(), place, told])
+    key = "\n".join([built_of(), place, heading])
     return _folder(op) / f"{hashlib.sha256(key.encode()).hexdigest()}.record"
 
 
 def _alone() -> AbstractContextManager[None]:
-    """While no other process writes or forgets. Raises OSError where the cache can't be written."""
+    """Keep other processes from writing or deleting records. Raises OSError if the cache can't be written."""
     return cache.locked(cache.folder() / "tuned.lock")
 
 
@@ -208,7 +208,7 @@ def _text(records: Sequence[Record]) -> str:
 
 
 def _read(path: Path) -> list[Record]:
-    """Empty where the file is missing, holds no records, or is not to be trusted."""
+    """Return a file's records, none if it is missing, damaged or not trusted."""
     content = cache.read(path)
     if content is None:
         return []
@@ -220,7 +220,7 @@ def _read(path: Path) -> list[Record]:
 
 
 def _record(problem: str, device: str, found: Any) -> Record:
-    """Raises one of `cache.DAMAGED` for what is none."""
+    """Return a record from its content. Raises one of `cache.DAMAGED` for other content."""
     seconds = {Way(way["rung"], way["config"]): float(way["seconds"]) for way in found["seconds"]}
     for text in (problem, device, found["timed"], *(word for way in seconds for word in way)):
         text.encode()

@@ -1,6 +1,6 @@
-"""What the GPU's memory can do: the time of a plain kernel that moves the same bytes, as many of them read and written.
+"""The roof of the GPU's memory: the time of a plain kernel that reads and writes the same numbers of bytes.
 
-This is the roof of memory-bound operators. A copy is not: twice as many reads as writes run at another speed, and small
+It is the limit of memory-bound operators. A copy is not: its mix of reads and writes may have another speed, and small
 sizes never reach the speed of large ones.
 """
 

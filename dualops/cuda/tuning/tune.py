@@ -1,8 +1,8 @@
-"""`tune`: the ways to do a call are timed on this GPU, and the fastest is what later calls like it take.
+"""`tune`: time the ways to compute a call on this GPU. Later similar calls take the fastest.
 
-An operator has many ways to do a problem, rungs with their Configs, and puts them in order by rules that were measured
-on one GPU. Where another one has other clocks, fewer SMs or less bandwidth, or the problem lies between the rules, it
-is quicker to ask than to guess. What is found lies on the disk, see `records`, and is all that a call looks at.
+An operator has many ways to compute a problem, rungs with their Configs, and orders them by rules that were measured on
+one GPU. A GPU with other clocks, fewer SMs or less bandwidth, or a problem between the rules, may have another fastest
+way, which only a measurement finds. The times are on the disk, see `records`; calls read nothing else.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..launch.plans import Choice, Plan
 from .planning import named_call
 from .records import Record, Timed, Way, keep, measured, way_of
 
-SLOW = "naive"  # the rung that nobody takes for its speed
-CALLS, BURSTS = 20, 5  # calls back to back in a burst; bursts, of which the median counts
+SLOW = "naive"  # the rung that is never the fastest
+CALLS, BURSTS = 20, 5  # calls back to back in a burst; bursts, whose median counts
 BURST_SECONDS = 0.1  # fewer calls if CALLS would take longer
 
 Ranked = TypeVar("Ranked", Choice, Offer)
@@ -40,27 +40,27 @@ def tune(
     begin: Callable[[str], None] = lambda name: None,
     **params: Any,
 ) -> Record:
-    """Time the ways to do a call on this GPU, and keep the fastest for calls like it, in this process and later ones.
+    """Time the ways to compute a call on this GPU, and keep the fastest for similar calls, also of later processes.
 
         dualops.cuda.tune("matmul", a, b)
         dualops.cuda.tune("flash_attention", q, k, v, o, lse, do, causal=True, backward=True)
 
-    operator, arrays, out, backward, params: as in `plan`. The arrays are read and never written: results go to new
-    memory, or to `out`. top: how many ways are timed, of those that the operator puts first; the rung "naive" is not
-    among them. `anew`: time again what was timed before. begin: is called with each way before it is timed.
+    operator, arrays, out, backward, params: see `plan`. The arrays are only read: results go to new memory, or to
+    `out`. top: the number of ways to time, in the operator's order; the rung "naive" is not timed. `anew`: time again
+    ways that were timed before. begin: is called with each way before it is timed.
 
-    Calls like it have shapes whose axes are as long up to the next power of two, the same dtypes and parameters, the
-    same first way by the operator's own rules, and a GPU of the same name; `plan` says of a call what was measured. Of
-    two problems that are like each other the one that was timed last counts. Ways differ in the last bits of their
-    results, so after a tune a row may depend on the size of its batch where two sizes have different winners.
+    Similar calls have shapes whose axes have the same next power of two, the same dtypes and parameters, the same first
+    way by the operator's own rules, and a GPU of the same name. `plan` shows a call's measured time. Of similar
+    problems the one that was timed last counts. Ways differ in the last bits of their results, so after a tune a row
+    may depend on the size of its batch, if two sizes have different fastest ways.
 
     Returns the record: seconds of a call by each way, in bursts back to back, and the best. All calls have the same
-    arrays: what fits into L2 is found there. A way must be 1 % faster than the operator's own first to be taken for it.
-    Kernels are compiled on all cores beforehand, and what was measured is kept at once: an interrupted call loses
-    nothing. A way that fails as it runs is left out, with a RuntimeWarning. Records lie under DUALOPS_CACHE_DIR, for
-    these sources and this compiler alone; `python -m dualops tune --clear` forgets them.
-    Raises what the call itself would raise, TypeError and ValueError for a count that is none, RuntimeError where the
-    stream of the arrays is being captured, OSError where the cache can't be written.
+    arrays, which L2 may hold. A way must be 1 % faster than the operator's own first to replace it. Kernels are
+    compiled on all cores beforehand, and each time is kept at once: an interrupted call loses nothing. A way that fails
+    at run time is left out, with a RuntimeWarning. Records are under DUALOPS_CACHE_DIR, for these sources and this
+    compiler only; `python -m dualops tune --clear` deletes them.
+    Raises the errors of the call itself, TypeError and ValueError for a wrong `top`, RuntimeError if the stream of the
+    arrays is being captured, OSError if the cache can't be written.
     """
     if isinstance(top, bool) or not isinstance(top, Integral):
         raise TypeError(f"tune: top is {top!r}, expected an integer of at least 1")
@@ -70,7 +70,7 @@ def tune(
     operation = call.operation
     given = operation.with_numbers(call.arrays)
     results = call.out if call.out is not None else _results(operation, given)
-    operation.plan(given, call.params, results)  # raises what is wrong
+    operation.plan(given, call.params, results)  # raises the errors of a wrong call
     ways = worth_timing(operation.ways(given, call.params, results))[: int(top)]
     first = ways[0].settled
     of = Timed(operation.op, first.problem, first.results, first.device, operation.lengths)
@@ -105,7 +105,7 @@ def worth_timing(ways: Iterable[Ranked]) -> list[Ranked]:
 
 
 def _results(operation: Operation, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Memory of their own for results that are written over inputs; None where a call makes its results."""
+    """Return new arrays for results that overwrite inputs; None if a call makes its results."""
     found = []
     for array in operation.overwritten(arrays):
         adapter = adapter_of(array, operation.op, operation.inputs[0])
@@ -115,14 +115,14 @@ def _results(operation: Operation, arrays: tuple[Any, ...]) -> tuple[Any, ...] |
 
 
 def _refuse_capture(operation: Operation, arrays: tuple[Any, ...]) -> None:
-    """Raise RuntimeError where what is launched would go into a graph, and take no time."""
+    """Raise RuntimeError if the stream is being captured: launches would not run."""
     adapter = adapter_of(arrays[0], operation.op, operation.inputs[0])
     if not SIMULATED and adapter.is_capturing(adapter.stream(arrays, operation.op)):
         raise RuntimeError(f"tune: {operation.op}'s arrays are on a stream that is being captured")
 
 
 def _build(ways: Iterable[Offer]) -> None:
-    """Compile what they need, side by side."""
+    """Compile the kernels of ways, in parallel."""
     if SIMULATED:
         return
     steps = [(way.settled.device.arch, step) for way in ways for step in way.choice.steps()]
@@ -131,7 +131,7 @@ def _build(ways: Iterable[Offer]) -> None:
 
 
 def _seconds(plan: Plan, arrays: tuple[Any, ...], out: tuple[Any, ...] | None) -> float:
-    """Of one call under a plan, in bursts, the first of which is not counted."""
+    """Return the seconds of one call by a plan: the median of bursts without the first."""
     everything = arrays if out is None else (*arrays, *out)
     adapter = plan.adapter
     handle = adapter.stream(everything)

@@ -12,11 +12,11 @@ from torch import Tensor
 from ..arguments import with_dense_rows
 from ..flash_attention import _operator_varlen as varlen
 from .call import OP, TENSORS, Call
-from .layout import Layout
+from .layout import Layout, Reach
 from .ranks import Ranks
 from .transfers import Gathering, Heads, Returning, sum_in_order
 
-AT_ONCE = 2**25  # bytes of K and V of all ranks up to which one gather is enough
+AT_ONCE = 2**30  # bytes of K and V of all ranks up to which all heads are gathered at once
 GROUPS = 4  # of heads, for more bytes
 
 
@@ -36,6 +36,11 @@ def _parts(call: Call, layout: Layout) -> list[Part]:
     shared = H // Hkv if Hkv else 0
     bounds = [(begin, min(begin + at_once, Hkv)) for begin in range(0, Hkv, at_once)]
     return [Part(slice(begin, end), slice(begin * shared, end * shared)) for begin, end in bounds]
+
+
+def _reach(call: Call) -> Reach:
+    left, _ = call.params["window"] or (None, None)
+    return Reach(bool(call.params["causal"]), left, max(call.q.shape[2], call.v.shape[2]))
 
 
 class ContextParallel(torch.autograd.Function):
@@ -80,7 +85,8 @@ def _forward(call: Call, ranks: Ranks, layout: Layout) -> tuple[Tensor, Tensor]:
     parts = _parts(call, layout)
     if not layout.total or not parts:
         return o, lse
-    gathering = Gathering(ranks, layout, (k, v), [part.kv for part in parts])
+    exchange = layout.exchange(ranks.rank, _reach(call), q.device)
+    gathering = Gathering(ranks, exchange, (k, v), [part.kv for part in parts])
     gathering.start(0)
     keys = gathering.finish(0)
     for number, part in enumerate(parts):
@@ -115,7 +121,8 @@ def _backward(
         results: list[Tensor | None] = [dq, torch.zeros_like(k), torch.zeros_like(v), None, dsinks]
         return tuple([x if want else None for x, want in zip(results, wanted)])
     groups = [part.kv for part in parts]
-    gathering, returning = Gathering(ranks, layout, (k, v), groups), Returning(ranks, layout, (k, v), groups)
+    exchange = layout.exchange(ranks.rank, _reach(call), q.device)
+    gathering, returning = Gathering(ranks, exchange, (k, v), groups), Returning(ranks, exchange, (k, v), groups)
     gathering.start(0)
     keys = gathering.finish(0)
     for number, part in enumerate(parts):
@@ -150,13 +157,13 @@ class _Attention(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, part: Part, ranks: Ranks, layout: Layout) -> _Attention:
-        found = layout.sequences(ranks.rank, bool(call.params["causal"]), call.q.device)
+        found = layout.sequences(ranks.rank, _reach(call), call.q.device)
         per_head = [None if x is None else x.detach()[part.q] for x in (call.alibi_slopes, call.sinks)]
         tables = found.cu_seqlens_q, None, found.k_starts, found.k_lengths
         return cls(tables, found[3:], (per_head[0], per_head[1]), call.params)
 
     def forward(self, q: Tensor, keys: Sequence[Tensor], o: Tensor, lse: Tensor) -> None:
-        """keys: k and v of all tokens."""
+        """keys: k and v of the tokens that this rank reads."""
         if q.is_cuda:
             kernel, longest = self._kernel("flash_attention_varlen"), self.lengths[:2]
             kernel(q, *keys, *self.tables[:2], *longest, out=(o, lse), return_lse=True, **self._more())

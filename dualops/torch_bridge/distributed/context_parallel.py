@@ -84,7 +84,7 @@ def context_parallel(
         the other ranks to know its length. cu_seqlens=[0, length] avoids that
     balance: "head_tail" or "contiguous", see `shard`
     gather_heads: the number of heads whose K and V of all ranks are gathered at a time. The next are sent while
-        attention works on the current ones. None: a quarter of the heads, or all if these are at most 32 MiB
+        attention works on the current ones. None: a quarter of the heads, or all if these are at most 1 GiB
     causal: key j of a document is seen by its queries from j on. "top_left" is the same, since a document has as many
         queries as keys. False: all keys of the document
     reduce_sinks: whether the gradient of sinks is summed over the ranks here, as those of k and v are. False returns
@@ -93,21 +93,24 @@ def context_parallel(
         alibi_slopes and window are not implemented, except for window=(left, 0)
 
     Returns o [tokens, H, Dv], with return_lse also lse [H, tokens]. A group of one makes the plain call of
-    `flash_attention_varlen`. Otherwise K and V are all-gathered. Each piece of a document on a rank is a sequence whose
-    keys are a range of them, up to the end of the piece. So forward has the bits of one process for any number of
-    ranks, and windows, ALiBi, softcap and sinks are exact. All keys are gathered, even those outside a short window.
+    `flash_attention_varlen`. Otherwise an all-to-all sends each rank the K and V that its queries see: those of a
+    document up to its last query there, or from where a window begins (rounded down to a tile's multiple). Each piece
+    of a document on a rank is a sequence whose keys are a range of them, up to the end of the piece. So forward has the
+    bits of one process for any number of ranks, and windows, ALiBi, softcap and sinks are exact.
 
     Differentiable once, by q, k, v and sinks. Backward gathers K and V again, and each rank computes its queries' part
-    of dk and dv for the keys of all ranks, in k's dtype. An all-to-all sends these parts to the ranks that own the
+    of dk and dv for the keys that they see, in k's dtype. An all-to-all sends these parts to the ranks that own the
     keys. They add the parts in float32 (float64 for float64) in the order of the ranks: gradients have the same bits in
     every run. Parts of 16 bits are rounded before they are sent. The gradient of sinks is added in the same way; sinks
     of 16 bits are read as float32.
 
-    With P ranks, T tokens in all and rows of G * (D + Dv) numbers of k's dtype, where G is gather_heads:
-      - forward needs memory for 3 * T rows, with all heads at once for 2 * T, and receives (P - 1) / P * T rows of Hkv
-        heads. "contiguous" with equal shares needs 2 * T and T: its keys arrive in order, without a copy
-      - backward needs 4 * T rows, including the gradients, with all heads at once 3 * T, and the memory for parts of
-        key ranges (`flash_attention_varlen`). It receives twice as much as forward.
+    With P ranks, T tokens that this rank's queries see and rows of G * (D + Dv) numbers of k's dtype, where G is
+    gather_heads:
+      - forward needs memory for 3 * T rows, with all heads at once for 2 * T, and for what it sends: its rows, once for
+        each rank that reads them. It receives the rows of all Hkv heads that it sees and does not own. With
+        "contiguous" it needs 2 * T and T: they arrive in order
+      - backward needs 5 * T rows, including the gradients, with all heads at once 4 * T, what it sends, and the memory
+        for parts of key ranges (`flash_attention_varlen`). It receives about twice as much as forward.
     Each call first exchanges a few integers. If arguments differ, or a rank refuses its own, every rank raises an
     error. On a GPU the first call with such arguments and documents waits for the device; later calls compare on the
     device. If only one rank has new arguments in a later call, a CUDA assertion fails on the others.

@@ -6,10 +6,12 @@
     contiguous    rank r has the r-th of P runs of all tokens, across documents. A run ends with a document that has
                   less than LEAST_CHUNK tokens left.
 
-With head_tail, ranks count from the one with the fewest tokens of earlier documents. Chunks of a document differ by one
-token at most. A chunk has at least LEAST_CHUNK tokens, or a whole document: shorter documents have fewer chunks, and
-short ones are whole. A chunk then fills a tile of queries. Its keys are then not split among blocks either: kernels do
-that for a few queries with many keys, and it changes the bits.
+With head_tail, ranks count from the one with the fewest tokens of earlier documents. Chunks begin at multiples of ROWS
+tokens of their document and have nearly the same length. A chunk has at least LEAST_CHUNK tokens, or a whole document:
+shorter documents have fewer chunks, and short ones are whole.
+
+Both numbers keep the bits of one process. Kernels split the keys of a few queries among blocks: no chunk is that short.
+With softcap the queries of a warp share the choice of a formula: no cut separates them.
 
 A rank has its tokens in the order of the documents. A contiguous piece of a document is one sequence of
 `flash_attention_varlen`.
@@ -31,6 +33,8 @@ from ...spec.domains import shown
 
 BALANCES = ("head_tail", "contiguous")
 LEAST_CHUNK = 128  # tokens: the queries of a tile on Hopper
+ROWS = 16  # tokens: the queries of a warp
+KEY_TILES = 384, 13440  # tokens: multiples of the keys of any kernel's tile, for heads to 128 wide and for wider ones
 Ends = tuple[int, ...]  # where documents begin, and the end
 _READ = WeakTensorKeyDictionary()  # cu_seqlens on a device -> their version and values
 
@@ -43,8 +47,16 @@ class Pieces(NamedTuple):
     documents: np.ndarray  # the document's number
 
 
+class Reach(NamedTuple):
+    """Keys of its document that a query at i sees: those up to i or all, and from i - left on. D: of the heads."""
+
+    causal: bool
+    left: int | None = None
+    D: int = 1
+
+
 class Sequences(NamedTuple):
-    """The pieces of a rank as sequences of `flash_attention_varlen`, whose keys are those of all documents."""
+    """The pieces of a rank as sequences of `flash_attention_varlen`, whose keys are those that the rank reads."""
 
     cu_seqlens_q: Tensor
     k_starts: Tensor
@@ -52,6 +64,18 @@ class Sequences(NamedTuple):
     max_seqlen_q: int
     max_seqlen_k: int
     total_k_lengths: int
+
+
+class Exchange(NamedTuple):
+    """What one rank sends and receives so that it has all tokens that it reads: its own and some of other ranks."""
+
+    rows: int  # tokens that the rank reads
+    sent: Tensor  # the rank's tokens that others read, for rank 0, 1 ... : places among its own
+    sent_counts: list[int]
+    received: Tensor  # tokens from rank 0, 1 ...: places among those that the rank reads
+    received_counts: list[int]
+    own: Tensor  # places of its own among those
+    order: Tensor | None  # of received and then own tokens, to have those it reads in order; None if they are
 
 
 class Layout:
@@ -64,7 +88,6 @@ class Layout:
         cut = _head_tail if balance == "head_tail" else _contiguous
         self.pieces = cut(self.cu, size)
         self.counts = [int((each.stops - each.starts).sum()) for each in self.pieces]
-        self.most = max(self.counts)  # all shares are padded to this when they are sent
         self._on_device: dict[Any, Any] = {}
 
     @cached_property
@@ -80,51 +103,72 @@ class Layout:
     def rows_on(self, rank: int, device: torch.device) -> Tensor:
         return self._once(("rows", rank, device), lambda: _on(device, self.rows[rank]))
 
-    def from_ranks(self, device: torch.device) -> Tensor | None:
-        """Place of each token among the padded shares of all ranks; None if all are in order."""
+    def exchange(self, rank: int, reach: Reach | None, device: torch.device) -> Exchange:
+        """Return what a rank sends and receives. reach: of its queries; None: it reads all tokens."""
 
-        def made() -> Tensor | None:
-            place = np.empty(self.total, np.int64)
-            for rank, rows in enumerate(self.rows):
-                place[rows] = rank * self.most + np.arange(len(rows))
-            return None if (place == np.arange(self.total)).all() else _on(device, self._narrow(place))
+        def made() -> Exchange:
+            own, read = self.rows[rank], self._read(rank, reach)
+            others = [other for other in range(self.size) if other != rank]
+            sent, received = ([np.empty(0, np.int64)] * self.size for _ in range(2))
+            for other in others:
+                sent[other] = self._read(other, reach)[own].nonzero()[0]
+                received[other] = self.rows[other][read[self.rows[other]]]
+            arrived, place = np.concatenate(received), read.cumsum() - 1
+            order = np.argsort(np.concatenate([arrived, own]))
+            in_order = (order == np.arange(len(order))).all()
+            return Exchange(
+                len(order),
+                self._index(device, np.concatenate(sent)),
+                [len(each) for each in sent],
+                self._index(device, place[arrived]),
+                [len(each) for each in received],
+                self._index(device, place[own]),
+                None if in_order else self._index(device, order),
+            )
 
-        return self._once(("from_ranks", device), made)
+        return self._once(("exchange", rank, reach, device), made)
 
-    def to_ranks(self, device: torch.device) -> Tensor | None:
-        """Tokens rank by rank; None if all are in order."""
-
-        def made() -> Tensor | None:
-            order = np.concatenate(self.rows)
-            return None if (order == np.arange(self.total)).all() else _on(device, self._narrow(order))
-
-        return self._once(("to_ranks", device), made)
-
-    def sequences(self, rank: int, causal: bool, device: torch.device) -> Sequences:
-        """Return a rank's sequences. causal: keys end at the piece's end, so that its last query stands at the last
-        key. Else all are seen.
-        """
+    def sequences(self, rank: int, reach: Reach, device: torch.device) -> Sequences:
+        """Return a rank's sequences. Causal: keys end at the piece's end, so that its last query is at the last key."""
 
         def made() -> Sequences:
-            starts, stops, documents = self.pieces[rank]
-            begins = self.cu[documents]
-            lengths = (stops if causal else self.cu[documents + 1]) - begins
-            queries = stops - starts
-            ends = np.concatenate([np.zeros(1, np.int64), queries.cumsum()])
-            cu_q, k_starts, k_lengths = (_on(device, each.astype(np.int32)) for each in (ends, begins, lengths))
+            starts, stops, _ = self.pieces[rank]
+            begins, ends = self._keys(rank, reach)
+            queries, lengths = stops - starts, ends - begins
+            cu_q = np.concatenate([np.zeros(1, np.int64), queries.cumsum()])
+            place = self._read(rank, reach).cumsum() - 1
+            cu_q, k_starts, k_lengths = (_on(device, each.astype(np.int32)) for each in (cu_q, place[begins], lengths))
             longest_q, longest_k = (int(each.max(initial=0)) for each in (queries, lengths))
             return Sequences(cu_q, k_starts, k_lengths, longest_q, longest_k, int(lengths.sum()))
 
-        return self._once(("sequences", rank, causal, device), made)
+        return self._once(("sequences", rank, reach, device), made)
+
+    def _keys(self, rank: int, reach: Reach) -> tuple[np.ndarray, np.ndarray]:
+        """First and last token + 1 of each piece's keys. They begin where a tile does, so that no bit changes."""
+        starts, stops, documents = self.pieces[rank]
+        begins = self.cu[documents]
+        ends = stops if reach.causal else self.cu[documents + 1]
+        if reach.left is not None:
+            before = (starts - begins - max(reach.left, 0)).clip(0)
+            begins = begins + before - before % KEY_TILES[reach.D > 128]
+        return begins, ends
+
+    def _read(self, rank: int, reach: Reach | None) -> np.ndarray:
+        """Whether a rank reads each token."""
+        if reach is None:
+            return np.ones(self.total, bool)
+        read = np.zeros(self.total, bool)
+        read[_runs(*self._keys(rank, reach))] = True
+        return read
 
     def whole(self, device: torch.device) -> tuple[Tensor, int]:
         """cu_seqlens of all documents, and the length of the longest."""
         longest = int(np.diff(self.cu).max(initial=0))
         return self._once(("whole", device), lambda: (_on(device, self.cu.astype(np.int32)), longest))
 
-    def _narrow(self, places: np.ndarray) -> np.ndarray:
-        """Convert to 32 bits, if they suffice."""
-        return places.astype(np.int32) if self.size * self.most < 2**31 else places
+    def _index(self, device: torch.device, places: np.ndarray) -> Tensor:
+        """Copy places of tokens to a device, in 32 bits if they suffice."""
+        return _on(device, places.astype(np.int32) if self.total < 2**31 else places)
 
     def _once(self, key: Any, make: Any) -> Any:
         if key not in self._on_device:
@@ -171,13 +215,13 @@ def _head_tail(cu: np.ndarray, size: int) -> list[Pieces]:
     found: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]
     for document, (begin, end) in enumerate(pairwise(cu.tolist())):
         chunks = min(2 * size, max(1, (end - begin) // LEAST_CHUNK))
-        each, left = divmod(end - begin, chunks)
+        each, left = divmod((end - begin) // ROWS, chunks)
         order = sorted(range(size), key=lambda rank: (counts[rank], rank))
         heads = range(min(size, chunks))
-        longer = {*[*heads, *range(chunks - 1, size - 1, -1)][:left]}  # chunks with one more token
+        longer = {*[*heads, *range(chunks - 1, size - 1, -1)][:left]}  # chunks with ROWS more tokens
         for chunk in range(chunks):
             rank = order[chunk if chunk < size else chunks - 1 - chunk]
-            stop = begin + each + (chunk in longer)
+            stop = begin + ROWS * (each + (chunk in longer)) if chunk < chunks - 1 else end
             found[rank].append((begin, stop, document))
             counts[rank] += stop - begin
             begin = stop
@@ -185,10 +229,13 @@ def _head_tail(cu: np.ndarray, size: int) -> list[Pieces]:
 
 
 def _contiguous(cu: np.ndarray, size: int) -> list[Pieces]:
-    bounds = []
+    bounds: list[int] = []
     for rank in range(size + 1):
         cut = int(cu[-1]) * rank // size
-        end = int(cu[np.searchsorted(cu, cut)])  # the end of the document that contains the cut
+        begin, end = int(cu[np.searchsorted(cu, cut, "right") - 1]), int(cu[np.searchsorted(cu, cut)])
+        cut -= (cut - begin) % ROWS  # begin, end: of the document that contains the cut
+        low = max([begin, *bounds[-1:]])
+        cut = low if cut - low < LEAST_CHUNK else cut
         bounds.append(end if end - cut < LEAST_CHUNK else cut)
     documents = np.arange(len(cu) - 1)
     return [_pieces(cu[:-1].clip(*run), cu[1:].clip(*run), documents) for run in pairwise(bounds)]

@@ -23,10 +23,11 @@ def shard(x: Tensor, dim: int, group: Any, *, cu_seqlens: Any = None, balance: s
     cu_seqlens: where each document begins, and the end, as for `context_parallel`; None: one document.
     balance: "head_tail" cuts each document into 2 * P chunks for P ranks. One rank has the first and the last, another
         the second and the last but one, and so on: under a causal mask all ranks then have the same work. Documents of
-        less than 2 * P * 128 tokens have fewer chunks, and those of less than 256 tokens are not cut. Shares differ by
-        one token at most without such short documents, else by up to 255.
+        less than 2 * P * 128 tokens have fewer chunks, and those of less than 256 tokens are not cut. Chunks begin at
+        multiples of 16 tokens of their document. Shares differ by up to 32 tokens without such short documents, else by
+        up to 288.
         "contiguous" gives rank r the r-th of P runs of all tokens. The rest of a document, if less than 128 tokens,
-        goes to the run before.A share may be empty.
+        goes to the run before. A share may be empty.
 
     Differentiable. Raises TypeError and ValueError for a wrong call.
 
@@ -116,7 +117,7 @@ class _Unshard(torch.autograd.Function):
         ctx.shape = x.shape
         if not layout.total or not x.shape[2]:
             return x.new_empty(layout.total, *x.shape[1:])
-        gathering = Gathering(ranks, layout, (x,), [slice(0, 1)])
+        gathering = Gathering(ranks, layout.exchange(ranks.rank, None, x.device), (x,), [slice(0, 1)])
         gathering.start(0)
         return gathering.finish(0)[0].clone()
 
@@ -127,7 +128,7 @@ class _Unshard(torch.autograd.Function):
         like = dy.new_empty(ctx.shape)
         if not layout.total or not ctx.shape[2]:
             return like, None, None
-        returning = Returning(ranks, layout, (like,), [slice(0, 1)])
+        returning = Returning(ranks, layout.exchange(ranks.rank, None, dy.device), (like,), [slice(0, 1)])
         returning.room(0)[0].copy_(dy)
         returning.start(0)
         returning.finish(0)

@@ -1,11 +1,12 @@
-"""Gather K and V from all ranks and return their gradients, some heads at a time, overlapped with attention.
+"""Gather the keys and values that a rank reads, and return their gradients, some heads at a time.
 
 Everything here is queued on a separate stream (`Ranks.aside`), in this order for groups of heads 0, 1, 2 ...:
 
     gather 0 | attention 0 and gather 1 | attention 1, gather 2 and the gradients of 0 | ...
 
 Memory is allocated once, before the first group: K and V of one group as they arrive, and of two groups in the order of
-the tokens. The stream waits for attention on a group before it overwrites the group's memory.
+the tokens. The stream waits for attention on a group before it overwrites the group's memory. Attention waits until the
+next exchange can begin: its blocks stay on the GPU to the end, and would leave no room for those that send.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layout import Layout
+from .layout import Exchange
 from .ranks import Ranks
 
 Heads = slice
@@ -36,109 +37,124 @@ class Room:
 
 
 class Gathering:
-    """Gathers tensors [tokens, heads, D] of all ranks in token order, one of `groups` of heads at a time."""
+    """Gathers tensors [tokens, heads, D]: the tokens that this rank reads, one of `groups` of heads at a time."""
 
-    def __init__(self, ranks: Ranks, layout: Layout, tensors: Sequence[Tensor], groups: Sequence[Heads]):
-        self.ranks, self.layout, self.tensors, self.groups = ranks, layout, tensors, groups
-        self.index = layout.from_ranks(tensors[0].device)
+    def __init__(self, ranks: Ranks, exchange: Exchange, tensors: Sequence[Tensor], groups: Sequence[Heads]):
+        self.ranks, self.exchange, self.tensors, self.groups = ranks, exchange, tensors, groups
         most = max(map(_count, groups))
 
         def room(rows: int) -> list[Room]:
             return [Room(rows, most, x.shape[-1], x) for x in tensors]
 
-        arriving = layout.most * ranks.size
-        self.sent = room(layout.most)
-        if self.index is None:
-            self.arriving = [room(arriving) for _ in groups[:2]]
+        self.sent = room(len(exchange.sent))
+        if exchange.order is None:
+            self.arriving = [room(exchange.rows) for _ in groups[:2]]
         else:
-            self.arriving = [room(arriving)] * 2
-            self.ordered = [room(layout.total) for _ in groups[:2]]
+            self.arriving = [room(exchange.rows)] * 2
+            self.ordered = [room(exchange.rows) for _ in groups[:2]]
         self.works: list[Any] = []
 
     def start(self, number: int) -> None:
-        """Send this rank's share of a group of heads. Attention on the group before the last must be queued."""
+        """Send a group of heads to the ranks that read them. Attention on the group before the last must be queued."""
         if number >= len(self.groups):
             return
+        heads, exchange = self.groups[number], self.exchange
+        count, pairs = _count(heads), []
         self.ranks.aside_waits()
         with self.ranks.aside():
-            heads = self.groups[number]
             for x, sent, arriving in zip(self.tensors, self.sent, self.arriving[number % 2]):
-                share = sent.of(_count(heads))
-                share[: x.shape[0]].copy_(x[:, heads])
-                self.works.append(self.ranks.all_gather(arriving.of(_count(heads)), share))
+                others, own = arriving.of(count).tensor_split([exchange.rows - len(x)])
+                own.copy_(x[:, heads])
+                pairs.append((others, torch.index_select(x[:, heads], 0, exchange.sent, out=sent.of(count))))
+        self.ranks.wait_for_aside()
+        with self.ranks.aside():
+            for others, sent in pairs:
+                self.works.append(self.ranks.all_to_all(others, sent, exchange.received_counts, exchange.sent_counts))
 
     def finish(self, number: int) -> list[Tensor]:
-        """Return the tensors of a group of heads, [all tokens, heads, D], for the current stream."""
+        """Return the tensors of a group of heads, [read tokens, heads, D], for the current stream."""
         if number >= len(self.groups):
             return []
         heads, found = _count(self.groups[number]), []
         with self.ranks.aside():
-            for work in self.works:
-                work.wait()
-            self.works.clear()
+            _wait(self.works)
             for i, arriving in enumerate(self.arriving[number % 2]):
-                if self.index is None:
-                    found.append(arriving.of(heads)[: self.layout.total])
+                if self.exchange.order is None:
+                    found.append(arriving.of(heads))
                 else:
                     ordered = self.ordered[number % 2][i].of(heads)
-                    found.append(torch.index_select(arriving.of(heads), 0, self.index, out=ordered))
+                    found.append(torch.index_select(arriving.of(heads), 0, self.exchange.order, out=ordered))
         self.ranks.wait_for_aside()
         return found
 
 
 class Returning:
-    """Returns gradients of all tokens to their ranks: summed in float32 (float64 for float64), in rank order.
+    """Returns gradients of the tokens that this rank reads to the ranks that own them.
 
-    So the sum has the same bits in every run. Gradients are sent in their own dtype.
+    They are sent in their own dtype and summed in float32 (float64 for float64), in rank order. So the sum has the same
+    bits in every run.
     """
 
-    def __init__(self, ranks: Ranks, layout: Layout, like: Sequence[Tensor], groups: Sequence[Heads]):
+    def __init__(self, ranks: Ranks, exchange: Exchange, like: Sequence[Tensor], groups: Sequence[Heads]):
         """like: this rank's tensors [tokens, heads, D] that have such gradients."""
-        self.ranks, self.layout, self.groups = ranks, layout, groups
-        self.index = layout.to_ranks(like[0].device)
+        self.ranks, self.exchange, self.groups = ranks, exchange, groups
         self.results = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in like]
         most, wide = max(map(_count, groups)), torch.promote_types(like[0].dtype, torch.float32)
 
         def room(rows: int, dtype: torch.dtype | None = None) -> list[Room]:
             return [Room(rows, most, x.shape[-1], x, dtype) for x in like]
 
-        self.count = layout.counts[ranks.rank]
-        self.given = [room(layout.total) for _ in groups[:2]]
-        self.sent = room(layout.total) if self.index is not None else []
-        self.arriving, self.sums = room(self.count * ranks.size), room(self.count, wide)
+        self.count = len(like[0])
+        self.given = [room(exchange.rows) for _ in groups[:2]]
+        self.sent, self.arriving = room(len(exchange.received)), room(len(exchange.sent))
+        self.own, self.sums = room(self.count), room(self.count, wide)
+        self.wide = room(max(exchange.sent_counts), wide)
         self.works: list[Any] = []
 
     def room(self, number: int) -> list[Tensor]:
-        """Return the memory for the gradients of a group of heads, [all tokens, heads, D]."""
+        """Return the memory for the gradients of a group of heads, [read tokens, heads, D]."""
         return [room.of(_count(self.groups[number])) for room in self.given[number % 2]]
 
     def start(self, number: int) -> None:
         """Send the gradients of a group of heads, which must be queued."""
+        heads, exchange, pairs = _count(self.groups[number]), self.exchange, []
         self.ranks.aside_waits()
         with self.ranks.aside():
-            heads = _count(self.groups[number])
-            for i, given in enumerate(self.room(number)):
-                if self.index is not None:
-                    given = torch.index_select(given, 0, self.index, out=self.sent[i].of(heads))
-                arriving, counts = self.arriving[i].of(heads), self.layout.counts
-                self.works.append(self.ranks.all_to_all(arriving, given, [self.count] * len(counts), counts))
+            for given, sent, arriving in zip(self.room(number), self.sent, self.arriving):
+                packed = torch.index_select(given, 0, exchange.received, out=sent.of(heads))
+                pairs.append((arriving.of(heads), packed))
+        self.ranks.wait_for_aside()
+        with self.ranks.aside():
+            for arriving, packed in pairs:
+                self.works.append(
+                    self.ranks.all_to_all(arriving, packed, exchange.sent_counts, exchange.received_counts)
+                )
 
     def finish(self, number: int) -> None:
-        """Sum the received gradients of a group of heads into `results`."""
+        """Sum the gradients of a group of heads, from all ranks, into `results`."""
         if number < 0:
             return
-        heads = self.groups[number]
+        heads, exchange = self.groups[number], self.exchange
+        count, rows = _count(heads), exchange.sent.split(exchange.sent_counts)
         with self.ranks.aside():
-            for work in self.works:
-                work.wait()
-            self.works.clear()
-            for i, result in enumerate(self.results):
-                parts = self.arriving[i].of(_count(heads)).unflatten(0, (self.ranks.size, self.count))
-                total = self.sums[i].of(_count(heads))
-                total.copy_(parts[0])
-                for part in parts[1:]:
-                    total.add_(part)
+            _wait(self.works)
+            for i, (result, given) in enumerate(zip(self.results, self.room(number))):
+                parts = self.arriving[i].of(count).split(exchange.sent_counts)
+                total, wide = self.sums[i].of(count).zero_(), self.wide[i].of(count)
+                for rank, part in enumerate(parts):
+                    if rank == self.ranks.rank:
+                        total.add_(torch.index_select(given, 0, exchange.own, out=self.own[i].of(count)))
+                    elif len(part) == len(total):
+                        total.add_(part)
+                    elif len(part):
+                        total.index_add_(0, rows[rank], wide[: len(part)].copy_(part))
                 result[:, heads] = total
+
+
+def _wait(works: list[Any]) -> None:
+    for work in works:
+        work.wait()
+    works.clear()
 
 
 def sum_in_order(ranks: Ranks, x: Tensor) -> Tensor:

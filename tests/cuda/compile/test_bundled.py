@@ -69,9 +69,9 @@ def test_other_kernels_are_compiled(site, tmp_path):
 
 
 def test_the_name_of_a_kernel_does_not_depend_on_the_compiler(monkeypatch):
-    before, key = binaries.origin(build(3), ARCH, 0), binaries._key(build(3), ARCH, 0)
+    before, key = binaries.fingerprint(build(3), ARCH, 0), binaries._key(build(3), ARCH, 0)
     monkeypatch.setattr(binaries, "_versions", lambda: "another Numba")
-    assert binaries.origin(build(3), ARCH, 0) == before and binaries._key(build(3), ARCH, 0) != key
+    assert binaries.fingerprint(build(3), ARCH, 0) == before and binaries._key(build(3), ARCH, 0) != key
 
 
 # --- packages that are not used ----------------------------------------------------------------------
@@ -98,7 +98,7 @@ def forget() -> None:
 def test_a_package_of_this_version(package):
     assert bundled.holds(ARCH, "name") and bundled.read(ARCH, "name") == b"content"
     assert not bundled.holds(ARCH, "other") and bundled.read(ARCH, "other") is None
-    assert list(bundled.told(("sm_80", ARCH))) == [(ARCH, f"1 kernels, {package}")]
+    assert list(bundled.status(("sm_80", ARCH))) == [(ARCH, f"1 kernels, {package}")]
 
 
 def test_a_file_that_is_not_the_one_of_the_index(package):
@@ -111,15 +111,15 @@ def test_a_file_that_is_not_the_one_of_the_index(package):
 def test_a_package_of_another_version(package, monkeypatch):
     monkeypatch.setattr(bundled, "version", lambda: "9.0")
     assert not bundled.holds(ARCH, "name") and bundled.read(ARCH, "name") is None
-    assert list(bundled.told((ARCH,))) == [(ARCH, f"not used, they are of dualops {__version__} and this is 9.0")]
+    assert list(bundled.status((ARCH,))) == [(ARCH, f"not used, they are of dualops {__version__} and this is 9.0")]
 
 
 @pytest.mark.parametrize("index", [None, "", "[]", "{}", '{"dualops": "0.1.0", "kernels": 3}'])
 def test_a_package_without_a_proper_index(package, index):
     (package / bundled.INDEX).unlink() if index is None else (package / bundled.INDEX).write_text(index)
     assert not bundled.holds(ARCH, "name")
-    ((arch, told),) = bundled.told((ARCH,))
-    assert arch == ARCH and told.startswith(f"not used, {package / bundled.INDEX} can't be read: ")
+    ((arch, status),) = bundled.status((ARCH,))
+    assert arch == ARCH and status.startswith(f"not used, {package / bundled.INDEX} can't be read: ")
 
 
 def test_the_usual_problems_can_be_read():

@@ -28,11 +28,11 @@ KINDS = (
     "flash_attention.naive_backward.build_bend",
     "lion.dense.build_table",
     "matmul.gradient.build_dz",
-    "norm.rows.build_forward",
     "norm.sums.build_sums",
     "retention.simt_states.build_walk",
     "rope.simt.build",
-    "softmax.cluster_rows.build_forward",
+    "rows.cluster.build",
+    "rows.registers.build",
 )
 
 

@@ -24,9 +24,9 @@ KINDS = (
     ("matmul", "sm90.persistent"),
     ("retention", "sm80.states"),
     ("rms_norm", "norm.ring_backward"),
-    ("layer_norm", "norm.rows.build_forward"),
+    ("layer_norm", "rows.registers.build"),
     ("rope", "rope.simt"),
-    ("softmax", "softmax.ring_stages.build_backward"),
+    ("softmax", "rows.chunks.build"),
 )
 
 

@@ -11,8 +11,8 @@ from dualops.cuda.compiler.compile import compile_kernel
 from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.launch.device import known
 from dualops.cuda.launch.step import Step
-from dualops.cuda.matmul.ladder import STEPS, choices
 from dualops.spec import OPERATORS, Case
+from examples.ladder.matmul import STEPS, choices
 from tests.cuda.compile.ptx import lto_ir, ptx_of
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dualops.cuda.retention.arguments import Variant
-from dualops.cuda.retention.simt import backward_configs
+from dualops.cuda.retention.simt import configs
 from dualops.cuda.retention.simt_recurrent import RecurrentConfig, build_recurrent
 from dualops.cuda.tile.products import THREADS
 from dualops.spec import ArrayMeta, retention as SPEC
@@ -42,7 +42,8 @@ def test_a_decode_step_moves_its_state_by_16_bytes() -> None:
 def test_as_many_blocks_fit_as_are_asked_for(dtype, width, blocks, options) -> None:
     """Of one token's kernel, where D or Dv is so wide; and nothing is spilled for it."""
     q, v = (ArrayMeta((1, 1, 1, n), dtype, (n, n, n, 1), "cuda:0", 0) for n in (16, width))
-    (config, _), *_ = backward_configs(SPEC.bind_backward({"q": q, "k": q, "v": v, "do": v}, {"form": "recurrent"}))
+    problem = SPEC.bind_backward({"q": q, "k": q, "v": v, "do": v}, {"form": "recurrent"})
+    (config, _), *_ = configs(problem, max(problem.D, problem.Dv))
     assert isinstance(config, RecurrentConfig) and (config.tokens, config.min_blocks) == (1, blocks)
     report = sound(build_recurrent(config, Variant(dtype, **options)), ARCH, config.shared_bytes(dtype, width))
     assert report.registers * THREADS * blocks <= REGISTERS

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dualops.cuda.retention.sm90.chunks import build_chunks
-from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, Walk, WideConfig
+from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, StepsConfig, Walk, WideConfig
 from dualops.cuda.retention.sm90.decay_grad_chunks import build_decay_grad_chunks
 from dualops.cuda.retention.sm90.decay_grad_pairs import build_decay_grad_pairs
-from dualops.cuda.retention.sm90.step_config import StepsConfig
 from dualops.cuda.retention.sm90.wide import build_wide
 from tests.cuda.compile.ptx import sound
 
@@ -18,7 +17,7 @@ ARCH = "sm_90a"
 MOST_BYTES = 227 * 1024  # of Hopper's shared memory
 
 
-FORTH, BACK = Walk(), Walk(back=True, beside=True)
+FORTH, BACK = Walk(), Walk(back=True, overlaps=True)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +28,7 @@ FORTH, BACK = Walk(), Walk(back=True, beside=True)
         (128, FORTH),
         (128, replace(FORTH, begins=True)),
         (128, replace(FORTH, begins=True, finishes=True)),
-        (128, replace(FORTH, begins=True, beside=True)),
+        (128, replace(FORTH, begins=True, overlaps=True)),
         (128, BACK),
         (128, replace(BACK, begins=True, finishes=True)),
         (128, replace(FORTH, finishes=True, looks=False)),
@@ -56,7 +55,7 @@ def test_each_variant(Dv, walk, stepwise):
         (256, replace(BACK, begins=True, finishes=True)),
         (256, replace(FORTH, finishes=True, looks=False)),
         (320, BACK),
-        (512, replace(FORTH, beside=True)),
+        (512, replace(FORTH, overlaps=True)),
         (512, replace(BACK, begins=True)),
         (512, replace(FORTH, finishes=True, looks=False)),
     ],
@@ -70,7 +69,7 @@ def test_each_wide_variant(D, walk):
 
 
 @pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("walk", [replace(FORTH, beside=True), FORTH, replace(BACK, beside=False)], ids=str)
+@pytest.mark.parametrize("walk", [replace(FORTH, overlaps=True), FORTH, replace(BACK, overlaps=False)], ids=str)
 @pytest.mark.parametrize("width", [64, 128])
 def test_each_walk_of_a_step_gradient(width, walk, begins):
     """Beside another launch where a sequence is one block's."""

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -151,8 +152,9 @@ def test_an_edit_compiles_no_other_kernel():
         "compiler.offline",
         "tuning.records",
         "flash_attention",
-        "matmul.sm90.launch",
+        "matmul.sm90",
     ):
+        assert find_spec(f"dualops.cuda.{module}")
         assert share(module)[0] == 0, module
     for module, most in (("norm.ring", 0.05), ("tile.softmax_rows", 0.2), ("flash_attention.sm90.forward", 0.05)):
         changed, count = share(module)
@@ -160,6 +162,12 @@ def test_an_edit_compiles_no_other_kernel():
     for module in ("compiler.compile", "compiler.frontend", "compiler.backend", "ptx.emitter"):
         changed, count = share(module)
         assert changed == count, module
+
+
+def test_a_build_of_another_package_is_made_of_modules_of_both():
+    found = sources.closure(frozenset(["examples.ladder.matmul.warps"]))
+    assert {"examples.ladder.matmul.tiles", "dualops.cuda.tile.warp_mma"} < found
+    assert {name.partition(".")[0] for name in found} == {"examples", "dualops"}
 
 
 # --- imports -----------------------------------------------------------------------------------------

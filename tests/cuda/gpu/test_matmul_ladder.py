@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from dualops.cuda.launch import device
-from dualops.cuda.matmul.ladder import STEPS, run_step
 from dualops.spec import OPERATORS, Case
+from examples.ladder.matmul import STEPS, run_step
 from tests.checks import check
 from tests.cuda.gpu.library import TORCH, same_bits, tensor
 from tests.problems import values

@@ -12,15 +12,16 @@ import pytest
 
 import dualops.cuda
 from dualops.cuda.compiler.backend import Kernel
-from dualops.cuda.launch.arrays import align_up
 from dualops.cuda.launch.step import flat
-from dualops.cuda.softmax import cluster_rows, long_rows, ring_stages, rows
-from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
-from dualops.cuda.softmax.long_rows import LongRowsConfig
-from dualops.cuda.softmax.ring_config import RingConfig
-from dualops.cuda.softmax.rows import RowsConfig
+from dualops.cuda.rows import chunks, cluster, registers, reread
+from dualops.cuda.rows.chunks import ChunksConfig
+from dualops.cuda.rows.cluster import ClusterRowsConfig, share_of
+from dualops.cuda.rows.operator import RowArrays, Rows
+from dualops.cuda.rows.registers import RowsConfig
+from dualops.cuda.rows.reread import LongRowsConfig
+from dualops.cuda.softmax.operator import Softmax
 from dualops.spec import OPERATORS, Case
-from dualops.spec.meta import itemsize
+from dualops.spec.meta import Strided, itemsize
 from tests.checks import check
 from tests.problems import Layout
 
@@ -69,6 +70,12 @@ def hold(
     )
 
 
+def arguments(pointers: list[Any], M: int, N: int, strides: list[int]) -> list[Any]:
+    """The arguments (arrays, params, rows) of a kernel of rows."""
+    y, *inputs = (Strided(x, (step,)) for x, step in zip(pointers, strides, strict=True))
+    return [RowArrays(y, y, *inputs, *[y] * (2 - len(inputs))), (), Rows(M, N, (M,))]
+
+
 def start(kernel: Kernel, blocks: int, args: list[Any], shared_bytes: int = 0) -> None:
     kernel[blocks, kernel.threads, 0, shared_bytes](*args)
 
@@ -86,22 +93,22 @@ def test_rows(config, dtype, way, order):
     backward = way == "backward"
     vector = 16 // itemsize(dtype)
     longest = config.columns(dtype)
-    build = rows.build_backward if backward else rows.build_forward
+    kernel = registers.build(config, Softmax(dtype, backward))
 
     def launch(pointers, M, N, strides):
-        start(build(config, dtype), -(-M // config.rows), [*pointers, M, N, *strides])
+        start(kernel, -(-M // config.rows), arguments(pointers, M, N, strides))
 
     for columns in (longest, longest // 2 + vector, vector):
         hold((config.rows + 1, columns), dtype, backward, launch, config.aligned, special=order == "reversed")
 
 
-@in_turns([LongRowsConfig(64, 2), LongRowsConfig(96, 1, aligned=False)])
+@in_turns([LongRowsConfig(64, 2), LongRowsConfig(128, 1, aligned=False)])
 def test_long_rows(config, dtype, way, order):
     backward = way == "backward"
-    build = long_rows.build_backward if backward else long_rows.build_forward
+    kernel = reread.build(config, Softmax(dtype, backward))
 
     def launch(pointers, M, N, strides):
-        start(build(config, dtype), M, [*pointers, N, *strides])
+        start(kernel, M, arguments(pointers, M, N, strides))
 
     for columns in (8, 1600, 1608):
         hold((2, columns), dtype, backward, launch, config.aligned, special=order == "reversed")
@@ -109,22 +116,22 @@ def test_long_rows(config, dtype, way, order):
 
 @in_turns(
     [
-        RingConfig(warps=1, vectors=1, stages=3, cluster=1, chunks=2),
-        RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=3),
-        RingConfig(warps=1, vectors=2, stages=3, cluster=2, chunks=1),
-        RingConfig(warps=2, vectors=1, stages=2, cluster=4, chunks=1),
-        RingConfig(warps=1, vectors=1, stages=2, cluster=16, chunks=1),
+        ChunksConfig(warps=1, vectors=1, stages=3, cluster=1, chunks=2),
+        ChunksConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=3),
+        ChunksConfig(warps=1, vectors=2, stages=3, cluster=2, chunks=1),
+        ChunksConfig(warps=2, vectors=1, stages=2, cluster=4, chunks=1),
+        ChunksConfig(warps=1, vectors=1, stages=2, cluster=16, chunks=1),
     ]
 )
 def test_ring(config, way, dtype, order):
     """Fewer clusters than rows: each takes one row after another, and the ring runs ahead of the row."""
     backward = way == "backward"
-    build = ring_stages.build_backward if backward else ring_stages.build_forward
+    kernel = chunks.build(config, Softmax(dtype, backward))
 
     def launch(pointers, M, N, strides):
-        blocks = min(M, 2) * config.cluster
+        blocks, share = min(M, 2) * config.cluster, share_of(N, config.cluster, N, dtype)
         shared_bytes = config.staged(dtype, 2 if backward else 1).nbytes
-        start(build(config, dtype), blocks, [*pointers, M, N, *strides, config.share(N, dtype)], shared_bytes)
+        start(kernel, blocks, [*arguments(pointers, M, N, strides), share], shared_bytes)
 
     longest = config.kept(dtype)
     more = longest + config.cluster * config.chunk(dtype), 3 * longest - 8  # than is kept
@@ -136,11 +143,11 @@ def test_ring(config, way, dtype, order):
 def test_cluster_rows(config, way, dtype, order):
     """A row that fills every block, one that is shorter, and one that leaves all but the first nothing."""
     backward = way == "backward"
-    build = cluster_rows.build_backward if backward else cluster_rows.build_forward
 
     def launch(pointers, M, N, strides):
-        share = align_up(-(-N // config.cluster), 8 * 16 // itemsize(dtype))
-        start(build(config, dtype), M * config.cluster, [*pointers, N, *strides, share])
+        share = share_of(N, config.cluster, config.columns(dtype), dtype)
+        kernel = cluster.build(config, Softmax(dtype, backward))
+        start(kernel, M * config.cluster, [*arguments(pointers, M, N, strides), share])
 
     longest = config.cluster * config.columns(dtype)
     for columns in (longest, longest - 8, 8):
@@ -149,10 +156,10 @@ def test_cluster_rows(config, way, dtype, order):
 
 def test_a_config_has_one_kernel_a_dtype():
     config = RowsConfig(32, 1, 4)
-    first = rows.build_forward(config, "float32")
-    assert rows.build_forward(replace(config), "float32") is first
-    assert rows.build_forward(replace(config, rows=2), "float32") is not first
-    assert rows.build_forward(config, "float64") is not first
+    first = registers.build(config, Softmax("float32"))
+    assert registers.build(replace(config), Softmax("float32")) is first
+    assert registers.build(replace(config, rows=2), Softmax("float32")) is not first
+    assert registers.build(config, Softmax("float64")) is not first
     assert "RowsConfig(row_threads=32" in first.identity and "'float32'" in first.identity
 
 

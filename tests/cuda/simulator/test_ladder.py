@@ -10,8 +10,8 @@ import pytest
 
 from dualops import cuda, reference
 from dualops.cuda import simulator
-from dualops.cuda.softmax.ladder import STEPS, run_step
 from dualops.spec import OPERATORS, Case
+from examples.ladder.softmax import STEPS, run_step
 from tests.checks import check
 
 every_step = pytest.mark.parametrize("name", STEPS)

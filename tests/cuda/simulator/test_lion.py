@@ -193,7 +193,7 @@ def test_a_table_that_names_no_array_is_noticed():
     dtypes = Dtypes("float32", "float32", "float32", "float32", False, "float32")
     kernel = dense.build_table(DenseConfig(32, 1, 1), dtypes)
     with pytest.raises(IndexError, match="0x1000 is the address of no array of this launch"):
-        kernel[1, 32](simulator.Pointer(table, "table"), 1, *step.args[6:8])
+        kernel[1, 32](simulator.Pointer(table, "table"), 1, *step.args[1:3])
 
 
 P, G, M = ([numbers(4, seed=i), numbers(5, seed=i)] for i in range(3))

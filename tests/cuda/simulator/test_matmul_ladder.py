@@ -16,8 +16,8 @@ import pytest
 from dualops import cuda
 from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.launch.device import known
-from dualops.cuda.matmul.ladder import STEPS, forward, run_step
 from dualops.spec import OPERATORS, Case
+from examples.ladder.matmul import STEPS, forward, run_step
 from tests.checks import check
 from tests.wrong.mutants import judged
 from tests.wrong.problems import LADDER, small_steps

@@ -12,11 +12,13 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import norm, simulator
 from dualops.cuda.launch.operation import OPERATIONS
-from dualops.cuda.norm import long_rows, ring_backward, rows
-from dualops.cuda.norm.long_rows import LongRowsConfig
-from dualops.cuda.norm.rows import RowsConfig
-from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
+from dualops.cuda.norm import long_rows_backward, ring_backward, rows_backward
+from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.norm.sums import SumsConfig
+from dualops.cuda.rows import cluster
+from dualops.cuda.rows.cluster import ClusterRowsConfig
+from dualops.cuda.rows.registers import RowsConfig
+from dualops.cuda.rows.reread import LongRowsConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize, numpy_dtype
 from tests.checks import check
@@ -31,7 +33,7 @@ DIRECTIONS = pytest.mark.parametrize("backward", [False, True], ids=["forward", 
 @pytest.fixture(autouse=True)
 def few_rows_a_piece(monkeypatch):
     """Sums over rows are put together from several pieces, and plans are made anew."""
-    for module in (rows, ring_backward, long_rows):
+    for module in (rows_backward, ring_backward, long_rows_backward):
         monkeypatch.setattr(module, "PIECE", 2)
     for name in NORMS:
         for operation in OPERATIONS[name]:
@@ -137,17 +139,17 @@ def test_ring(monkeypatch, name, config, dtype, backward):
 @pytest.mark.parametrize(
     ("config", "dtype"),
     [
-        (ClusterRowsConfig(64, 2, 2), "bfloat16"),
-        (ClusterRowsConfig(32, 2, 2), "float16"),
-        (ClusterRowsConfig(32, 1, 16), "float32"),
-        (ClusterRowsConfig(32, 3, 4), "float64"),
+        (ClusterRowsConfig(64, 2, 2, rows=2), "bfloat16"),
+        (ClusterRowsConfig(32, 2, 2, rows=2), "float16"),
+        (ClusterRowsConfig(32, 1, 16, rows=2), "float32"),
+        (ClusterRowsConfig(32, 3, 4, rows=2), "float64"),
     ],
     ids=str,
 )
 def test_cluster_rows(monkeypatch, name, config, dtype, clusters):
     """A cluster takes all rows, or a row more than another, or each takes one; at last a block has one vector."""
     monkeypatch.setattr(norm, "cluster_config", lambda *_, **__: config)
-    monkeypatch.setattr(norm, "clusters_of", lambda *_: clusters)
+    monkeypatch.setattr(cluster, "clusters_of", lambda *_: clusters)
     longest, vector = config.cluster * config.columns(dtype), 16 // itemsize(dtype)
     with simulator.order("forward"):
         hold(name, False, "sm90", 5, longest, dtype)

@@ -36,9 +36,10 @@ def made_of(logs: np.ndarray, tiles: int = 8) -> np.ndarray:
     problem = SPEC.bind(metas, {})
     found = np.full((S + 1) * 2, np.nan, logs.dtype)
     call = backward_passes(SPEC.bind_backward({**metas, "do": metas["v"]}, {}), {}, {}, 64)[0].call
-    arrays = Strided(found, (0, 0, 2)), Strided(logs, (0, 0, 1)), Strided(np.zeros(1, np.int32), (1,))
+    call = call._replace(ends=Strided(np.zeros(1, np.int32), (1,)))
+    arrays = Strided(found, (0, 0, 2)), Strided(logs, (0, 0, 1))
     with mock.patch.object(decay_prefix_sums, "CONFIG", decay_prefix_sums.PrefixSumsConfig(tiles=tiles)):
-        (step,) = decay_prefix_sums.prefix_sums_steps(problem, Strided("log_decay", (0, 0, 1)), Strided("", (0,)), call)
+        (step,) = decay_prefix_sums.prefix_sums_steps(problem, Strided("log_decay", (0, 0, 1)), call)
     step.kernel[step.grid, step.kernel.threads, 0, step.shared_bytes](*arrays, call, step.args[-1])
     return found.reshape(S + 1, 2)
 

@@ -87,7 +87,7 @@ def test_calls_of_one_kind_that_had_another_plan(timed, launched):
     for rows in (8, 5, 4, 9, 8):
         launched.clear()
         np.testing.assert_allclose(dualops.cuda.softmax(wide(rows, 40)), 1 / 40, rtol=1e-6)
-        assert launched == ["softmax_ring_stages" if 4 < rows <= 8 else "softmax_rows"]
+        assert launched == ["softmax_ring" if 4 < rows <= 8 else "softmax_rows"]
 
 
 def test_plans_say_what_was_measured(timed):
@@ -97,7 +97,7 @@ def test_plans_say_what_was_measured(timed):
     assert "; measured: 1000.0 us, where the first way takes 2000.0" in told
     lines = str(dualops.cuda.tune("softmax", X)).splitlines()
     assert lines[0] == "softmax x=4x64:float32 axis=1 on simulator; * is taken"
-    assert lines[1].startswith("      1000.0 us * sm90  RingConfig(") and " us   simt  " in lines[2]
+    assert lines[1].startswith("      1000.0 us * sm90  ChunksConfig(") and " us   simt  " in lines[2]
 
 
 def test_as_fast_is_not_faster(timed):
@@ -205,7 +205,7 @@ def test_a_way_that_fails_is_left_out(timed):
         return 2e-3
 
     timed(fails)
-    with pytest.warns(RuntimeWarning, match="tune: sm90  RingConfig.* is left out: too many resources"):
+    with pytest.warns(RuntimeWarning, match="tune: sm90  ChunksConfig.* is left out: too many resources"):
         record = dualops.cuda.tune("softmax", X)
     assert {way.rung for way in record.seconds} == {"simt"} and len(record.seconds) > 1
     timed(sm90_is_best)

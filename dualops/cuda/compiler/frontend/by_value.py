@@ -52,8 +52,8 @@ def take_by_value(entry: Any) -> None:
         entry.args[number - 1].attributes = ByValue()
     module = entry.module
     which = module.add_metadata([ir.Constant(ir.IntType(32), number) for number in numbers])
-    told = module.add_metadata((entry, ir.MetaDataString(module, "grid_constant"), which))
-    cgutils.get_or_insert_named_metadata(module, "nvvm.annotations").add(told)
+    entry_data = module.add_metadata((entry, ir.MetaDataString(module, "grid_constant"), which))
+    cgutils.get_or_insert_named_metadata(module, "nvvm.annotations").add(entry_data)
 
 
 cuda_target.target_context.data_model_manager.register(TensorMapType, TensorMapModel)

@@ -29,9 +29,9 @@ def inferred(state: Any) -> tuple[Any, Any, Any, Any]:
     kernel, context = state.func_ir, state.typingctx
     if len(state.args) != kernel.arg_count:
         raise TypeError("Mismatch number of argument types")
-    told = errors.WarningsFixer(errors.NumbaWarning)
-    inferer = Inferer(context, kernel, told)
-    with context.callstack.register(state.targetctx.target, inferer, kernel.func_id, state.args), told:
+    fixer = errors.WarningsFixer(errors.NumbaWarning)
+    inferer = Inferer(context, kernel, fixer)
+    with context.callstack.register(state.targetctx.target, inferer, kernel.func_id, state.args), fixer:
         for index, (name, kind) in enumerate(zip(kernel.arg_names, state.args, strict=True)):
             inferer.seed_argument(name, index, kind)
         if state.return_type is not None:
@@ -123,8 +123,8 @@ ASKED = {
 class Inferer(TypeInferer):
     """Numba's, with the worklist in front of its rounds."""
 
-    def __init__(self, context: Any, func_ir: Any, told: Any):
-        super().__init__(context, func_ir, told)
+    def __init__(self, context: Any, func_ir: Any, fixer: Any):
+        super().__init__(context, func_ir, fixer)
         self.changed: list[str] = []  # variables with another type than before
         self.values: dict[int, Any] = {}  # id of a constant -> itself and its type
         self.others = set[type]()  # of constants that are neither numbers nor functions
@@ -159,7 +159,7 @@ class Inferer(TypeInferer):
         self, now: Sequence[int], constraints: list[Any], readers: Any, failed: set[int], heard: list[Any]
     ) -> list[int]:
         """Ask these constraints in order, and those behind that they make worth asking; returns who is next."""
-        waiting, again, changed, told = Waiting(now), set[int](), self.changed, 0
+        waiting, again, changed, warned = Waiting(now), set[int](), self.changed, 0
         for number in waiting:
             each = constraints[number]
             ask = ASKED.get(type(each))
@@ -168,11 +168,11 @@ class Inferer(TypeInferer):
                 failed.discard(number)
             except NumbaError:
                 failed.add(number)
-            while len(heard) > told:
-                if issubclass(heard[told].category, errors.NumbaWarning):
+            while len(heard) > warned:
+                if issubclass(heard[warned].category, errors.NumbaWarning):
                     with self.warnings.catch_warnings(each.loc.filename, each.loc.line):
-                        warnings.warn(heard[told].message, heard[told].category)  # noqa: B028  its place is each.loc
-                told += 1
+                        warnings.warn(heard[warned].message, heard[warned].category)  # noqa: B028  its place is each.loc
+                warned += 1
             if changed:
                 for name in changed:
                     for reader in readers[name]:

@@ -11,8 +11,8 @@ def check(found: str) -> None:
     """Raises ImportError for a version of numba-cuda whose passes may be others."""
     numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
     if not FIRST <= numbers < BEYOND:
-        told = " and < ".join(".".join(map(str, each)) for each in (FIRST, BEYOND))
-        raise ImportError(f"dualops.cuda.compiler.frontend: numba-cuda is {found}, expected >= {told}")
+        expected = " and < ".join(".".join(map(str, each)) for each in (FIRST, BEYOND))
+        raise ImportError(f"dualops.cuda.compiler.frontend: numba-cuda is {found}, expected >= {expected}")
 
 
 check(version("numba-cuda"))

@@ -68,9 +68,9 @@ class Manager(PassManager):
 def leaner(manager: PassManager) -> PassManager:
     """The same pipeline with our passes."""
     made = Manager(manager.pipeline_name)
-    for each, told in manager.passes:
+    for each, description in manager.passes:
         if each is not NopythonRewrites:
-            made.add_pass(REPLACED.get(each, each), told)
+            made.add_pass(REPLACED.get(each, each), description)
     made.finalize()
     return made
 

@@ -1,11 +1,12 @@
-"""matmul's rung sm90: which products it does, in which tiles, and the launches of both directions.
+"""matmul's rung sm90: which products it makes, in which tiles, and the launches of both directions.
 
-persistent.py   the kernel: blocks that stay, of a warp that loads and warpgroups that multiply
-split.py        for few tiles of long sums: the blocks of a cluster make a part of a sum each
-slices.py       how both make a tile's sum; pieces.py how that of float32 stays exact
-output.py       what is done with a tile's sums: bias, activation, and the way to memory
-parts.py        copies of factors that can't be taken as they lie, made first
-boxed.py        which factors and results can be loaded and stored as boxes; config.py: tiles; arguments.py: of kernels
+persistent.py   the kernel: persistent blocks of a warp that loads and warpgroups that multiply
+split.py        for few tiles of long sums: each block of a cluster makes a part of a sum
+slices.py       how both kernels make a tile's sum; pieces.py: how a float32 sum stays exact
+output.py       bias and activation of a tile's sums, and their way to memory
+parts.py        copies of factors whose layout or dtype tensor cores can't read, made first
+boxed.py        which factors and results can be loaded and stored as boxes
+config.py       tiles; arguments.py: the kernels' arguments
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ...tile.boxes import box_shape
 from ...tile.epilogue import NEAR, output_box
 from ...tile.warpgroup import ROWS
 from .. import tiled
-from ..product import Axis, Product, Result, needs_tensor_cores, variant
+from ..product import Axis, Bias, Product, Result, needs_tensor_cores, variant
 from ..tiled import Rung, writing
 from .arguments import Extent, Sm90Variant, To
 from .boxed import MOST, FactorBoxes, factor_boxes, other_axes, result_mapped
@@ -36,30 +37,30 @@ TYPES = ("bfloat16", "float16")
 
 
 class Boxed(NamedTuple):
-    """A product that this rung does: its factors' boxes, and what its kernel is built for."""
+    """A product that this rung makes: its factors' boxes, and what its kernel is built for."""
 
     product: Product
     a: FactorBoxes
     b: FactorBoxes
     others: tuple[Axis, ...]
     found: Sm90Variant
-    row_out: int  # `found.out` where results go row by row
+    row_out: int  # `found.out` if results are stored row by row
 
     def variant_of(self, config: Sm90Config) -> Sm90Variant:
-        """What this Config's kernel is built for: a sum that is split is added up row by row."""
+        """Return what this Config's kernel is built for. A split sum is stored row by row."""
         return self.found._replace(out=self.row_out) if config.splits > 1 else self.found
 
     def stored(self, config: Sm90Config) -> str:
-        """Which of the results "y" and "z" are stored as boxes."""
+        """Return which of the results "y" and "z" are stored as boxes."""
         found = self.variant_of(config)
         return "" if found.out else "yz"[: 1 + found.product.preactivation]
 
     def name(self, which: str) -> str:
-        """What steps call the map of "y", "z", "a" or "b"."""
+        """Return the name in steps of the map of "y", "z", "a" or "b"."""
         return f"{self.product.names[0]}: {which}_map"
 
     def maps(self, config: Sm90Config, metas: Mapping[str, ArrayMeta]) -> dict[str, Mapped]:
-        """Its tensor maps, by those names."""
+        """Return its tensor maps by those names."""
         dtype, tiles = self.found.product.dtype, tiles_of(config, self.a.major, self.b.major)
         dtype = dtype if self.found.short else ROUNDED
         sharing = (config.cluster.of_a, config.cluster.of_b)
@@ -69,12 +70,12 @@ class Boxed(NamedTuple):
         }
         for which in self.stored(config):
             mapped = result_mapped(self.product, which, metas, output_box(config.block_n, config.itemsize))
-            assert mapped is not None  # `boxed` found that it can be
+            assert mapped is not None  # `boxed` has checked it
             made[self.name(which)] = mapped
         return made
 
     def step(self, config: Sm90Config) -> Step:
-        """Its launch."""
+        """Return its launch."""
         product = self.product
         y, z, _, _, bias = product.names
         sizes = (product.batches, self.others[0].size, product.rounds, product.m.size, product.n.size, product.k.size)
@@ -83,7 +84,7 @@ class Boxed(NamedTuple):
             Result(y, tuple(axis.y for axis in self.others[:2]), product.m.y, product.n.y),
             Result(z, tuple(axis.z for axis in self.others[:2]), product.m.z, product.n.z),
         )
-        to = To(y_map, z_map, *results, bias, product.bias_stride)
+        to = To(y_map, z_map, *results, Bias(bias, product.bias_stride))
         args = (self.name("a"), self.name("b"), to, Extent(*sizes, self.a.steps, self.b.steps))
         found, tiles = self.variant_of(config), config.tiles(product)
         if config.splits > 1:
@@ -92,7 +93,7 @@ class Boxed(NamedTuple):
 
 
 def boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Boxed | None:
-    """None for a product that this rung doesn't do."""
+    """Return a product as this rung makes it, None if it can't."""
     a, b, others = factor_boxes(product, "a", metas), factor_boxes(product, "b", metas), other_axes(product)
     if a is None or b is None or others is None or product.m.size > MOST or product.n.size > MOST:
         return None
@@ -102,35 +103,35 @@ def boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Boxed
     results = "yz" if found.preactivation else "y"
     as_boxes = all(result_mapped(product, which, metas, output_box(ROWS, p.itemsize)) for which in results)
     row_out = writing(product, found, metas, NEAR)
-    same = found._replace(batch_axes=1, outer_axes=0)  # of axes the kernel knows `others` alone
+    same = found._replace(batch_axes=1, outer_axes=0)  # the kernel depends on the number of `others` only
     parts = needs_tensor_cores(p) and p.precision == "3xtf32"
     kernel_of = Sm90Variant(same, a.major, b.major, len(others), 0 if as_boxes else row_out, parts)
     return Boxed(product, a, b, others, kernel_of, row_out)
 
 
 def _ready(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> tuple[Ready, Boxed | None]:
-    """The product on the copies of factors that tensor cores need, if this rung does it then."""
+    """Return the product on the copies of factors that tensor cores need, and as this rung makes it, if it can."""
     made = ready(product, p, metas)
     return made, boxed(made.product, p, made.metas)
 
 
 def _boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> tuple[Ready, Boxed]:
     made, found = _ready(product, p, metas)
-    assert found is not None  # there was a Config for it
+    assert found is not None  # it has a Config
     return made, found
 
 
 def _configs(
     product: Product, p: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[Sm90Config, str]]:
-    """Tiles for a product that this rung does, best first."""
+    """Yield tiles for a product, best first; none if this rung can't make it."""
     made, found = _ready(product, p, metas)
     if product.k.size and product.rounds and found:
         yield from configs(made.product, device, p.precision if needs_tensor_cores(p) else None)
 
 
 def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config) -> list[Step]:
-    """The launches that make a product, if there is anything to make."""
+    """Return the launches that make a product, none for an empty one."""
     if not config.tiles(product):
         return []
     made, found = _boxed(product, p, metas)
@@ -138,7 +139,7 @@ def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], 
 
 
 def product_maps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config) -> dict[str, Mapped]:
-    """The tensor maps of its launch."""
+    """Return the tensor maps of its launch."""
     if not config.tiles(product):
         return {}
     made, found = _boxed(product, p, metas)
@@ -148,7 +149,7 @@ def product_maps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], c
 def product_workspace(
     product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config
 ) -> dict[str, ArrayMeta]:
-    """The copies."""
+    """Return the arrays for the copies of factors."""
     made = ready(product, p, metas)
     return {each.name: made.metas[each.name] for each in made.copies} if config.tiles(product) else {}
 
@@ -157,7 +158,10 @@ RUNG = Rung("sm90", _configs, product_steps, product_maps, product_workspace)
 
 
 def _choices(forward: bool) -> Choices:
-    """Tiles for products that can be loaded as boxes, best first; of a gradient, where all its products are so."""
+    """Return a direction's choices: tiles for products that can be loaded as boxes, best first.
+
+    A gradient has choices if all its products can be.
+    """
     choices = tiled.forward_choices if forward else tiled.backward_choices
 
     def found(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:

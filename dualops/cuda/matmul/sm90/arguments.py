@@ -1,24 +1,23 @@
-"""What matmul's sm90 kernels are built for, and launched with."""
+"""What matmul's sm90 kernels are built for, and their arguments."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Members, i32, i64, members, noun, pointer, tensor_map, types, u32, verb
-from ...tile.storage import storage
-from ..product import Result, Variant
+from ...compiler.backend import Members, i32, i64, members, noun, tensor_map, types, u32, verb
+from ..product import Bias, Result, Variant, bias_type, result_type
 from ..tiled import Results
 
 
 class Sm90Variant(NamedTuple):
-    """What a kernel is built for beside its Config. a, b: the contiguous axis of each factor, "k" or "mn"."""
+    """What a kernel is built for, in addition to its Config. a, b: each factor's contiguous axis, "k" or "mn"."""
 
     product: Variant
     a: str
     b: str
-    others: int  # axes of a factor's map beside its own two
-    out: int  # elements of a row of the results that are stored at once; 0 where they are stored as boxes
-    parts: bool = False  # factors are parts of float32 (`parts`)
+    others: int  # axes of a factor's map in addition to its own two
+    out: int  # elements of a row of the results that are stored at once; 0 if they are stored as boxes
+    parts: bool = False  # whether factors are parts of float32 (`parts`)
 
     @property
     def short(self) -> bool:
@@ -27,16 +26,16 @@ class Sm90Variant(NamedTuple):
 
     @property
     def result_axes(self) -> int:
-        """Axes of the results beside rows and columns, as their maps have them."""
+        """Axes of the results' maps in addition to rows and columns."""
         return min(self.others, 2)
 
 
 class Extent(NamedTuple):
-    """How large a product is. steps of a factor: 1 along the map's other axes that it has, 0 where it is broadcast."""
+    """How large a product is. A factor's steps: for each other axis of its map 1, or 0 if it is broadcast along it."""
 
     batches: Any
-    inner: Any  # of these, how many lie along the inner batch axis
-    rounds: Any  # products of matrices that an element is the sum of
+    inner: Any  # size of the inner batch axis
+    rounds: Any  # products of matrices of which an element is the sum
     M: Any
     N: Any
     K: Any
@@ -46,7 +45,7 @@ class Extent(NamedTuple):
 
 @noun
 def other_coordinates(others: int) -> Members:
-    """Coordinates along a map's axes that are no rows or columns."""
+    """The verbs that compute coordinates along a map's axes other than rows and columns."""
 
     @verb
     def _one(extent, steps, batch, r):
@@ -67,47 +66,44 @@ def other_coordinates(others: int) -> Members:
 
     return members(
         locals(),
-        factor=_one if others == 1 else _three,  # (extent, steps, batch, r) -> a tuple of them, in product number r
+        factor=_one if others == 1 else _three,  # (extent, steps, batch, r) -> a tuple, for product number r
         result=_one_of_result if others == 1 else _two_of_result,  # (extent, batch) -> a tuple
     )
 
 
 class To(NamedTuple):
-    """Where a product goes: its maps, or arrays with their strides, and what is added to every row."""
+    """Where a product goes: its maps, or arrays with their strides, and the bias."""
 
     y_map: Any
     z_map: Any
-    y: Any
-    z: Any
-    bias: Any
-    bias_stride: Any
+    y: Result
+    z: Result
+    bias: Bias
 
 
 def _to_type(found: Sm90Variant) -> Any:
     product = found.product
-    y_map = i64 if found.out else tensor_map  # 0 where there is none
+    y_map = i64 if found.out else tensor_map  # 0 without a map
     z_map = y_map if product.preactivation else i64
-    array = pointer(storage(product.dtype).element)
-    result = types.NamedTuple((array, types.UniTuple(i64, found.result_axes), i64, i64), Result)
-    bias = pointer(storage(product.bias_dtype or product.dtype).element)
-    return types.NamedTuple((y_map, z_map, result, result, bias, i64), To)
+    result = result_type(product, types.UniTuple(i64, found.result_axes))
+    return types.NamedTuple((y_map, z_map, result, result, bias_type(product)), To)
 
 
 def argument_types(found: Sm90Variant) -> tuple[Any, ...]:
-    """Of a_map, b_map, to and extent."""
+    """Return the types of a_map, b_map, to and extent."""
     extent = types.NamedTuple((*[i32] * 6, *[types.UniTuple(i32, found.others)] * 2), Extent)
     return (tensor_map, tensor_map, _to_type(found), extent)
 
 
 @verb
 def results_of(to, corner, N):
-    """Where results go row by row, of the matrix in which a tile begins at `corner`."""
-    return Results(to.y, to.z, _begin(to.y, corner.others), _begin(to.z, corner.others), to.bias, to.bias_stride, N)
+    """Return the Results, stored row by row, of the matrix in which a tile begins at `corner`."""
+    return Results(to.y, to.z, _begin(to.y, corner.others), _begin(to.z, corner.others), to.bias, N)
 
 
 @verb
 def _begin(result, coordinates):
-    """Where the matrix with these coordinates along the batch axes begins."""
+    """Return where the matrix with these coordinates along the batch axes begins."""
     at = i64(0)
     for axis in range(len(coordinates)):
         at += coordinates[axis] * result.batch[axis]

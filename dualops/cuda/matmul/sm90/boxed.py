@@ -1,9 +1,9 @@
-"""Which products can be loaded and stored as boxes, and what their tensor maps say.
+"""Which products can be loaded and stored as boxes, and their tensor maps.
 
-A factor is loaded as boxes where one of its two axes is contiguous and all else lies 16 bytes or a multiple apart; the
-other rungs take what does not. Its map has the contiguous axis, the other one, and then the batch axes, the inner one
-first, and, where there are two of these or an element is the sum of several products, the outer axis. An array that is
-broadcast along an axis has one place there, and coordinate 0.
+A factor is loaded as boxes if one of its two axes is contiguous and all its other strides are multiples of 16 bytes;
+other rungs make the other products. Its map has the contiguous axis, the other one, and the inner batch axis. If there
+are two batch axes, or an element is the sum of several products, the map also has the outer batch axis and the outer
+axis. An array that is broadcast along an axis has size 1 and coordinate 0 there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ...tile.swizzle import Operand
 from ..product import Axis, Product
 
 MULTIPLE = 16  # bytes
-MOST = 2**31 - 2**10  # of an axis, as coordinates have 32 bits, of a tile that begins in it
-MOST_BYTES = 2**40  # from an element to the next along an axis
+MOST = 2**31 - 2**10  # size of an axis: coordinates of a tile that begins in it have 32 bits
+MOST_BYTES = 2**40  # stride along an axis
 
 
 class FactorBoxes(NamedTuple):
@@ -28,19 +28,19 @@ class FactorBoxes(NamedTuple):
     name: str
     major: str  # "k" or "mn": the contiguous axis
     lines: Axis  # the other one of its own two
-    along: Axis
-    others: tuple[tuple[int, int], ...]  # sizes and strides of the axes beside these
-    steps: tuple[int, ...]  # 1 where it has that axis, 0 where it is broadcast
+    along: Axis  # the contiguous one
+    others: tuple[tuple[int, int], ...]  # sizes and strides of the other axes
+    steps: tuple[int, ...]  # 1 for each of the other axes that it has, 0 where it is broadcast
 
     def mapped(self, dtype: str, box: tuple[int, int], span: int, which: str) -> Mapped:
-        """The tensor map; which: "a" or "b"."""
+        """Return the tensor map. which: "a" or "b"."""
         axes = [*reversed(self.others), *((axis.size, getattr(axis, which)) for axis in (self.lines, self.along))]
         sizes, strides = zip(*axes, strict=True)
         return Mapped(self.name, dtype, sizes, strides, (*(1 for _ in self.others), *box), span)
 
 
 def other_axes(product: Product) -> tuple[Axis, ...] | None:
-    """The axes of a product beside rows, columns and the sum, as maps have them: one, or three; None for too many."""
+    """Return one or three axes for maps in addition to rows, columns and the sum; None if there are too many."""
     if len(product.batch) > 2 or len(product.outer) > 1:
         return None
     inner, outer = (*reversed(product.batch), Axis(1), Axis(1))[:2]
@@ -50,7 +50,7 @@ def other_axes(product: Product) -> tuple[Axis, ...] | None:
 
 
 def factor_boxes(product: Product, which: str, metas: Mapping[str, ArrayMeta]) -> FactorBoxes | None:
-    """How factor "a" or "b" is loaded as boxes; None if it can't be."""
+    """Return how factor "a" or "b" is loaded as boxes; None if it can't be."""
     own, others = product.m if which == "a" else product.n, other_axes(product)
     name = product.names[2 if which == "a" else 3]
     if others is None or metas[name].pointer % 16:
@@ -68,15 +68,15 @@ def factor_boxes(product: Product, which: str, metas: Mapping[str, ArrayMeta]) -
 
 
 def _steps_by_boxes(size: int, stride: int, nbytes: int) -> bool:
-    """Whether a map can have an axis of elements of so many bytes, other than the contiguous one."""
+    """Whether a map can have an axis of this size and stride that is not the contiguous one. nbytes: of an element."""
     stride *= nbytes
     return size == 1 or bool(size <= MOST and 0 < stride < MOST_BYTES and stride % MULTIPLE == 0)
 
 
 def result_mapped(product: Product, which: str, metas: Mapping[str, ArrayMeta], box: tuple[int, int]) -> Mapped | None:
-    """The map by which result "y" or "z" is stored in boxes; None if it can't be.
+    """Return the map by which result "y" or "z" is stored as boxes; None if it can't be.
 
-    Nor if its rows are no multiple of 16 bytes: a row's last piece is stored as a whole, whatever lies behind the row.
+    Rows must be multiples of 16 bytes: the last 16 bytes of a row are stored as a whole.
     """
     name, others = product.names["yz".index(which)], other_axes(product)
     if others is None or metas[name].pointer % 16:
@@ -92,7 +92,7 @@ def result_mapped(product: Product, which: str, metas: Mapping[str, ArrayMeta], 
 
 
 def tile_of(major: str, rows: int, depth: int, nbytes: int = 2) -> Operand:
-    """A factor's tile in shared memory: so many of its rows (of b: columns), and steps of the sum.
+    """Return a factor's tile in shared memory: `rows` of its rows (of b: columns), and `depth` steps of the sum.
 
     nbytes: of an element.
     """

@@ -1,4 +1,4 @@
-"""The Configs of matmul's sm90 rung: what lies in shared memory, which are there, and which suits a product."""
+"""The Configs of matmul's sm90 rung: their layout of shared memory, the list of them, and the choice for a product."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...tile.epilogue import output_box
 from ...tile.warpgroup import ROWS
 from ..product import Product
 
-SLACK = 1024  # bytes of shared memory that the mbarriers take, and what lies between them and the stages
+SLACK = 1024  # bytes of shared memory for the mbarriers and the padding before the stages
 MOST_TILES = 2**31 - 1
 ONE_BLOCK = Cluster()
 
@@ -23,19 +23,19 @@ ONE_BLOCK = Cluster()
 class Sm90Config:
     """A block's tile has 64 rows for each of `consumers` warpgroups, and block_n columns.
 
-    Either clusters make neighbouring tiles, or their blocks split a tile's sum.
+    The blocks of a cluster make neighbouring tiles, or they split a tile's sum.
     """
 
     consumers: int
     block_n: int
     stages: int
-    store_n: int  # columns of the result that are on their way at once
+    store_n: int  # columns of the result that are stored at once
     cluster: Cluster = ONE_BLOCK
     block_k: int = 64
-    group: int = 8  # tiles above one another whose blocks run side by side
+    group: int = 8  # rows of tiles whose blocks run at once
     splits: int = 1  # blocks that share a tile's sum
     itemsize: int = 2  # bytes of a number of the factors, and of the results
-    piece: int = 0  # slices whose sum the tensor cores make before it is added in float32 (`pieces`); 0: all
+    piece: int = 0  # slices that tensor cores add up before their sum is added in float32 (`pieces`); 0: all
 
     @cached_property
     def block_m(self) -> int:
@@ -47,17 +47,17 @@ class Sm90Config:
 
     @cached_property
     def output_at(self) -> int:
-        """Where the result's place begins, behind the stages."""
+        """Byte where the buffers of the result begin, after the stages."""
         return self.stages * self.stage_bytes
 
     @cached_property
     def places(self) -> int:
-        """Boxes of a warpgroup's result that are on their way at once."""
+        """Boxes of a warpgroup's result that are stored at once."""
         return self.store_n // output_box(self.block_n, self.itemsize)[1]
 
     @cached_property
     def bias_at(self) -> int:
-        """Where the bias begins, a row of floats for each warpgroup."""
+        """Byte where the bias begins, a row of floats for each warpgroup."""
         return self.output_at + self.itemsize * self.block_m * self.store_n
 
     @cached_property
@@ -67,15 +67,15 @@ class Sm90Config:
         return self.bias_at + 4 * self.consumers * self.block_n
 
     def tiles(self, product: Product) -> int:
-        """Tiles of a product, with those that clusters make beyond its edge."""
+        """Return the number of a product's tiles, including those of clusters beyond its edge."""
         rows, columns = cdiv(product.m.size, self.block_m), cdiv(product.n.size, self.block_n)
         high, wide = self.cluster.rows, self.cluster.columns
         return product.batches * cdiv(rows, high) * high * cdiv(columns, wide) * wide
 
 
-# Tiles; picoseconds for a step of the sum. H200, 2026-11-22, bfloat16, where every SM has a tile
+# Tiles; picoseconds for a step of the sum. H200, 2026-11-22, bfloat16, a tile on every SM
 TILES = (
-    (Sm90Config(2, 256, 4, 128), 10_300),  # 4096^3 in clusters of two, whichever way: 1 to 4 % slower
+    (Sm90Config(2, 256, 4, 128), 10_300),  # 4096^3 in clusters of two in either direction: 1 to 4 % slower
     (Sm90Config(2, 192, 5, 64), 8_200),
     (Sm90Config(2, 128, 6, 128), 5_900),
     (Sm90Config(2, 64, 8, 64), 3_500),
@@ -92,9 +92,9 @@ def _floats(*sizes: Any, block_k: int = 32, **options: Any) -> Sm90Config:
     return Sm90Config(*sizes, block_k=block_k, itemsize=4, **options)
 
 
-# the same of "tf32", and of "3xtf32", where a step is half a number of the sum; they are estimates. 4096^3, H200: b by
-# rows as tf32, its copy counted, 375 to 383 us, in clusters of two 391; b by columns as 3xtf32 1069, with pieces of two
-# and four slices 1097 and 1090, without pieces, in tiles of 128 x 256, 1094 and 119 times the error
+# Tiles and estimated times for "tf32", and for "3xtf32", where a step is half a number of the sum. Measured at 4096^3,
+# H200. tf32, b by rows, with its copy: 375 to 383 us, in clusters of two 391. 3xtf32, b by columns: 1069 us; in pieces
+# of two and four slices 1097 and 1090; without pieces, in tiles of 128 x 256, 1094 and 119 times the error
 TF32_TILES = (
     (_floats(2, 256, 4, 64), 20_600),
     (_floats(2, 192, 5, 32), 16_400),
@@ -116,33 +116,37 @@ PARTS_TILES = (
     (_floats(1, 128, 6, 64, piece=2, splits=2), 11_500),
     (_floats(1, 64, 10, 64, piece=2, splits=4), 8_000),
 )
-START, TILE = 2_600_000, 1_000_000  # what a launch takes, and what comes before and after a tile's sum
-MEET = 500_000  # what the blocks that share a sum take to meet
-LEAST_SPLIT = 256  # steps of a sum that a block has at least
+# picoseconds
+START, TILE = 2_600_000, 1_000_000  # of a launch, and of a tile before and after its sum
+MEET = 500_000  # of the barriers between blocks that share a sum
+LEAST_SPLIT = 256  # steps of a sum for a block
 
 
 def _clusters_at_once(device: Device, blocks: int) -> int:
-    """Of so many blocks: an SM may be left over of each group in which a cluster has to be."""
+    """Return how many clusters of `blocks` blocks run at once.
+
+    A cluster is in one group of SMs, so a group may have an SM left over.
+    """
     return max(1, device.sms // blocks - (device.sms // 32 if blocks > 2 else 0))
 
 
 def configs(product: Product, device: Device, precision: str | None = None) -> Iterator[tuple[Sm90Config, str]]:
-    """Tiles for a product, best first: by the time of the busiest SM, whole tiles counted.
+    """Yield tiles for a product, best first: by the time of the busiest SM, in whole tiles.
 
     precision: that of float32; None for 16-bit factors.
     """
     found = []
     for config, step in {None: TILES, "tf32": TF32_TILES, "3xtf32": PARTS_TILES}[precision]:
-        tiles, told = config.tiles(product), f"{config.block_m} x {config.block_n} a block"
+        tiles, size = config.tiles(product), f"{config.block_m} x {config.block_n} a block"
         if tiles > MOST_TILES or config.shared_bytes + SLACK > device.shared_memory_per_block:
             continue
         depth = product.rounds * product.k.size // config.splits
         if config.splits == 1:
             time = START + cdiv(tiles, device.sms) * (TILE + depth * step)
-            found.append((time, config, f"{told}, {tiles} tiles"))
+            found.append((time, config, f"{size}, {tiles} tiles"))
         elif product.rounds == 1 and depth >= LEAST_SPLIT:
             at_once = _clusters_at_once(device, config.splits)
             time = START + cdiv(tiles, at_once) * (TILE + MEET + depth * step)
-            found.append((time, config, f"{told}, {tiles} tiles, {config.splits} blocks add up each"))
+            found.append((time, config, f"{size}, {tiles} tiles, {config.splits} blocks add up each"))
     for _, config, reason in sorted(found, key=lambda each: each[0]):
         yield config, reason

@@ -1,7 +1,8 @@
-"""What matmul's sm90 rung does with a tile's sums: y = act(sum + bias), rounded, to memory.
+"""The epilogue of matmul's sm90 rung: y = act(sum + bias), rounded, to memory.
 
-Sums of a warpgroup, [64, BLOCK_N], go a part of their columns after the other: from registers to boxes of shared
-memory, and from there while the next part, or tile, is under way. Results that can't be stored as boxes go row by row.
+A warpgroup stores its sums, [64, BLOCK_N], one part of the columns after the other: from registers to boxes in shared
+memory, and from there while it works on the next part or tile. Results that can't be stored as boxes are stored row by
+row.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from .config import Sm90Config
 
 
 class Output(Namespace):
-    """The verbs, but for `begin` by all threads of the warpgroups that multiply."""
+    """The verbs, which all threads of the warpgroups that multiply call."""
 
     begin: Callable[..., None]  # (to, warp): by all threads of the block; see `prefetch_maps`
     start: Callable[..., None]  # (floats, to, n0, N): before a tile's sum; floats: all shared memory as an array of f32
-    store: Callable[..., None]  # (smem, floats, to, acc, corner, M, N): after it
-    finish: Callable[..., None]  # (): after the last
+    store: Callable[..., None]  # (smem, floats, to, acc, corner, M, N): after a tile's sum
+    finish: Callable[..., None]  # (): after the last tile
 
 
 @verb
@@ -45,7 +46,7 @@ def _no_finish():
 
 
 def box_results(config: Sm90Config, found: Sm90Variant) -> Output:
-    """For results that are stored as boxes."""
+    """Return the verbs for results that are stored as boxes."""
     product = found.product
     boxes = box_output(product.dtype, config.block_n, config.output_at, config.places, found.result_axes)
     bias = bias_row(config, product, boxes)
@@ -86,9 +87,10 @@ def box_results(config: Sm90Config, found: Sm90Variant) -> Output:
 
 @noun
 def bias_row(config: Sm90Config, product: Variant, boxes: BoxOutput) -> Members:
-    """A tile's part of the bias, in shared memory, of every warpgroup its own.
+    """The verbs of a tile's part of the bias, which every warpgroup has in shared memory of its own.
 
-    While a tile's sum is made nobody reads it: the parts of the tile before have met since.
+    `load` may overwrite it while a tile's sum is made: the warpgroup has passed a barrier since it read the bias of the
+    tile before.
     """
     mem = storage(product.bias_dtype or product.dtype)
     first, columns = config.bias_at // 4, config.block_n
@@ -101,11 +103,11 @@ def bias_row(config: Sm90Config, product: Variant, boxes: BoxOutput) -> Members:
             column = i32(c + cuda.threadIdx.x % 128)
             if column < columns:
                 n = i64(n0 + column)
-                floats[mine + column] = f32(mem.load(to.bias, n * to.bias_stride)) if n < N else f32(0)
+                floats[mine + column] = f32(mem.load(to.bias.data, n * to.bias.stride)) if n < N else f32(0)
 
     @verb
     def add(values, floats, part):
-        """Add the bias to a part of the sums, after the warpgroup has met."""
+        """Add the bias to a part of the sums, after a barrier of the warpgroup."""
         column = i32(first + my_warpgroup() * columns + part * boxes.columns + 2 * (cuda.threadIdx.x % 4))
         for pair in range(boxes.columns // 8):
             for e in range(2):
@@ -117,7 +119,7 @@ def bias_row(config: Sm90Config, product: Variant, boxes: BoxOutput) -> Members:
 
 
 def row_results(config: Sm90Config, found: Sm90Variant) -> Output:
-    """For results of which `found.out` elements of a row are stored at once."""
+    """Return the verbs for results of which `found.out` elements of a row are stored at once."""
     finish = finishing(found.product, NEAR, found.out, short=found.short).finish
     rows = row_output(config.block_n, config.output_at, config.store_n * config.itemsize // 4, finish)
 

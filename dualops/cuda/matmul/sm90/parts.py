@@ -1,15 +1,15 @@
-"""The pass before a product on Hopper: copies of factors that its tensor cores can't take as they lie.
+"""The pass before a product on Hopper: copies of factors that its tensor cores can't read.
 
-Copies of boxes begin at multiples of 16 bytes, which of 4097 rows of 4097 numbers few do. So a factor of 16 bits whose
-rows lie otherwise is copied first, if each number of it is multiplied often enough. float32 is read along the sum
-alone: a factor that is not contiguous so is transposed first. For "3xtf32" every factor is split first, into what tf32
-keeps of its numbers and what it keeps of the rest (`tile.tf32`): a row of the copy has 16 upper parts and behind them
-their 16 lower ones, 128 bytes, then the next 16, so that a slice is loaded as any other is.
+Boxes begin at multiples of 16 bytes; of 4097 rows of 4097 numbers few rows do. So a 16-bit factor with such rows is
+copied first, if each of its numbers is multiplied often enough. Tensor cores read float32 contiguous along the sum
+only: another factor is transposed first. For "3xtf32" every factor is split first: each number into its tf32 part and
+the tf32 part of the rest (`tile.tf32`). A row of the copy has 16 upper parts, then their 16 lower parts, 128 bytes, and
+so on, so that a slice is loaded like any other.
 
     a slice [DEPTH, BLOCK] to shared memory, whatever its layout (`loading`)
-    its numbers, 16 bytes a thread, as they are, rounded or split, to the copy
+    its numbers, 16 bytes a thread, unchanged, rounded or split, to the copy
 
-What holds it up: memory, which is read once and written once, or twice.
+The limit: memory, which is read once and written once, or twice for "3xtf32".
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from .boxed import factor_boxes
 
 DTYPE = "float32"
 DEPTH, BLOCK, THREADS = 32, 128, 256
-OFTEN = 256  # that a number of 16 bits is multiplied, at least, where its factor is copied
-GROUP = 16  # steps of the sum whose upper parts lie before their lower ones
+OFTEN = 256  # least number of multiplications of a 16-bit number for which its factor is copied
+GROUP = 16  # steps of the sum whose upper parts precede their lower ones
 
 
 class CopyVariant(NamedTuple):
     """What the kernel is built for."""
 
     dtype: str
-    axes: int  # of the factor beside rows and steps of the sum
+    axes: int  # of the factor, other than rows and steps of the sum
     reading: Reading
-    with_parts: bool  # or else numbers of float32 rounded once
+    with_parts: bool  # whether numbers are split, else float32 is rounded once
 
 
 @builds
 def build_copy(found: CopyVariant) -> Kernel:
-    """matmul_k_major(copy, x, sizes, rows, K, pitch): x [sizes, rows, K] to copy [sizes, rows, pitch]."""
+    """Build matmul_k_major(copy, x, sizes, rows, K, pitch): x [sizes, rows, K] to copy [sizes, rows, pitch]."""
     mem, axes = storage(found.dtype), axes_of(found.axes)
     shared = Shared("float32", THREADS)
     tile = shared.tile(DEPTH, BLOCK)
@@ -103,7 +103,7 @@ class KMajor(NamedTuple):
 
     name: str
     factor: Factor
-    sizes: tuple[int, ...]  # of the axes that the factor has beside its own two
+    sizes: tuple[int, ...]  # of the factor's axes other than its own two
     rows: int
     depth: int
     pitch: int  # numbers from a row of the copy to the next
@@ -124,7 +124,7 @@ class KMajor(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A product as the tensor cores take it, its arrays, and the copies that are made first."""
+    """A product in a form that tensor cores can read, its arrays, and the copies to make first."""
 
     product: Product
     metas: Mapping[str, ArrayMeta]
@@ -132,7 +132,7 @@ class Ready(NamedTuple):
 
 
 def ready(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Ready:
-    """The product in the place of which its rung does it."""
+    """Return the product on copies of those factors that need one."""
     if not product.k.size:
         return Ready(product, metas, ())
     with_parts = p.precision == "3xtf32" and p.dtype == DTYPE
@@ -149,12 +149,12 @@ def ready(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Ready
 
 
 def parts_depth(K: int) -> int:
-    """Numbers of a row of parts."""
+    """Return the numbers of a row of parts."""
     return 2 * cdiv(K, GROUP) * GROUP
 
 
 def _needs_copy(product: Product, which: str, metas: Mapping[str, ArrayMeta], dtype: str) -> bool:
-    """Whether a factor is copied first, though its numbers stay one each."""
+    """Whether a factor is copied first although its numbers are not split."""
     found = factor_boxes(product, which, metas)
     if dtype == DTYPE:
         return found is None or found.major != "k"
@@ -162,14 +162,14 @@ def _needs_copy(product: Product, which: str, metas: Mapping[str, ArrayMeta], dt
 
 
 def _own(axes: tuple[Axis, ...], which: str) -> list[Axis]:
-    """Those that a factor is not broadcast along."""
+    """Return the axes that a factor is not broadcast along."""
     return [axis for axis in axes if axis.size > 1 and getattr(axis, which)]
 
 
 def copy_of(
     product: Product, which: str, metas: Mapping[str, ArrayMeta], dtype: str, with_parts: bool
 ) -> tuple[str, KMajor]:
-    """The copy of factor "a" or "b"."""
+    """Return `which` and the copy of that factor, "a" or "b"."""
     vector = storage(dtype).vector
     rows = product.m if which == "a" else product.n
     around = _own((*product.batch, *product.outer), which) or [Axis(1)]
@@ -190,7 +190,7 @@ def copy_of(
 
 
 def _with(product: Product, which: str, copied: KMajor) -> Product:
-    """The product with a copy in the place of factor "a" or "b"."""
+    """Return the product with a copy in place of factor "a" or "b"."""
     step = copied.rows * copied.pitch
     axes = []
     for axis in (*product.outer[::-1], *product.batch[::-1]):

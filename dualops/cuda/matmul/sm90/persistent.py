@@ -1,7 +1,7 @@
 """matmul on Hopper's tensor cores: factors that can be loaded as boxes, of 16 bits, or float32 in a `precision`.
 
-Products of a warpgroup (wgmma) read both factors from shared memory and run beside the threads, so that threads have
-little to do: one loads, the others start products and wait for them. A block stays on its SM and makes one tile
+Products of a warpgroup (wgmma) read both factors from shared memory and run asynchronously, so threads have little to
+do: one loads, the others start products and wait for them. A block stays on its SM and makes one tile
 [BLOCK_M, BLOCK_N] of the result after another.
 
     producer, one thread                                   consumers, a warpgroup for each 64 rows of the tile
@@ -13,21 +13,21 @@ little to do: one loads, the others start products and wait for them. A block st
                                                            6   y = act(acc + bias), which is copied out of shared
                                                                memory while the next tile begins
 
-While consumers are at 6, the producer fills all stages with the next tile's slices. Blocks of a cluster make tiles
-above or beside one another: each loads a part of what they share and sends it to the others, so that L2 is asked for
-less. The order of tiles keeps in L2 what blocks share (`schedule`). A result that can't be stored as boxes goes row by
-row. Where a result has fewer tiles than the GPU has SMs, the sum of each is split (split.py).
+While consumers are at 6, the producer fills all stages with the next tile's slices. Blocks of a cluster make
+neighbouring tiles: each loads a part of the slices that they share and sends it to the others, which saves reads from
+L2. The order of tiles keeps shared slices in L2 (`schedule`). A result that can't be stored as boxes is stored row by
+row. If a result has fewer tiles than the GPU has SMs, the sum of each is split (split.py).
 
-The sum of a slice's products is float32, added up inside of the tensor cores. Bit-equal from run to run: an element is
-summed in one order, whichever block makes it.
+The tensor cores add up a slice's products in float32. Bit-equal from run to run: an element is summed in one order,
+whichever block makes it.
 
-float32 is multiplied as tf32, 32 steps of the sum in the place of 64, and along the sum alone: a factor that does not
-lie so, or can't be loaded as boxes, is copied first (`parts`). "tf32": products look at the first 11 bits of mantissa
-and would cut off the rest; loads round it away on their way, at no cost. "3xtf32": every factor is copied first, as its
-numbers' two parts side by side, and a slice is three products of parts. Sums are made of pieces (`pieces`).
+float32 is multiplied as tf32, in slices of 32 steps instead of 64, and must be contiguous along the sum: a factor that
+is not, or can't be loaded as boxes, is copied first (`parts`). "tf32": products use the first 11 bits of mantissa and
+would truncate the rest; the tensor map rounds to them during the load, at no cost. "3xtf32": every factor is first
+copied as two parts of each number, and a slice is three products of parts. Sums are made of pieces (`pieces`).
 
-Shared memory: stages * ITEMSIZE * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and ITEMSIZE * BLOCK_M * STORE_N for the result
-on its way. Registers: BLOCK_N / 2 of acc, as many again where there are pieces, and about 60; the producer's warpgroup
+Shared memory: stages * ITEMSIZE * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and ITEMSIZE * BLOCK_M * STORE_N for results
+that are being stored. Registers: BLOCK_N / 2 of acc, twice as many with pieces, and about 60; the producer's warpgroup
 gives its own to the consumers.
 """
 
@@ -46,7 +46,7 @@ from .slices import slices_of
 
 @builds
 def build_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
-    """matmul_sm90(a_map, b_map, to, extent)."""
+    """Build matmul_sm90(a_map, b_map, to, extent)."""
     slices = slices_of(config, found)
     pipe, role = slices.pipe, roles(config.consumers)
     walk, axes = schedule(config.group, config.cluster), other_coordinates(found.others)

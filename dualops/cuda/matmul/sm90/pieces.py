@@ -1,9 +1,9 @@
 """Long sums of products by tensor cores, without their drift.
 
-Tensor cores round what they add to their accumulators toward zero: the error of a sum grows with its length, where that
-of ordinary additions, which err to both sides, grows with the root of it. So the tensor cores add up a few slices, a
-piece, and threads add the piece to the sum, which is float32's own (DeepSeek-V3, arXiv:2412.19437, section 3.3.2, does
-so for fp8).
+Tensor cores round additions to their accumulators toward zero, so the error of a sum grows with its length. Ordinary
+additions round to nearest, so their error grows with the square root of the length. So tensor cores add up only a few
+slices, a piece, and threads add the piece to a float32 sum (DeepSeek-V3, arXiv:2412.19437, section 3.3.2, does so for
+fp8).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...tile.warpgroup import WarpgroupMma
 
 
 def in_pieces(piece: int, pipe: Pipeline, mma: WarpgroupMma, multiply: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb `slices.Slices.multiply`, for pieces of so many slices, each of which `multiply` adds up."""
+    """Return the verb `multiply` of `slices_of` for pieces of `piece` slices. `multiply` adds up each piece."""
     ZERO, PIECE = f32(0), u32(piece)
 
     @verb

@@ -17,16 +17,16 @@ from .pieces import in_pieces
 
 
 def tiles_of(config: Sm90Config, a_major: str, b_major: str) -> tuple[Operand, Operand]:
-    """A stage's tiles of a and b."""
+    """Return a stage's tiles of a and b."""
     depth, nbytes = config.block_k, config.itemsize
     return tile_of(a_major, config.block_m, depth, nbytes), tile_of(b_major, config.block_n, depth, nbytes)
 
 
 @noun
 def slices_of(config: Sm90Config, found: Sm90Variant) -> Members:
-    """The verbs of slices of a and b, through a pipeline.
+    """The verbs that load and multiply slices of a and b, through a pipeline.
 
-    `i`: number of the next filling of a stage, `count`: slices, at least one; both u32.
+    i: number of the next slice in the pipeline; count: slices, at least one; both u32.
     """
     a_operand, b_operand = tiles_of(config, found.a, found.b)
     a_tile = box_tile(a_operand, 0, found.others, config.cluster.of_a)
@@ -43,7 +43,7 @@ def slices_of(config: Sm90Config, found: Sm90Variant) -> Members:
 
     @verb
     def load(smem, barriers, maps, corners, i, count):
-        """Load slices by a's and b's map, from where each begins; by one thread. Return i + count."""
+        """Load slices by a's and b's map, from their corners on. One thread calls it. Return i + count."""
         end = u32(i + count)
         a_corner, b_corner = corners
         k0 = i32(0)
@@ -77,7 +77,7 @@ def slices_of(config: Sm90Config, found: Sm90Variant) -> Members:
         locals(),
         pipe=pipe,
         fragment=mma.fragment,  # () -> a local array for sums [64, BLOCK_N]
-        # (acc, smem, barriers, part, i, count) -> i + count - 1, which the caller releases: acc = a @ b, of a's rows
-        # the 64 * part-th and 63 more
+        # (acc, smem, barriers, part, i, count) -> i + count - 1, the slice that the caller releases:
+        # acc = a @ b for rows 64 * part to 64 * part + 63 of a
         multiply=multiply,
     )

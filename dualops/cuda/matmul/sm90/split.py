@@ -1,15 +1,15 @@
-"""matmul on Hopper's tensor cores where few tiles are long sums: the blocks of a cluster make a part of a sum each.
+"""matmul on Hopper's tensor cores for few tiles of long sums: each block of a cluster makes a part of a sum.
 
     producer, one thread                       consumers, a warpgroup for each 64 rows of the tile
     loads this block's share of the slices     1   acc [64, BLOCK_N] = their sum
                                                2   acc to shared memory
-    --- everybody in the cluster meets ---
-                                               3   a share of the tile's rows: sum of all blocks' acc, in their order
+    --- barrier of the cluster ---
+                                               3   a share of the tile's rows: sum of all blocks' acc, by rank
                                                4   y = act(sum + bias), row by row
-    --- everybody meets again: nobody's memory is read any more ---
+    --- barrier of the cluster: no block reads another's memory any more ---
 
-One launch, and no memory beside the results: the parts go from SM to SM. Bit-equal from run to run; a sum that is split
-is rounded otherwise than one that is not, so a row's last bits depend on how many rows there are.
+One launch, and no memory in addition to the results: the parts go from SM to SM. Bit-equal from run to run. A split sum
+is rounded differently from a whole one, so a row's last bits depend on the number of rows.
 
 Shared memory: stages * ITEMSIZE * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and 4 * BLOCK_M * BLOCK_N for the sums.
 """
@@ -31,7 +31,7 @@ from .slices import slices_of
 
 @builds
 def build_split_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
-    """matmul_sm90_split(a_map, b_map, to, extent), one product of matrices a batch."""
+    """Build matmul_sm90_split(a_map, b_map, to, extent). An element is one product of matrices: extent.rounds is 1."""
     product = found.product
     slices = slices_of(config, found)
     pipe, role = slices.pipe, roles(config.consumers)

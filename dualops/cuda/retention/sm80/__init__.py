@@ -1,12 +1,10 @@
 """Retention by mma.sync, and its gradient: which problems the rung takes, its Configs and its launches.
 
-rows.py      the rows of a pass, whose states are there
-states.py    what each chunk adds to a state
-pairs.py     what scores are multiplied by
-nan_repair.py  elements of a result that columns must not reach which are not seen
+rows.py      the rows of a pass, after the states states.py    what each chunk adds to a state pairs.py     what scores
+are multiplied by floats.py    products with a factor of float32
 config.py    tiles
 
-What else there is, the walk from chunk to chunk first of all, is as simt has it (`launches`).
+The other kernels, above all the walk from chunk to chunk, are those of simt (`launches`).
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 
 from ....spec import ArrayMeta, Problem
-from ...launch.arrays import cdiv
 from ...launch.device import Device
 from ...launch.plans import Choice
 from ...launch.step import Step
@@ -30,8 +27,7 @@ from ..launches import (
     backward_workspace,
     forward_steps,
     forward_workspace,
-    rows_arguments,
-    states_workspace,
+    rows_step,
     step_gradient_bytes,
     tiled_steps,
 )
@@ -43,41 +39,22 @@ from .pairs import NARROW
 from .rows import build_rows
 from .states import build_states
 
-CHUNK = 256  # of tokens: states are then a quarter of what is read and written
-FEW = 32  # tokens, with which simt comes first, as with narrow heads: a warp would multiply zeros; not timed
-
-
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for retention, where there is enough to multiply."""
-    return _choices(problem, results, device, backward=False, few=False)
-
-
-def few_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The same, where there is less."""
-    return _choices(problem, results, device, backward=False, few=True)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for its gradient, where there is enough to multiply."""
-    return _choices(problem, results, device, backward=True, few=False)
-
-
-def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The same, where there is less."""
-    return _choices(problem, results, device, backward=True, few=True)
+CHUNK = 256  # tokens: states are then a quarter of the memory traffic
+FEW = 32  # tokens for which simt comes first, as for narrow heads: a warp would multiply zeros; not timed
 
 
 def configs(dtype: str, D: int, Dv: int, rich: bool) -> Iterator[tuple[Sm80Config, str]]:
-    """Tiles for rows of these widths, best first. rich: with log_decay or a mask, which want registers; so does tf32.
+    """Yield tiles for rows of these widths, best first. rich: with log_decay or a mask, which need registers, as tf32
+    does.
 
-    Forward and gradient of (8, 2048, 16, 128, 128) on an H100: 0.389 and 1.141 ms; 128 rows a block 0.410 and 1.208, 32
-    columns of scores 0.398 and 1.181, chunks of 128 tokens 0.532 and 1.586.
+    Forward and gradient of (8, 2048, 16, 128, 128) on an H100 took 0.389 and 1.141 ms; with 128 rows a block 0.410 and
+    1.208, with 32 columns of scores 0.398 and 1.181, with chunks of 128 tokens 0.532 and 1.586.
     """
-    states, told, widest = Sm80States(), f"chunks of {CHUNK} tokens", max(D, Dv)
+    states, chunks, widest = Sm80States(), f"chunks of {CHUNK} tokens", max(D, Dv)
     if not rich or widest <= (BOX if dtype == "float16" else 2 * BOX):
         rows = Sm80Rows(min_blocks=2 if widest <= 2 * BOX else 1)
-        yield Sm80Config(CHUNK, rows, states), f"{told}, 64 x {columns_of(Dv)} results a block"
-    yield Sm80Config(CHUNK, Sm80Rows(block_kv=32), states), f"{told}, 32 columns of scores at a time"
+        yield Sm80Config(CHUNK, rows, states), f"{chunks}, 64 x {columns_of(Dv)} results a block"
+    yield Sm80Config(CHUNK, Sm80Rows(block_kv=32), states), f"{chunks}, 32 columns of scores at a time"
 
 
 def _choices(
@@ -88,7 +65,7 @@ def _choices(
         return
     if (min(p.Sq, p.Sk) <= FEW or max(p.D, p.Dv) <= NARROW) != few:
         return
-    if _vector(p) == 1 and max(p.D, p.Dv) > BOX:  # such copies go through registers, which wide heads have none left of
+    if _vector(p) == 1 and max(p.D, p.Dv) > BOX:  # such copies go through registers, and wide heads have none left
         return
     steps_too = "dlog_decay" in results
     D, Dv = (int(max(p.D, p.Dv)),) * 2 if backward else (int(p.D), int(p.Dv))
@@ -107,10 +84,15 @@ def _choices(
         yield Choice("sm80", config, reason, steps, workspace, shared_bytes)
 
 
+# tiles for forward and gradient; few: if there is little to multiply, and simt comes first
+forward_choices, few_choices = (partial(_choices, backward=False, few=few) for few in (False, True))
+backward_choices, few_backward_choices = (partial(_choices, backward=True, few=few) for few in (False, True))
+
+
 def _how(
     problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Config, step_rows: RowsConfig, *, exact: bool
 ) -> How:
-    """How passes are done. exact: all states are, as those that log_decay's gradient is made of."""
+    """Return how passes run. exact: all states are exact, as log_decay's gradient needs them."""
     p, chunk = problem, config.chunk if problem.form == "chunk" else NO_CHUNK
     states = partial(_states_kernel, p, results, config.states, exact)
     steps = partial(tiled_steps, p, results, states, partial(_rows_step, p, results, config.rows))
@@ -118,12 +100,12 @@ def _how(
 
 
 def _vector(problem: Problem) -> int:
-    """Elements that copies have."""
+    """Return the number of elements of a copy."""
     return min(vector_of(problem.arrays[name]) for name in TILED if name in problem.arrays)
 
 
 def _shape(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass) -> Shape:
-    """What kernels of a pass are built for."""
+    """Return what kernels of a pass are built for."""
     call = each.call
     whole = is_stored_whole(results[each.out.data])
     return Shape(boxes_of(int(call.D)), columns_of(int(call.Dv)), _vector(problem), bool(call.Dv % 4 == 0), whole)
@@ -132,8 +114,8 @@ def _shape(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass) -> Sh
 def _states_kernel(
     problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80States, exact: bool, each: Pass
 ) -> StatesKernel:
-    """What finds what each chunk of a pass adds to the state: exactly where one is a result, or where so few numbers
-    are a result that errors are not lost in each other.
+    """Return the kernel that computes what each chunk of a pass adds to the state. It is exact if a state is a result,
+    or if a result has so few numbers that errors do not average out.
     """
     shape = _shape(problem, results, each)
     exact = exact or bool(each.states.final.data) or bool(min(each.call.D, each.call.Dv) <= NARROW)
@@ -144,11 +126,9 @@ def _states_kernel(
 
 
 def _rows_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Rows, each: Pass) -> Step:
-    """The launch of a pass whose states are there."""
-    p, call, shape = problem, each.call, _shape(problem, results, each)
-    made = states_workspace(p, [each])
-    blocks = p.B * p.H * cdiv(call.rows, config.block_q) * cdiv(call.Dv, shape.columns)
-    # under a mask, sums of rows or none are one kernel: without them the assembler finds no registers
+    """Return the launch of a pass, after those of its states."""
+    shape = _shape(problem, results, each)
+    # with a mask one kernel serves calls with and without row sums: without them the assembler finds no registers
     normalized = each.variant.normalized or each.variant.masked
     kernel = build_rows(config, replace(each.variant, aligned=False, normalized=normalized), shape)
-    return Step(kernel, (blocks,), rows_arguments(each, made), config.shared_bytes(shape))
+    return rows_step(problem, each, kernel, (config.block_q, shape.columns), config.shared_bytes(shape))

@@ -1,4 +1,4 @@
-"""The tiles of retention's sm80 rung, and what lies in the shared memory of its blocks."""
+"""The tiles of retention's sm80 rung, and the shared memory of its blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...tile.warp_mma import LINE_BYTES, FactorSlice
 from ...tile.warp_rows import WarpRowsLayout
 from ..arguments import LONGEST_CHUNK
 
-BOX = LINE_BYTES // 2  # elements of 16 bits that a line of a box has
+BOX = LINE_BYTES // 2  # elements of 16 bits in a line of a box
 ROWS = 16  # of a warp
 STAGES = 2
 SLICE = 32  # rows of a state in shared memory at a time
@@ -18,27 +18,27 @@ ITEMSIZE, FLOAT_SIZE = 2, 4
 
 
 def boxes_of(width: int) -> int:
-    """Boxes that rows of this width fill; what is beyond the width is zeros."""
+    """Return the number of boxes for rows of this width. Zeros fill the last box."""
     return -(-width // BOX)
 
 
 def columns_of(Dv: int) -> int:
-    """Columns of a result that a block has, in whole boxes: of wide rows some blocks have them among them."""
+    """Return a block's columns of a result, in whole boxes. Several blocks split wide rows."""
     return min(BOX * boxes_of(Dv), WIDEST)
 
 
 class Shape(NamedTuple):
-    """What kernels are built for beside their tiles and variant."""
+    """What kernels are built for, in addition to their tiles and variant."""
 
-    boxes: int  # of a row that scores are made of, D
+    boxes: int  # of a row of Q or K, D
     columns: int  # of a block's result
-    vector: int  # elements of rows that are copied at once
+    vector: int  # elements of a copy
     states: bool  # whether rows of states are whole 16-byte vectors
-    whole: bool  # whether rows of results lie at multiples of 16 bytes, and fill such
+    whole: bool  # whether rows of results are whole 16-byte vectors
 
 
 class RowsTiles(NamedTuple):
-    """Boxes in shared memory, and where they begin, in elements of 16 bits. Stages hold K and V, or some of a state."""
+    """Boxes in shared memory, and where they begin, in elements of 16 bits. Stages hold K and V, or part of a state."""
 
     q: FactorSlice  # [BLOCK_Q, 64]
     k: FactorSlice  # [BLOCK_KV, 64]
@@ -93,10 +93,10 @@ class StatesTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Sm80States:
-    """A block has 64 rows of a state, 16 a warp, and all its columns, or 128 of them; `tokens` at a time.
+    """A block has 64 rows of a state, 16 a warp, and up to 128 of its columns; `tokens` at a time.
 
-    exact: a key, once it has decayed, goes to the state with all digits of float32, or nearly so, as where it is a
-    result; else, where rows alone read it, which are rounded as coarsely, it is rounded.
+    exact: a decayed key keeps all digits of float32, or nearly all. This is for states that are results. Otherwise the
+    key is rounded, as rows round the state when they read it.
     """
 
     exact: bool = False
@@ -109,7 +109,7 @@ class Sm80States:
         return 32 * self.warps
 
     def tiles(self, columns: int) -> StatesTiles:
-        """For blocks of so many columns."""
+        """Return the tiles of a block with this number of columns."""
         k, v = (FactorSlice("row", BOX, self.tokens) for _ in range(2))
         v_boxes = columns // BOX
         stage = k.size + v_boxes * v.size

@@ -1,6 +1,6 @@
-"""What a warp's scores of a tile are multiplied by, on accumulators of tensor cores.
+"""The factors of a warp's scores of a tile, applied to accumulators of tensor cores.
 
-    P_rc = scale * (q_r . k_c + terms) * what is left of c at r * weight_c         0 where a pair is not seen
+    P_rc = scale * (q_r . k_c + terms) * what is left of c at r * weight_c         0 for a pair that is not seen
     sums_r += P_rc, or |P_rc|
 
 A thread has rows m and m + 8 and two neighbouring columns of each eight (`tile.fragment.accumulator`).
@@ -20,14 +20,14 @@ from ...tile.unrolled import one_after_another
 from ..arguments import ABS, Variant
 from ..decays import step_decays
 
-# log2 of a gamma below which what rounding takes from pairs of near tokens counts, as sm90's `constant_decay` says
+# log2 of a gamma; below it the rounding errors of neighbouring tokens' scores count (sm90's `constant_decay`)
 LEAST_KEPT = f32(math.log2(0.968))
-FEW_SEEN = 64  # tokens: rows that see no more are the largest where results are normalized
+FEW_SEEN = 64  # tokens: normalized results are largest in rows that see no more
 NARROW = 16  # columns of q or of v
 
 
 class Place(NamedTuple):
-    """Where a thread's scores stand."""
+    """The position of a thread's scores."""
 
     b: Any
     h: Any
@@ -35,21 +35,20 @@ class Place(NamedTuple):
     n: Any  # its first column
     rows: Any  # of the sequence
     columns: Any
-    row0: Any  # the tokens that row and column 0 are
-    column0: Any
-    whole: Any  # all of the block's rows see all columns of the tile
+    row0: Any  # the token of row 0
+    column0: Any  # the token of column 0
+    whole: Any  # whether all of the block's rows see all columns of the tile
 
 
 @noun
 def pairs_of(variant: Variant, block_kv: int) -> Members:
-    """The verbs for tiles of so many columns."""
+    """The verbs for tiles with this number of columns."""
     num, mem, steps = numbers(f32), storage(variant.mask or variant.dtype), step_decays(variant.dtype)
     QUADS, EIGHT = block_kv // 8, f32(8)
 
     @verb
-    def _row_of(place, half, told, mine, call):
-        """Of a row: the last column that it sees, its mark and its term."""
-        _, terms, _ = told
+    def _row_of(place, half, x, mine, call):
+        """Return the last column that a row sees, its mark and its term."""
         m = place.m + 8 * half
         last, mark, rest, term = i32(m + call.offset), num.zero, num.zero, num.zero
         if variant.masked:
@@ -59,13 +58,13 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
         if variant.stepwise:
             mark, rest = steps.mark(mine, min(m, place.rows - 1) + call.later)
         if variant.normalized and call.row_term != 0 and m < place.rows:
-            term = terms.data[start(terms, place.b, place.h, place.row0 + call.direction * m)]
+            term = x.terms.data[start(x.terms, place.b, place.h, place.row0 + call.direction * m)]
         return last, mark, rest, term
 
     def quad(j: int) -> Callable[..., None]:
         @verb
         def weigh_quad(scores, sums, known, arguments):
-            (place, mine, upper, lower), ((weights, terms, mask), call) = known, arguments
+            (place, mine, upper, lower), (x, call) = known, arguments
             for e in range(2):
                 n = place.n + (8 * j + e)
                 here = n < place.columns
@@ -74,9 +73,9 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
                     mark, rest = steps.mark(mine, min(n, place.columns - 1) + call.later)
                 if variant.normalized and call.column_weighted != 0 and here:
                     token = place.column0 + call.direction * n
-                    weight = weights.data[start(weights, place.b, place.h, token)]
+                    weight = x.weights.data[start(x.weights, place.b, place.h, token)]
                     if call.column_term != 0:
-                        term = terms.data[start(terms, place.b, place.h, token)]
+                        term = x.terms.data[start(x.terms, place.b, place.h, token)]
                 for half in range(2):
                     last, row_mark, row_rest, row_term = lower if half else upper
                     m, seen = place.m + 8 * half, here & (n <= last)
@@ -84,8 +83,7 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
                         factor = num.zero
                         if seen:
                             row, column = place.row0 + call.direction * m, place.column0 + call.direction * n
-                            at = place.h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
-                            factor = f32(mem.load(mask.data, at))
+                            factor = f32(mem.load(x.mask.data, start(x.mask, place.h, row, column)))
                     elif variant.stepwise:
                         factor = steps.fade(mine, mark, rest, row_mark, row_rest)
                     else:
@@ -103,8 +101,8 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
         return weigh_quad
 
     @verb
-    def _weigh_by_head(scores, sums, place, mine, told, call):
-        """Of gamma alone, from the nearest quad on, as the factor falls by gamma^8 from quad to quad."""
+    def _weigh_by_head(scores, sums, place, mine, x, call):
+        """With gamma alone: from the nearest quad on, because the factor falls by gamma^8 from quad to quad."""
         fade, last = num.exp2(mine * EIGHT), i32(place.columns - 1 - place.n)
         for half in range(2):
             for e in range(2):
@@ -129,14 +127,14 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
     weigh_all = one_after_another([quad(j) for j in range(QUADS)])
 
     @verb
-    def _weigh(scores, sums, place, mine, told, call):
-        upper, lower = _row_of(place, 0, told, mine, call), _row_of(place, 1, told, mine, call)
-        weigh_all(scores, sums, (place, mine, upper, lower), (told, call))
+    def _weigh(scores, sums, place, mine, x, call):
+        upper, lower = _row_of(place, 0, x, mine, call), _row_of(place, 1, x, mine, call)
+        weigh_all(scores, sums, (place, mine, upper, lower), (x, call))
 
     @verb
     def counts(mine, call, m0, n0):
         """Return whether the error of rounding P counts, for a block's rows from m0 and a tile's columns from n0 on. It
-        does where so few tokens are seen, or so few numbers are a result, that errors do not average out.
+        does if a row sees few tokens, or if a result has few numbers: then errors do not average out.
         """
         near = n0 + block_kv > m0 + call.offset  # rows see themselves
         if variant.masked:
@@ -150,6 +148,6 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
     by_head = not (variant.masked or variant.stepwise or variant.normalized)
     return members(
         locals(),
-        # (scores, sums, place, mine, (weights, terms, mask), call): sums of both rows, where they are wanted
+        # (scores, sums, place, mine, x, call): x: `Inputs`; sums: of both rows, where they are wanted
         weigh=_weigh_by_head if by_head else _weigh,
     )

@@ -1,36 +1,36 @@
-"""Rows of retention by mma.sync, on Ampere and what came after it. Sun et al. 2023, arXiv:2307.08621, eq. 5 and 7.
+"""Rows of retention by mma.sync, on Ampere and later GPUs. Sun et al. 2023, arXiv:2307.08621, eq. 5 and 7.
 
-A block takes BLOCK_Q rows and BLOCK_V columns of the result, a warp 16 of the rows. In the chunk form rows see the
-columns of their own chunk one by one, and all before it through the state; in the parallel form all is one chunk. Two
-stages of shared memory hold 32 rows of the state, rounded, or BLOCK_KV keys and their values: one is multiplied, the
-other filled beside that, by way of registers or by cp.async.
+A block has BLOCK_Q rows and BLOCK_V columns of the result, a warp has 16 of the rows. In the chunk form rows read the
+columns of their own chunk one by one, and everything before it through the state. The parallel form has one chunk. Two
+stages of shared memory hold 32 rows of the state, rounded, or BLOCK_KV keys and their values. One stage is multiplied
+while registers or cp.async fill the other.
 
-    1  Q and the first rows of the state, or keys and values, on their way
-    2  for each 32 rows of the state: the next ones on their way; acc [16, BLOCK_V] += Q @ state
+    1  start to load Q and the first rows of the state, or keys and values
+    2  for each 32 rows of the state: start to load the next ones; acc [16, BLOCK_V] += Q @ state
     3  acc *= state_scale * gamma^(r - first row of the chunk + later)
     4  for each tile of the chunk, up to the last that is seen:
-    5      K and V of the next one on their way
-    6      P [16, BLOCK_KV] = scale * Q @ K.T * gamma^(r - c), or times the mask; 0 where a pair is not seen
+    5      start to load K and V of the next one
+    6      P [16, BLOCK_KV] = scale * Q @ K.T * gamma^(r - c), or times the mask; 0 for a pair that is not seen
     7      acc += P @ V
     8      wait for the next one, all threads
     9  out = acc / n, 16 rows of a warp at a time through shared memory
 
-P never leaves registers: as accumulators lie, it is the left factor of 7. Of bfloat16 it is rounded to that, and so is
-the state; of float16, which has too small a range, both are rounded to tf32, and Q and V go as such. Where what
-rounding takes counts, 7 has a second part (`pairs`), and of narrow heads 2. A P of 0 times a NaN in V is a NaN:
-`nan_repair` mends that.
+P stays in registers: accumulators have the layout of the left factor of 7. bfloat16 problems round P and the state to
+bfloat16. float16 has too small a range: there both are rounded to tf32, and Q and V are used as they are. If the
+rounding errors count, 7 has a second part (`pairs`), and 2 too for narrow heads. A P of 0 times a NaN in V is a NaN:
+`nan_repair` fixes that.
 
-Where results are normalized rows are summed up as they go; with terms, as `simt_rows` tells, each is added to a score,
-and the norm is one more row of the state.
+Normalized calls sum up the rows on the way. Terms are added to the scores, and the norm is one more row of the state,
+as in `simt_rows`.
 
-Shared memory: `Sm80Rows.tiles`, 2 * (BLOCK_Q * D + 2 * BLOCK_KV * (D + BLOCK_V)) bytes. Registers: BLOCK_V / 2 of acc,
-BLOCK_KV / 2 of scores and half of P, D / 4 of Q where it is held, and about 50.
+Shared memory: `Sm80Rows.tiles`, 2 * (BLOCK_Q * D + 2 * BLOCK_KV * (D + BLOCK_V)) bytes. Registers: BLOCK_V / 2 for acc,
+BLOCK_KV / 2 for scores and half of that for P, D / 4 for Q if it is held, and about 50.
 """
 
 from __future__ import annotations
 
 from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
-from ...launch.views import number_type, start, strided
+from ...launch.views import start
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
 from ...tile.rows import lane_reductions
@@ -39,21 +39,21 @@ from ...tile.storage import access, storage
 from ...tile.strips import strip_abt
 from ...tile.tile_copies import tile_copies
 from ...tile.warp_rows import COLUMNS, warp_output
-from ..arguments import OF_COLUMNS, OF_ROWS, Variant, call_type, origin, slot_of, span
+from ..arguments import OF_COLUMNS, OF_ROWS, Variant, origin, slot_of, span
 from ..decays import decays_of
-from ..float_strips import rounding_left, strip_of_floats
-from ..float_tiles import float_tile
+from ..nan_repair import warp_repair
+from ..simt_rows import rows_types
 from .config import BOX, ROWS, SLICE, Shape, Sm80Rows
-from .nan_repair import hidden_elements
+from .floats import float_tile, rounding_left, strip_of_floats
 from .pairs import NARROW, Place, pairs_of
 
-LANES = 4  # that share a row
-MOST_HELD = 2  # boxes of Q whose fragments stay in registers, where nothing else wants these
+LANES = 4  # of a row
+MOST_HELD = 2  # boxes of Q that stay in registers, if nothing else needs them
 
 
 @builds
 def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
-    """retention_rows_sm80(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call)."""
+    """retention_rows_sm80(out, row_sum, x, before, decay, call). before: `ChunkStates`."""
     dtype, BLOCK_Q, BLOCK_KV, BLOCK_V = variant.dtype, config.block_q, config.block_kv, shape.columns
     mem, num, lanes, tile = storage(dtype), numbers(f32), lane_reductions(f32, LANES), config.tiles(shape)
     decays, pairs = decays_of(dtype, variant.stepwise), pairs_of(variant, BLOCK_KV)
@@ -65,17 +65,17 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
     plain = not (variant.normalized or variant.masked or variant.stepwise)
     qk = strip_abt(dtype, tile.q, tile.k, shape.boxes, held=plain and shape.boxes <= MOST_HELD)
     pv, rest = strip_of_floats(dtype, tile.v, tile.v_boxes), rounding_left(dtype)
-    hidden, vec = hidden_elements(variant, pv.size), access(dtype, shape.whole)
+    hidden, vec = warp_repair(variant, pv.size), access(dtype, shape.whole)
 
     @verb
     def leave_rest(values, count):
-        """Numbers become what rounding took from them."""
+        """Replace numbers by their rounding errors."""
         for e in range(0, count, 2):
             values[e], values[e + 1] = rest(values[e], values[e + 1])
 
     @verb
     def first_of(number, call):
-        """The first row of slice number `number` of the state; of narrow heads each comes twice."""
+        """Return the first row of slice number `number` of the state. For narrow heads each slice comes twice."""
         return (u32(number) >> u32(1) if min(call.D, call.Dv) <= NARROW else u32(number)) * u32(SLICE)
 
     @verb
@@ -104,27 +104,17 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
 
     output = warp_output(ROWS, BLOCK_V, finish)
 
-    @kernel(
-        strided(dtype, 3),
-        number_type(dtype, 3),
-        *[strided(dtype, 3)] * 3,
-        *[number_type(dtype, 3)] * 4,
-        strided(variant.mask or dtype, 3),
-        decays.argument,
-        strided("int32", 1),
-        call_type(dtype),
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
-    def retention_rows_sm80(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call):
+    @kernel(*rows_types(variant), threads=config.threads, min_blocks=config.min_blocks)
+    def retention_rows_sm80(out, row_sum, x, before, decay, call):
+        (q, k, v, weights, terms, _), (states, norms) = x, before
         smem, floats = cuda.shared.array(0, mem.element, alignment=128), cuda.shared.array(0, f32, alignment=128)
         lane, my_rows = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x // 32 * ROWS)
         q_blocks, v_blocks = (call.rows + (BLOCK_Q - 1)) // BLOCK_Q, (call.Dv + (BLOCK_V - 1)) // BLOCK_V
         number, head = cuda.blockIdx.x // v_blocks, cuda.blockIdx.x // v_blocks // q_blocks
         e0 = i32(cuda.blockIdx.x % v_blocks * BLOCK_V)
-        m0 = i32((q_blocks - 1 - number % q_blocks) * BLOCK_Q)  # the last first: in the parallel form the longest
+        m0 = i32((q_blocks - 1 - number % q_blocks) * BLOCK_Q)  # the last block first: the parallel form's longest
         b, h = i64(head // call.H), i64(head % call.H)
-        first, rows, columns = span(ends, call, b)
+        first, rows, columns = span(call, b)
         if m0 >= rows:
             return
         chunk = i32(m0 // call.chunk)
@@ -177,7 +167,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
 
         if slot >= 0:
             for half in range(2):
-                # what a step is known of is known of rows that are there
+                # prefix sums exist for rows of the sequence alone
                 m = i32(min(i64(place.m + 8 * half), i64(rows - 1)))
                 factors[half] = decays.between(mine, n_first, m + call.later) * call.state_scale
                 one = num.one
@@ -212,7 +202,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
             last = i32(n0 + (BLOCK_KV - 1))
             whole = (last <= m0 + call.offset) & (last < place.columns)
             here = Place(b, h, place.m, i32(n0 + 2 * (lane % LANES)), place.rows, place.columns, row0, column0, whole)
-            pairs.weigh(scores, sums, here, mine, (weights, terms, mask), call)
+            pairs.weigh(scores, sums, here, mine, x, call)
             pv.put(probs, scores)
             pv.add(acc, probs, smem, i32(at + tile.v_at))  # acc [16, BLOCK_V] += P @ V
             if pairs.counts(mine, call, m0, n0):
@@ -224,9 +214,8 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
             i, n0 = u32(i + u32(1)), i32(n0 + BLOCK_KV)
 
         if end == u32(0):
-            cuda.syncthreads()  # results are stored where Q was read
-        arrays = (q, k, v, states, norms, weights, terms)
-        hidden.repair(acc, arrays, (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
+            cuda.syncthreads()  # results overwrite Q
+        hidden.repair(acc, (x, before), (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
         for half in range(2):
             m, inverse = i32(place.m + 8 * half), num.one
             if variant.normalized and call.normalize != 0:

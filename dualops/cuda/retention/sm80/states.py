@@ -1,21 +1,21 @@
-"""What each chunk adds to a state, all chunks at once, by mma.sync, on Ampere and what came after it.
+"""What each chunk adds to a state, all chunks at once, by mma.sync, on Ampere and later GPUs.
 
     A [D, Dv] = kept_scale * sum_t gamma^(T - t - later) * k_t^T v_t
 
 A block has 64 rows of one chunk's A, 16 a warp, and up to 128 of its columns. Two stages of shared memory hold some
-tokens each: one is multiplied, the other filled beside that (cp.async).
+tokens each. One stage is multiplied while cp.async fills the other.
 
-    1  weights of all tokens of the chunk to shared memory, the first tokens' K and V on their way
+    1  start to load the first tokens' K and V; write the weights of all tokens of the chunk to shared memory
     2  for some tokens after the others:
-    3      K and V of the next ones on their way
+    3      start to load K and V of the next ones
     4      sums [16, BLOCK_V] = (weights * K).T @ V, and added to A by the threads
     5      wait for the next ones, all threads
-    6  A, 16 rows of a warp at a time through shared memory
+    6  store A, 16 rows of a warp at a time through shared memory
 
-A key times its weight is rounded, or where the state is a result taken in parts (`retention.float_strips`). Tensor
-cores round toward zero: sums of a few tokens are added up by threads, which round to the nearest.
+A key times its weight is rounded. If the state is a result, it is split into parts instead (`strip_of_weighted`).
+Tensor cores round toward zero. So threads, which round to the nearest, add up the sums of a few tokens.
 
-Shared memory: `Sm80States.tiles`, 4 * TOKENS * (64 + BLOCK_V) bytes and 1 KiB. Registers: BLOCK_V of both sums, and
+Shared memory: `Sm80States.tiles`, 4 * TOKENS * (64 + BLOCK_V) bytes and 1 KiB. Registers: BLOCK_V for both sums, and
 about 60.
 """
 
@@ -31,14 +31,14 @@ from ...tile.tile_copies import tile_copies
 from ...tile.warp_rows import COLUMNS, warp_output
 from ..arguments import LONGEST_CHUNK, Variant, call_type, origin, slot_of, span
 from ..decays import decays_of
-from ..float_strips import strip_of_weighted
 from ..simt_states import mirrored_chunk, whole_chunk
 from .config import BOX, Shape, Sm80States
+from .floats import strip_of_weighted
 
 
 @builds
 def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored: bool = False) -> Kernel:
-    """retention_states_sm80(states, k, v, weights, decay, ends, call, chunks): of so many chunks of a sequence.
+    """retention_states_sm80(states, k, v, weights, decay, call, chunks). chunks: those of a sequence.
 
     mirrored: a pass back has the chunks of the pass forth.
     """
@@ -62,13 +62,12 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored
         *[strided(variant.dtype, 3)] * 2,
         number_type(variant.dtype, 3),
         decays.argument,
-        strided("int32", 1),
         call_type(variant.dtype),
         i64,
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def retention_states_sm80(states, k, v, weights, decay, ends, call, chunks):
+    def retention_states_sm80(states, k, v, weights, decay, call, chunks):
         smem, floats = cuda.shared.array(0, mem.element, alignment=128), cuda.shared.array(0, f32, alignment=128)
         tid = cuda.threadIdx.x
         d_blocks, v_blocks = (call.D + (BOX - 1)) // BOX, (call.Dv + (BLOCK_V - 1)) // BLOCK_V
@@ -76,7 +75,7 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored
         d0, e0 = part // v_blocks * BOX, part % v_blocks * BLOCK_V
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
-        first, _, count = span(ends, call, b)
+        first, _, count = span(call, b)
         t0, end = tokens_of(call, chunk, count)
         if t0 >= count:
             return

@@ -1,20 +1,11 @@
-"""Retention on Hopper, and its gradient: which problems the rung takes, its launches and their tensor maps.
+"""Retention on Hopper, and its gradient: which problems the rung takes, and their tensor maps.
 
-chunks.py      the kernel: one pass
-wide.py        the same where heads are wide
-chunk_range.py  which chunks a block of either walks
-fragments.py   where accumulators stand; states from and to memory
-constant_decay.py  what is left of one token at another, of gamma
-per_token_decay.py  the same of log_decay, by the tables of decay_tables.py, which decay_tables_feed.py hands over
-nan_repair.py  elements of a result that tokens must not reach which are not seen
-launches.py    those of a pass
-config.py      tiles
-
-The gradient with log_decay:
-
-decay_grad_chunks.py  dq or dk, and what tokens have of the states between chunks; saved_states.py: these in memory
-decay_grad_pairs.py  the pairs of a chunk, and all of it summed up; decay_row_sums.py: along their rows
-step_launches.py  its launches; step_config.py: its tiles
+chunks.py      the kernel: one pass;  wide.py: the kernel for wide heads decay_grad_chunks.py, decay_grad_pairs.py   the
+kernels of log_decay's gradient launches.py    the launches of both config.py      tiles;  arguments.py: argument
+records chunk_decay.py   the decay between tokens of a chunk;  decay_tables.py: tables of it for log_decay states.py
+positions of accumulators, and the state in memory and shared memory state_sums.py    the update of the state, with 16
+bits or all digits of float32 chunk_sums.py    sums along the rows and columns of a chunk's pairs diagonal_residual.py
+rounding errors of the scores of neighbouring tokens
 """
 
 from __future__ import annotations
@@ -33,43 +24,31 @@ from ...tile.warpgroup import ROWS
 from ..arguments import is_varlen
 from ..decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
 from ..passes import Pass, backward_passes, forward_pass
+from .arguments import is_shared
 from .config import BOX, CHUNK, DTYPE, SLACK, Config, Sm90Config, WideConfig
-from .launches import SEGMENTS, between_segments, is_shared, segment_states, walk_step
-from .step_launches import step_gradient_bytes, step_gradient_steps, step_gradient_workspace
+from .launches import (
+    SEGMENTS,
+    between_segments,
+    segment_states,
+    step_gradient_bytes,
+    step_gradient_steps,
+    step_gradient_workspace,
+    walk_step,
+)
 
 WIDEST = 128  # D and Dv of `chunks`
-BLOCKS = 128  # for which sequences are cut into segments: on every GPU, so that bits are the same
+BLOCKS = 128  # sequences are cut into segments for this many blocks, on every GPU, for equal bits
 LEAST_CHUNKS = 2  # of a segment
-LEAST_BLOCKS = 16  # from which it is chosen
-# which arrays play the roles of q, k, v and o, in each pass of `passes`
+LEAST_BLOCKS = 16  # with fewer, other rungs come first
+# the arrays in the roles of q, k, v and o, for each pass of `passes`
 FORWARD = (("q", "k", "v", "o"),)
 BACKWARD = (("do", "v", "k", "dq"), ("k", "q", "do", "dv"), ("v", "do", "q", "dk"))
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The tiles, where there are enough sequences, or segments of them, for blocks that walk one each."""
-    return _choices(problem, results, device, FORWARD, few=False)
-
-
-def few_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The same, where there are fewer, and simt's many blocks come first."""
-    return _choices(problem, results, device, FORWARD, few=True)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Those of the gradient, where there are enough."""
-    return _choices(problem, results, device, BACKWARD, few=False)
-
-
-def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The same, where there are fewer."""
-    return _choices(problem, results, device, BACKWARD, few=True)
-
-
 def segments_of(problem: Problem, blocks: Sequence[int]) -> int:
-    """In how many segments a sequence is walked: one, where all passes fill half of a GPU.
+    """Return the number of segments of a sequence. It is one if all passes together fill half of a GPU.
 
-    blocks: of each pass, were it one. Where there are more, passes run one after another.
+    blocks: of each pass with one segment. Passes with more segments run one after another.
     """
     if sum(blocks) > BLOCKS // 2:
         return 1
@@ -93,7 +72,7 @@ def _choices(
         return
     config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
     blocks, steps_too = [int(p.B * p.H * config.slices(*each)) for each in widths], "dlog_decay" in results
-    segments = segments_of(p, blocks[:1] if steps_too else blocks)  # of one pass after another, or side by side
+    segments = segments_of(p, blocks[:1] if steps_too else blocks)  # passes run one after another, or overlapped
     if (min(blocks) * segments < LEAST_BLOCKS) != few:
         return
     loaded, stored = _loaded(roles), [names[-1] for names in roles]
@@ -112,24 +91,29 @@ def _choices(
         reason = "few sequences, most of the GPU rests" if few else "enough sequences"
         what = "a sequence" if segments == 1 else f"one of {segments} segments of a sequence"
         of = f"a slice of {what}" if wide else what
-        told = f"a block walks {of} in chunks of {config.chunk} tokens, the state in registers: {reason}"
+        why = f"a block walks {of} in chunks of {config.chunk} tokens, the state in registers: {reason}"
         steps, made = partial(steps_of, p, results, config, roles), _workspace(p, results, config)
-        yield Choice("sm90", config, told, steps, made, maps=_maps(p, metas, roles, config.chunk))
+        yield Choice("sm90", config, why, steps, made, maps=_maps(p, metas, roles, config.chunk))
+
+
+# tiles for forward and gradient; few: if few sequences leave most of the GPU idle, and simt's many blocks come first
+forward_choices, few_choices = (partial(_choices, roles=FORWARD, few=few) for few in (False, True))
+backward_choices, few_backward_choices = (partial(_choices, roles=BACKWARD, few=few) for few in (False, True))
 
 
 def widths_of(problem: Problem, roles: tuple[tuple[str, ...], ...]) -> list[tuple[int, int]]:
-    """Of each pass, those of its q and of its v: a kernel is built for them."""
+    """Return, for each pass, the widths of its q and v. A kernel is built for them."""
     width = {"q": int(problem.D), "k": int(problem.D), "v": int(problem.Dv), "do": int(problem.Dv)}
     return [(width[names[0]], width[names[2]]) for names in roles]
 
 
 def _loaded(roles: tuple[tuple[str, ...], ...]) -> list[str]:
-    """What comes to shared memory, each once."""
+    """Return the arrays that kernels load to shared memory, each once."""
     return sorted({name for names in roles for name in names[:-1]})
 
 
 def _boxed(metas: Mapping[str, ArrayMeta], name: str) -> Boxed | None:
-    """As boxes; heads that are one in memory are one there too."""
+    """Return an array as boxes. Heads that share memory are one head there."""
     meta = metas[name]
     if is_shared(meta):
         B, _, S, width = meta.shape
@@ -140,7 +124,7 @@ def _boxed(metas: Mapping[str, ArrayMeta], name: str) -> Boxed | None:
 def _maps(
     problem: Problem, metas: Mapping[str, ArrayMeta], roles: tuple[tuple[str, ...], ...], chunk: int
 ) -> dict[str, Mapped]:
-    """The tensor maps of the launches."""
+    """Return the tensor maps of the launches."""
     lines = dict.fromkeys(_loaded(roles), chunk) | {names[-1]: ROWS for names in roles}
     found = [each for name in lines if (each := _boxed(metas, name))]
     return {
@@ -150,7 +134,7 @@ def _maps(
 
 
 def _workspace(problem: Problem, results: Mapping[str, ArrayMeta], config: Config) -> dict[str, ArrayMeta]:
-    """The state before each segment; with log_decay its sums for these, and what its gradient needs."""
+    """Return the state before each segment. With log_decay also its prefix sums, and what its gradient needs."""
     p = problem
     made = segment_states(p, config)
     if "log_decay" in p.arrays and SEGMENTS in made:
@@ -164,21 +148,20 @@ def steps_of(
     config: Config,
     roles: tuple[tuple[str, ...], ...],
 ) -> Sequence[Step]:
-    """The launches of each pass, one after another, or side by side where a block walks a sequence."""
+    """Return the launches of each pass. They overlap if a block walks a whole sequence; otherwise they don't."""
     p, backward = problem, roles is BACKWARD
     chunk = config.chunk
     passes: Sequence[Pass] = backward_passes(p, results, {}, chunk) if backward else [forward_pass(p, results, chunk)]
     sums = "marks" in _workspace(p, results, config)
-    steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].ends, passes[0].call)) if sums else []
+    steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].call)) if sums else []
     if "dlog_decay" in results:
         return [*steps, *step_gradient_steps(p, results, config)]
     for each, names in zip(passes, roles, strict=True):
-        maps = [f"{name}_map" for name in names]
         if config.segments == 1:
-            step = walk_step(p, each, maps, config, each.states, beside=backward)
+            step = walk_step(p, each, names, config, each.states, overlaps=backward)
             steps.append(step._replace(overlaps=bool(steps)))
         else:
             adds, between, begins = between_segments(p, each, config)
-            steps += [walk_step(p, each, maps, config, adds, looks=False), between]
-            steps.append(walk_step(p, each, maps, config, begins))
+            steps += [walk_step(p, each, names, config, adds, looks=False), between]
+            steps.append(walk_step(p, each, names, config, begins))
     return steps

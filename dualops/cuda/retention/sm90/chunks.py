@@ -1,47 +1,46 @@
 """A pass of retention on Hopper's tensor cores, by chunks. Sun et al. 2023, arXiv:2307.08621, equation 7.
 
 A block walks one sequence of one head from chunk to chunk of 128 tokens. Two warpgroups multiply, with 64 queries and
-64 rows of the state each; a thread of another one loads.
+64 rows of the state each. A thread of a third warpgroup loads.
 
-    producer, one thread            consumers, of the queries r and tokens c of a chunk
+    producer, one thread            consumers, for the queries r and tokens c of a chunk
     for each chunk:                 for each chunk:
     1  load K and V                 2  scores [64, 128] = Q @ K.T;  P = scale * gamma^(r - c) * scores, 0 where c > r
        load Q                       3  o [64, Dv] = Q @ state;  o *= scale * gamma^(r + 1)
-                                    4  o += P @ V, which is copied to memory beside what follows
+                                    4  o += P @ V, stored to memory, overlapped with what follows
                                     5  state [64, Dv] = gamma^n * state + (gamma^(n - 1 - c) * K).T @ V
                                     6  state, rounded, to shared memory, where both warpgroups read it next time
 
-n is 128, or how many tokens the last chunk has. The state stays in registers, in float32, from chunk to chunk. K.T
-comes from shared memory transposed, so that decay is put on it in registers: rounded to 16 bits, or where the state is
-a result, in three parts, and then what a chunk adds to it is a sum of its own (`state_sums`).
+n is 128, or the number of tokens of the last chunk. The state stays in registers, in float32, from chunk to chunk. K.T
+is loaded from shared memory transposed, so registers apply the decay to it. It is rounded to 16 bits. If the state is a
+result, it is split into three parts, and a chunk's contribution is a sum of its own (`state_sums`).
 
-Of a head that forgets at once, as one with log_decay may, 4 has a second part (`retention.diagonal_residual`). With
-log_decay each power of gamma is what `per_token_decay` finds in tables of the chunk, which a second warp of those that
-load makes (`decay_tables`).
+For a head that forgets at once, as one with log_decay may, 4 has a second part (`diagonal_residual`). With
+log_decay, `per_token_decay` finds each power of gamma in tables of the chunk. A second warp of the third warpgroup
+computes these tables (`decay_tables`).
 
-A probability of 0 times a NaN in V is a NaN: an element of o that only 4 made so is made anew (`nan_repair`).
+A probability of 0 times a NaN in V is a NaN. `nan_repair` recomputes an element of o that only 4 made NaN.
 
-The gradient is three such passes (`passes`). Two go back, from the last chunk to the first. A query sees the tokens
-c >= r of its chunk and those behind it, of which the state knows how far they are from the chunk's last token:
+The gradient is three such passes (`passes`). Two go back, from the last chunk to the first. A query then sees the
+tokens c >= r of its chunk and those behind it. The state knows how far those are from the chunk's last token:
 
     o *= gamma^(n - 1 - r);   state = gamma^n * state + (scale * gamma^(c + 1) * K).T @ V
 
-Where a sequence is one block's they run side by side: each launch lets the next one begin with it, and ends after the
-one before.
+If a block walks a whole sequence, the three passes overlap: each launch lets the next one begin at once, and ends after
+the previous one.
 
-Where even so few blocks would walk, a sequence has segments of `state_chunk` tokens, one a block. Before, the same
-kernel without Q finds what each segment adds to the state, and `retention_walk` the state before each.
+If this gives too few blocks, a sequence has segments of `state_chunk` tokens, one a block. Then two launches come
+first: the same kernel without Q computes what each segment adds to the state, and `retention_walk` the state before
+each.
 
-Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB of Dv = 128,
-and 2 KiB of tables. Registers: Dv / 2 of the state, beside it 64 scores, then 32 words of P and Dv / 2 of o, then 32 of
-K.T and o. With 64 scores and o at once, so that the products of 2 and 3 would run together, 80 numbers a thread do not
-fit.
+Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB for Dv = 128,
+and 2 KiB of tables. Registers: Dv / 2 for the state; with it 64 scores, then 32 words of P and Dv / 2 of o, then 32 of
+K.T and o. If the products of 2 and 3 ran together, 64 scores and o would take 80 numbers a thread more than there are.
 """
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
-from ...launch.views import number_type, strided
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
@@ -54,26 +53,22 @@ from ...tile.second_barrier import second_barrier
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
-from ..arguments import call_type
-from ..diagonal_residual import diagonal_residual
-from ..state_smem import state_smem
-from .chunk_range import chunk_range
+from ..arguments import call_type, inputs_type
+from ..nan_repair import chunk_repair
+from .arguments import SEGMENT_STATES, Loaded, chunk_range, loaded_types
+from .chunk_decay import constant_decay, per_token_decay
 from .config import BOX, CHUNK, CONSUMERS, DTYPE, Sm90Config, Walk
-from .constant_decay import constant_decay
-from .decay_tables_feed import decay_tables_feed
-from .fragments import fragments_of
-from .nan_repair import hidden_elements
-from .per_token_decay import per_token_decay
+from .decay_tables import decay_tables_feed
+from .diagonal_residual import diagonal_residual
 from .state_sums import state_sums
+from .states import box_by_box, fragments_of, place_of, state_smem
 
 
 @builds
 def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
-    """retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, decay, call, segment, segments, q_apart,
-    k_apart, v_apart).
+    """retention_sm90(maps, apart, o_map, x, states, decay, call).
 
-    decay: gamma, or log_decay. Dv: in whole boxes. segment: numbers from one segment's state to the next; segments: of
-    a sequence, the first ones. The last three: 1, or 0 where all heads share the array, whose map then has one.
+    maps, apart: `Loaded`. states: `SegmentStates`. decay: gamma, or log_decay. Dv: in whole boxes.
     """
     STEP, STEPWISE, walk_of = -CHUNK if walk.back else CHUNK, config.stepwise, chunk_range(CHUNK, walk.back)
     num, role, warps, tiles = numbers(f32), roles(CONSUMERS, most=not STEPWISE), 4 * CONSUMERS, config.tiles(Dv)
@@ -86,42 +81,24 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
     carry, boxes = state_smem(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
-    near = diagonal_residual(tiles.v)
-    hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
-    kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, beside=not walk.looks)
+    near, store_o = diagonal_residual(tiles.v), box_by_box(boxes)
+    hidden = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
+    kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, overlapped=not walk.looks)
 
     @kernel(
-        *[tensor_map] * 4,
-        *[strided(DTYPE, 3)] * 3,
-        *[number_type(DTYPE, 4)] * 2,
+        *loaded_types(Loaded),
+        tensor_map,
+        inputs_type(DTYPE),
+        SEGMENT_STATES,
         decays.argument,
         call_type(DTYPE),
-        *[i64] * 2,
-        *[i32] * 3,
         threads=role.threads,
     )
-    def retention_sm90(
-        q_map,
-        k_map,
-        v_map,
-        o_map,
-        q,
-        k,
-        v,
-        initial,
-        final,
-        decay,
-        call,
-        segment,
-        segments,
-        q_apart,
-        k_apart,
-        v_apart,
-    ):
+    def retention_sm90(maps, apart, o_map, x, states, decay, call):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_full = q_pipe.barriers(), k_pipe.barriers(), v_part.barriers()
         warpgroup = my_warpgroup()
-        part, head = i32(cuda.blockIdx.x % segments), i32(cuda.blockIdx.x // segments)
+        part, head = i32(cuda.blockIdx.x % states.count), i32(cuda.blockIdx.x // states.count)
         b, h = i32(head // call.H), i32(head % call.H)
         steps_bars, tables = steps.barriers(), (smem, steps.eights())
         if cuda.threadIdx.x == 0:
@@ -130,9 +107,9 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             v_part.init(v_full)
             if STEPWISE:
                 steps.init(steps_bars)
-        prefetch_maps((q_map, k_map, v_map), 1)
+        prefetch_maps(maps, 1)
         q_pipe.start()
-        if walk.beside:
+        if walk.overlaps:
             let_next_grid_begin()
         i, (end, m0) = u32(0), walk_of.chunks(part, call)
         if warpgroup == CONSUMERS:
@@ -140,12 +117,12 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             if cuda.threadIdx.x % 128 == 0:
                 while i != end:
                     stage = k_pipe.acquire(k_bars, i)
-                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (i32(h * k_apart), b)), k_bars.full)
+                    k_tile.load(smem, stage, maps.k, Corner(m0, 0, (i32(h * apart.k), b)), k_bars.full)
                     v_part.expect(v_full, i)
-                    v_tile.load(smem, stage, v_map, Corner(0, m0, (i32(h * v_apart), b)), v_full)
+                    v_tile.load(smem, stage, maps.v, Corner(0, m0, (i32(h * apart.v), b)), v_full)
                     if walk.looks:
                         stage = q_pipe.acquire(q_bars, i)
-                        q_tile.load(smem, stage, q_map, Corner(m0, 0, (i32(h * q_apart), b)), q_bars.full)
+                        q_tile.load(smem, stage, maps.q, Corner(m0, 0, (i32(h * apart.q), b)), q_bars.full)
                     m0 = i32(m0 + STEP)
                     i = k_pipe.next(i)
             elif STEPWISE and u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
@@ -165,8 +142,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 for e in range(4):
                     state[4 * j + e] = num.zero
             if walk.begins:
-                place = i64(b) * initial.strides[0] + i64(h) * initial.strides[1] + part * segment
-                fragments.load(state, initial, place, (row, 0), (call.D, call.Dv))
+                fragments.load(state, states, (b, h, part), (row, 0), (call.D, call.Dv))
             if walk.looks:
                 carry.put(smem, state)
                 both.meet()
@@ -201,32 +177,25 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     pv.wait(o)
                     if decays.forgets(mine):
                         near.add(o, near_words, smem, v_at)
-                    hidden.repair(o, (q, k, v), smem, (b, h, m0, row, 0), mine, call)
-                    box = i32(0)
-                    while box < boxes.parts:
-                        values = boxes.fragment()
-                        boxes.acquire()
-                        boxes.take(values, o, box)
-                        boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), box, box)
-                        box = boxes.next(box)
+                    hidden.repair(o, (x, smem), (b, h, m0, row, 0), mine, call)
+                    store_o(smem, o_map, o, Corner(i32(m0 + row), 0, (h, b)))
                 known = decays.again(mine), count, call.kept_scale
                 kv.add(state, room, smem, (k_at, v_at), known, fade)  # state += (decayed K).T @ V
                 if STEPWISE:
                     steps.release(steps_bars, i)
                 k_pipe.release(k_bars, i)
                 if walk.looks:
-                    both.gather()  # nobody reads the state of before
+                    both.gather()  # both have read the previous state
                     carry.put(smem, state)
                     both.meet()
                 m0 = i32(m0 + STEP)
                 i = k_pipe.next(i)
             if walk.finishes:
-                row = opaque_i32(row)  # or where the initial state lay would be kept until here
-                place = i64(b) * final.strides[0] + i64(h) * final.strides[1] + part * segment
-                fragments.store(final, state, place, (row, 0), (call.D, call.Dv))
+                row = opaque_i32(row)  # or the address of the initial state would stay in a register until here
+                fragments.store(states, state, (b, h, part), (row, 0), (call.D, call.Dv))
             if walk.looks:
                 boxes.finish()
-        if walk.beside and cuda.threadIdx.x < 32:  # who multiplies: an idle lane that waits would hold up who loads
+        if walk.overlaps and cuda.threadIdx.x < 32:  # a consumer: idle lanes of the producer would delay the loads
             wait_for_grid_before()
 
     return retention_sm90

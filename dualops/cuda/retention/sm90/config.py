@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from ...tile.swizzle import Operand
@@ -10,17 +11,17 @@ from ...tile.warpgroup import ROWS
 from ...tile.warpgroup_exchange import THREADS, exchange_bytes
 
 DTYPE = "bfloat16"
-SLACK = 1024  # bytes of shared memory that the mbarriers take, and what lies between them and the tiles
-BOX = 64  # elements of 16 bits that a line of a box has
+SLACK = 1024  # bytes of shared memory for the mbarriers and the gap between them and the tiles
+BOX = 64  # elements of 16 bits in a line of a box
 CONSUMERS = 2  # warpgroups that multiply
 CHUNK = ROWS * CONSUMERS  # tokens
-KEY_WIDTH = ROWS * CONSUMERS  # rows of the state: 64 of each warpgroup; what is beyond D is loaded as zeros
-DECAY_TABLES = 16 * CHUNK  # bytes of what `per_token_decay` leaves in shared memory
+KEY_WIDTH = ROWS * CONSUMERS  # rows of the state, 64 a warpgroup; rows beyond D are loaded as zeros
+DECAY_TABLES = 16 * CHUNK  # bytes of the tables of log_decay in shared memory
 MOST_KEYS = 256  # of a warpgroup's 64 columns of a state: half of its registers
 
 
 class Tiles(NamedTuple):
-    """What lies in shared memory."""
+    """What is in shared memory."""
 
     q: Operand  # [CHUNK, 128]
     k: Operand  # [CHUNK, 128], a stage
@@ -36,9 +37,10 @@ class Tiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Sm90Config:
-    """stages: of K and V. parts: numbers of 16 bits that a key, once it has decayed, goes to the state as: one where
-    the state is read by o alone, which is rounded as coarsely; three, all digits of float32, where it is a result.
-    segments: parts of a sequence that blocks walk side by side, where sequences are few. stepwise: with log_decay.
+    """stages: of K and V. parts: 16-bit numbers for each decayed key that is added to the state. One part is enough if
+    o alone reads the state, because o rounds it too. Three parts keep all digits of float32, for a state that is a
+    result. segments: parts of a sequence that blocks walk at the same time, if sequences are few. stepwise: with
+    log_decay.
     """
 
     stages: int = 2
@@ -48,19 +50,15 @@ class Sm90Config:
     stepwise: bool = False
 
     def slices(self, D: int, Dv: int) -> int:
-        """Blocks that have the columns of a sequence among them."""
+        """Return the number of blocks that split the columns of a sequence."""
         return 1
 
     def tiles(self, Dv: int) -> Tiles:
-        """For values of this width, in whole boxes."""
+        """Return the tiles for values of this width, in whole boxes."""
         q, k = (Operand(CHUNK, KEY_WIDTH, 2, 128, "k") for _ in range(2))
         v, state = (Operand(lines, Dv, 2, 128, "mn") for lines in (CHUNK, KEY_WIDTH))
-        k_at = q.nbytes
-        v_at = k_at + self.stages * k.nbytes
-        state_at = v_at + self.stages * v.nbytes
-        o_at = state_at + state.nbytes
-        decay_at = o_at + 2 * CHUNK * Dv
-        return Tiles(q, k, v, state, k_at, v_at, state_at, o_at, decay_at, decay_at + self.stepwise * DECAY_TABLES)
+        sizes = q.nbytes, self.stages * k.nbytes, self.stages * v.nbytes, state.nbytes, 2 * CHUNK * Dv
+        return Tiles(q, k, v, state, *accumulate((*sizes, self.stepwise * DECAY_TABLES)))
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(padded(Dv)).nbytes
@@ -68,30 +66,30 @@ class Sm90Config:
 
 @dataclass(frozen=True)
 class Walk:
-    """What a kernel is built for: whether it begins with a state, whether the last one is a result; back: from the last
-    chunk to the first; beside: while other launches of its gradient run; looks: else there is no q, and nothing but
-    states is made.
+    """What a kernel is built for. begins: it begins with a state. finishes: it stores the last state. back: from the
+    last chunk to the first. overlaps: other launches of the gradient overlap with it. looks: without it there is no q,
+    and only states are computed.
     """
 
     begins: bool = False
     finishes: bool = False
     back: bool = False
-    beside: bool = False
+    overlaps: bool = False
     looks: bool = True
 
 
 def padded(width: int) -> int:
-    """A width in whole boxes."""
+    """Return a width in whole boxes."""
     return -(-width // BOX) * BOX
 
 
 class WideTiles(NamedTuple):
-    """What lies in shared memory where heads are wide. Operands are what a warpgroup multiplies; tiles are loaded."""
+    """What is in shared memory for wide heads. A warpgroup multiplies operands; the producer loads tiles."""
 
     q_tile: Operand  # [64, keys of all warpgroups]; K's is the same
     v_tile: Operand  # [64, values of all warpgroups], a stage
     q: Operand  # [64, keys]; K's for scores is the same
-    k: Operand  # [64, keys], whose lines are summed over
+    k: Operand  # [64, keys], summed over lines
     v: Operand  # [64, 64]
     state: Operand  # [64, keys], of each warpgroup
     k_at: int
@@ -104,7 +102,7 @@ class WideTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class WideConfig:
-    """parts, segments: as those of `Sm90Config`. stages: of K and V where there is room."""
+    """parts, segments: as those of `Sm90Config`. stages: of K and V, if there is room."""
 
     stages: int = 2
     parts: int = 1
@@ -113,20 +111,20 @@ class WideConfig:
 
     @staticmethod
     def halves(D: int) -> bool:
-        """Whether keys are shared out among the warpgroups: so many that one's state would have no room."""
+        """Whether the warpgroups split the keys, because the state of one would not fit in its registers."""
         return D > MOST_KEYS
 
     @staticmethod
     def keys(D: int) -> int:
-        """What a warpgroup multiplies."""
+        """Return the keys that a warpgroup multiplies."""
         return padded(-(-D // CONSUMERS)) if D > MOST_KEYS else padded(D)
 
     def values(self, D: int) -> int:
-        """Columns of o and V that are a block's."""
+        """Return a block's columns of o and V."""
         return BOX if self.halves(D) else CONSUMERS * BOX
 
     def slices(self, D: int, Dv: int) -> int:
-        """Blocks that have the columns of a sequence among them."""
+        """Return the number of blocks that split the columns of a sequence."""
         return -(-Dv // self.values(D))
 
     def stages_of(self, D: int) -> int:
@@ -138,16 +136,75 @@ class WideConfig:
         v_tile = Operand(self.chunk, self.values(D), 2, 128, "mn")
         q, k = (Operand(self.chunk, keys, 2, 128, major) for major in ("k", "mn"))
         v, state = Operand(self.chunk, BOX, 2, 128, "mn"), Operand(BOX, keys, 2, 128, "k")
-        k_at = q_tile.nbytes
-        v_at = k_at + self.stages_of(D) * q_tile.nbytes
-        state_at = v_at + self.stages_of(D) * v_tile.nbytes
-        o_at = state_at + CONSUMERS * state.nbytes
-        sum_at = o_at + v_tile.nbytes  # o has as many columns as V
-        end = sum_at + (exchange_bytes(self.chunk * BOX // THREADS, 1, True) if halves else 0)
-        return WideTiles(q_tile, v_tile, q, k, v, state, k_at, v_at, state_at, o_at, sum_at, end)
+        stages, sums = self.stages_of(D), exchange_bytes(self.chunk * BOX // THREADS, 1, True) if halves else 0
+        keys_and_values = q_tile.nbytes, stages * q_tile.nbytes, stages * v_tile.nbytes
+        o = v_tile.nbytes  # o has as many columns as V
+        ends = accumulate((*keys_and_values, CONSUMERS * state.nbytes, o, sums))
+        return WideTiles(q_tile, v_tile, q, k, v, state, *ends)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D).nbytes
 
 
 Config = Sm90Config | WideConfig
+
+
+WARPS = 4 * CONSUMERS  # that multiply
+SUMS, OF_WARPS = 2 * 4 * CHUNK * WARPS, 2 * 4 * WARPS  # bytes of `column_sums` and `warp_sums`, for two turns
+
+
+class MetTiles(NamedTuple):
+    """What is in shared memory of a walk."""
+
+    q: Operand  # [CHUNK, 128]
+    k: Operand  # [CHUNK, 128], a stage
+    v: Operand  # [CHUNK, width]
+    y: Operand  # [CHUNK, width]
+    state: Operand  # [128, width]
+    k_at: int
+    v_at: int
+    y_at: int
+    state_at: int
+    o_at: int  # [CHUNK, 64]
+    sums_at: int
+    warps_at: int
+    decay_at: int  # the tables of log_decay
+    nbytes: int
+
+
+class PairTiles(NamedTuple):
+    """What is in shared memory of the kernel for the pairs of a chunk."""
+
+    q: Operand  # [CHUNK, D]; K's is the same
+    do: Operand  # [CHUNK, Dv]; V's is the same
+    k_at: int
+    do_at: int
+    v_at: int
+    sums_at: int
+    warps_at: int
+    decay_at: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class StepsConfig:
+    """stages: of K, which a walk reads last in a chunk. With two or more, a stage is free when Y of the chunk before is
+    released. run: chunks of a block of pairs, one after another, so that it loads one while it sums up the one before.
+    """
+
+    stages: int = 2
+    run: int = 4
+
+    def met_tiles(self, width: int) -> MetTiles:
+        """Return the tiles for V, Y and results of this width, in whole boxes."""
+        q, k = (Operand(CHUNK, KEY_WIDTH, 2, 128, "k") for _ in range(2))
+        v, state = (Operand(lines, width, 2, 128, "mn") for lines in (CHUNK, KEY_WIDTH))
+        y = Operand(CHUNK, width, 2, 128, "k")
+        sizes = q.nbytes, self.stages * k.nbytes, v.nbytes, y.nbytes, state.nbytes, 2 * CHUNK * BOX
+        return MetTiles(q, k, v, y, state, *accumulate((*sizes, SUMS, OF_WARPS, DECAY_TABLES)))
+
+    def pair_tiles(self, D: int, Dv: int) -> PairTiles:
+        """Return the tiles for keys and values of these widths."""
+        q, do = (Operand(CHUNK, width, 2, 128, "k") for width in (D, Dv))
+        ends = accumulate((q.nbytes, q.nbytes, do.nbytes, do.nbytes, SUMS, OF_WARPS, DECAY_TABLES))
+        return PairTiles(q, do, *ends)

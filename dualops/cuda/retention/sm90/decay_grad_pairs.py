@@ -1,26 +1,28 @@
-"""log_decay's gradient from the pairs of a chunk and what `decay_grad_chunks` left, on Hopper's tensor cores.
+"""log_decay's gradient from the pairs of a chunk and the results of `decay_grad_chunks`, on Hopper's tensor cores.
 
     P_ij = scale * (q_i . k_j) * (do_i . v_j) * what is left of j at i                          j < i of a chunk
     dlog_decay_t = sum_(i >= t) (taken_i + sum_(j < t) P_ij) + sum_(j < t) given_j + both
 
-A block takes chunks of 128 tokens, one after another. Two warpgroups multiply, with 64 rows i each; one warp loads, one
-makes the tables of log_decay (`decay_tables`).
+A block has chunks of 128 tokens, one after another. Two warpgroups multiply, with 64 rows i each. One warp loads, one
+computes the tables of log_decay (`decay_tables`).
 
-    for each chunk, by the threads that multiply:
+    for each chunk, by the consumers:
     1  scores [64, 128] = Q @ K.T;  slopes [64, 128] = dO @ V.T
     2  P = scores * decay * slopes, 0 where j >= i
-    3  along each row of P, from taken_i on: what it has before a column t; 0 where t > i
-    4  its columns' sums, of all 128 rows (`retention.column_sums`), and of given those before t
+    3  along each row of P, from taken_i on: its sum before a column t; 0 where t > i
+    4  the column sums over all 128 rows (`column_sums`), and the sums of given before t
 
-Nothing is subtracted: a result is as exact as its terms, and a NaN reaches what it passes over.
+Nothing is subtracted: a result is as exact as its terms, and a NaN reaches only the steps that it passes over.
 
-Shared memory: `StepsConfig.pair_tiles`, 512 * (D + Dv) bytes, 128 KiB of D = Dv = 128, 8 KiB of sums and 2 KiB of
+Shared memory: `StepsConfig.pair_tiles`, 512 * (D + Dv) bytes, 128 KiB for D = Dv = 128, 8 KiB of sums and 2 KiB of
 tables. Registers: 64 scores and 64 slopes, then 32 sums of columns.
 """
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32, verb
+from typing import Any, NamedTuple
+
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, types, u8, u32, verb
 from ...launch.views import number_type, start
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.numbers import numbers
@@ -30,28 +32,35 @@ from ...tile.rows import FULL_WARP, shfl_idx_f32, shfl_idx_i32
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import call_type
-from ..column_sums import column_sums, warp_sums
-from .config import CHUNK, CONSUMERS, DTYPE
-from .decay_row_sums import decay_row_sums
-from .decay_tables_feed import decay_tables_feed
-from .fragments import my_row
-from .per_token_decay import per_token_decay
-from .step_config import WARPS, StepsConfig
+from .arguments import LoadedPairs, loaded_types
+from .chunk_decay import per_token_decay
+from .chunk_sums import column_sums, decay_row_sums, warp_sums
+from .config import CHUNK, CONSUMERS, DTYPE, WARPS, StepsConfig
+from .decay_tables import decay_tables_feed
+from .states import my_row
+
+
+class PairSums(NamedTuple):
+    """The numbers that are added up, and the result."""
+
+    dlogs: Any  # [B, H, S]: log_decay's gradient
+    taken: Any  # [B, H, S]
+    given: Any  # [B, H, S]
+    both: Any  # [B, H, chunks]
 
 
 @verb
 def place_of(number, call):
-    """Batch, head and first token of a chunk among those of all heads."""
+    """Return batch, head and first token of a chunk; chunks are numbered through all heads."""
     head, chunk = u32(number) // u32(call.slots), u32(number) % u32(call.slots)
     return i32(head // u32(call.H)), i32(head % u32(call.H)), i32(chunk * u32(CHUNK))
 
 
 @builds
 def build_decay_grad_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
-    """retention_step_gradient_sm90(q_map, k_map, do_map, v_map, dlogs, taken, given, both, decay, call, chunks,
-    q_apart, k_apart, do_apart, v_apart).
+    """retention_step_gradient_sm90(maps, apart, gathered, decay, call, chunks).
 
-    D, Dv: in whole boxes. decay: log_decay. chunks: of all heads. The last four: as those of `decay_grad_chunks`.
+    maps, apart: `LoadedPairs`. gathered: `PairSums`. decay: log_decay. chunks: those of all heads. D, Dv: whole boxes.
     """
     num, role, tiles = numbers(f32), roles(CONSUMERS), config.pair_tiles(D, Dv)
     decays = per_token_decay(Dv, tiles.decay_at, False, by_steps=True)
@@ -67,31 +76,11 @@ def build_decay_grad_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
     )
     all_warps, RUN = warpgroup_barrier(CONSUMERS), config.run
 
-    @kernel(
-        *[tensor_map] * 4,
-        *[number_type(DTYPE, 3)] * 4,
-        decays.argument,
-        call_type(DTYPE),
-        *[i32] * 5,
-        threads=role.threads,
-    )
-    def retention_step_gradient_sm90(
-        q_map,
-        k_map,
-        do_map,
-        v_map,
-        dlogs,
-        taken,
-        given,
-        both,
-        decay,
-        call,
-        chunks,
-        q_apart,
-        k_apart,
-        do_apart,
-        v_apart,
-    ):
+    sums_type = types.NamedUniTuple(number_type(DTYPE, 3), 4, PairSums)
+
+    @kernel(*loaded_types(LoadedPairs), sums_type, decays.argument, call_type(DTYPE), i32, threads=role.threads)
+    def retention_step_gradient_sm90(maps, apart, gathered, decay, call, chunks):
+        dlogs, taken, given, both = gathered
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, do_bars, steps_bars = q_pipe.barriers(), do_pipe.barriers(), steps.barriers()
         tables, warpgroup = (smem, steps.eights()), my_warpgroup()
@@ -99,7 +88,7 @@ def build_decay_grad_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
             q_pipe.init(q_bars)
             do_pipe.init(do_bars)
             steps.init(steps_bars)
-        prefetch_maps((q_map, k_map, do_map, v_map), 1)
+        prefetch_maps(maps, 1)
         q_pipe.start()
         first = i32(cuda.blockIdx.x * RUN)  # of my chunks
         i, end = u32(0), u32(min(i32(chunks - first), i32(RUN)))
@@ -109,11 +98,11 @@ def build_decay_grad_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
                 while i != end:
                     b, h, m0 = place_of(i32(first + i32(i)), call)
                     stage = q_pipe.acquire(q_bars, i)
-                    q_tile.load(smem, stage, q_map, Corner(m0, 0, (i32(h * q_apart), b)), q_bars.full)
-                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (i32(h * k_apart), b)), q_bars.full)
+                    q_tile.load(smem, stage, maps.q, Corner(m0, 0, (i32(h * apart.q), b)), q_bars.full)
+                    k_tile.load(smem, stage, maps.k, Corner(m0, 0, (i32(h * apart.k), b)), q_bars.full)
                     stage = do_pipe.acquire(do_bars, i)
-                    do_tile.load(smem, stage, do_map, Corner(m0, 0, (i32(h * do_apart), b)), do_bars.full)
-                    v_tile.load(smem, stage, v_map, Corner(m0, 0, (i32(h * v_apart), b)), do_bars.full)
+                    do_tile.load(smem, stage, maps.do, Corner(m0, 0, (i32(h * apart.do), b)), do_bars.full)
+                    v_tile.load(smem, stage, maps.v, Corner(m0, 0, (i32(h * apart.v), b)), do_bars.full)
                     i = q_pipe.next(i)
             elif u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
                 own = steps.own()

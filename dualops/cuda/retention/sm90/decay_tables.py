@@ -1,27 +1,33 @@
-"""What is left of a token of a chunk where another one looks at it, by the decay of each step: tables of a chunk.
+"""Tables of a chunk for the decay between two of its tokens, by the decay of each step.
 
-L_n is the sum of the first n of a chunk's logarithms, to base 2. Of a pair r >= c, 2^(L_(r + 1) - L_(c + 1)) is left,
-and nobody wants to exponentiate for every pair. So a pair of different eights of tokens goes by their edges:
+L_n is the sum of the first n of a chunk's logarithms, to base 2. Of a pair r >= c, 2^(L_(r + 1) - L_(c + 1)) is left.
+An exponential for every pair would be too slow. So the decay of a pair in different eights of tokens is a product:
 
     from c to the end of its eight . each eight between them . from the beginning of r's eight to r
 
-None of these is above 1, and all are made once a chunk: a warp of those that load has four tokens a lane, sums them up
-with its neighbour's and with those of the lanes before and behind, and leaves for the warps that multiply
+None of these is above 1, and all are computed once a chunk. A warp of the producer warpgroup has four tokens a lane. It
+sums them up, with its neighbour's and with those of the lanes before and behind, and writes for the consumers
 
-    within    the logarithm of what is left from the beginning of its eight to a token: of a pair of one eight their
-              difference is wanted, by a thread two for each of its two rows
-    near      from a token to the edge of its eight that faces who looks at it
-    kept      from a token to where the state goes next; 0 for what is no token
-    known     from where the state comes from to a token
-    eights    of each eight, and of the chunk: this one to a rounding where it is near 1, as a state is multiplied by it
-              in each chunk
+    within    the logarithm of what is left from the beginning of its eight to a token: a pair of one eight needs their
+              difference, a thread needs two for each of its two rows
+    near      from a token to the edge of its eight that is nearer to the row
+    kept      from a token to the next state; 0 beyond the tokens
+    known     from the previous state to a token
+    eights    of each eight, and of the chunk: this one with one rounding near 1, as each chunk multiplies a state by it
 
-Sums are of numbers of one sign, so that each is as exact as a number of float32: nothing is subtracted but within an
-eight, where a step that forgets nearly all would cost those behind it their digits. That is less than o's rounding; who
-wants pairs alone finds, where `kept` would be, each step's logarithm, and adds up those between two tokens. In passes
-that go back a token sees those behind it: the same sums, the ends exchanged.
+The numbers of a sum have one sign, so each sum is as exact as a float32. Only differences within an eight are
+subtracted. There a step that forgets nearly all would cost the steps behind it their digits. That error is below o's
+rounding. A kernel that needs only exact pairs finds each step's logarithm in place of `kept`, and adds up those between
+two tokens. In passes that go back a token sees those behind it: the sums are the same, with the ends exchanged.
 
 Shared memory: 16 bytes a token, and 4 an eight.
+
+`decay_tables_feed` has the barriers between the warp that computes the tables and the consumers:
+
+    the warp, of a chunk            consumers
+    put(...)                        wait(barriers, i);  ...;  release(barriers, i)
+
+There is one buffer. The tables of a chunk are written when all consumers have read those of the previous chunk.
 """
 
 from __future__ import annotations
@@ -30,24 +36,50 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from ...compiler.backend import Members, cuda, f32, i32, noun, u32, verb
+from ...compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ...launch.views import start
+from ...ptx.arithmetic import bits_of_f32, f32_of_bits
+from ...ptx.memory import (
+    ld_shared_b32,
+    ld_shared_v2_f32 as ld_shared_v2_f32,
+    st_shared_b32,
+    st_shared_v2_f32 as st_shared_v2_f32,
+    st_shared_v4_b32,
+)
 from ...tile.epilogue import opaque_f32
 from ...tile.numbers import LOG2_E, numbers
+from ...tile.pipeline import pipeline
 from ...tile.products import anew_i32
 from ...tile.rows import FULL_WARP, shfl_idx_f32
+from ...tile.second_barrier import second_barrier
 from ..decays import exp_of_step
-from ..floats import store_four_floats
 from .config import CHUNK, DECAY_TABLES, DTYPE
+
+
+@verb
+def load_float(array, at):
+    return f32_of_bits(ld_shared_b32(array, at))
+
+
+@verb
+def store_float(array, at, x):
+    st_shared_b32(array, at, bits_of_f32(x))
+
+
+@verb
+def store_four_floats(array, at, four):
+    a, b, c, d = bits_of_f32(four[0]), bits_of_f32(four[1]), bits_of_f32(four[2]), bits_of_f32(four[3])
+    st_shared_v4_b32(array, at, a, b, c, d)
+
 
 EIGHT = 8  # tokens
 EIGHTS = CHUNK // EIGHT
 EACH = CHUNK // 32  # tokens of a lane
-LEAST = -128.0  # of a step: nothing is left of it in float32
+LEAST = -128.0  # of a step: nothing is left in float32
 
 
 class TablesAt(NamedTuple):
-    """Where in shared memory those of tokens begin, in bytes."""
+    """Where in shared memory the tables of tokens begin, in bytes."""
 
     within: int
     near: int
@@ -56,17 +88,17 @@ class TablesAt(NamedTuple):
 
 
 def tables_at(at: int) -> TablesAt:
-    """The first one at byte `at`."""
+    """Return where the tables begin, the first one at byte `at`."""
     return TablesAt(*(at + n * DECAY_TABLES // 4 for n in range(4)))
 
 
 @cache
 @noun
 def decay_tables(at: int, back: bool, *, states: bool = True) -> Members:
-    """The verbs for tables from byte `at` on; back: tokens see those after them; states: else those alone that pairs
-    ask for, `within`, `near`, `eights`, and in the place of `kept` the logarithms themselves.
+    """The verbs for tables from byte `at` on. back: tokens see those after them. states: without it only the tables for
+    pairs are written: `within`, `near`, `eights`, and the logarithms themselves in place of `kept`.
 
-    Called by a warp but for the first. tables: shared memory, and the array of the eights in it.
+    Called by a warp, not the first. tables: shared memory, and the array of the eights in it.
     """
     num, LOG2, SMALLEST, place_of = numbers(f32), f32(LOG2_E), f32(LEAST), tables_at(at)
     exp_of, LOG_2 = exp_of_step(DTYPE), f32(1 / LOG2_E)
@@ -78,12 +110,12 @@ def decay_tables(at: int, back: bool, *, states: bool = True) -> Members:
 
     @verb
     def own():
-        """Return a local array for the logarithms that a lane has under way."""
+        """Return a local array for the logarithms that a lane has loaded."""
         return cuda.local.array(EACH, f32)
 
     @verb
     def _lane_anew():
-        """What follows from it is not kept from chunk to chunk: a thread that loads has few registers."""
+        """Return the lane. Registers keep nothing computed from it between chunks: a producer has few."""
         return i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
 
     @verb
@@ -98,7 +130,7 @@ def decay_tables(at: int, back: bool, *, states: bool = True) -> Members:
 
     @verb
     def _sums(x, lane, way):
-        """Of the eights before a lane's, way being -1, or behind it, 1; and of them and its own."""
+        """Return the sum of the eights before a lane's (way -1) or behind it (way 1), and of them and its own."""
         total = x
         for step in range(4):
             there = i32(lane + way * (2 << step))
@@ -109,13 +141,16 @@ def decay_tables(at: int, back: bool, *, states: bool = True) -> Members:
         return other if there & 31 == there else num.zero, total
 
     def table(byte: int, onward: bool, *, raised: bool = True) -> Callable[..., None]:
-        """The verb (smem, own, first, tokens, lane): sums from where `first` is one to each token, onward from each,
-        as powers of 2 if raised; 0 for what is no token.
+        """Return the verb (smem, own, first, tokens, lane). It writes sums from the place with the sum `first` to each
+        token, or from each token onward; as powers of 2 if raised; 0 beyond the tokens.
         """
 
         @verb
         def put_table(smem, own, first, tokens, lane):
-            four, left = cuda.local.array(EACH, f32), opaque_f32(first)  # or one table's sums were kept for another
+            four, left = (
+                cuda.local.array(EACH, f32),
+                opaque_f32(first),
+            )  # or registers would keep one table's sums for another
             for n in range(EACH):
                 token = EACH - 1 - n if onward else n
                 if onward:
@@ -135,7 +170,7 @@ def decay_tables(at: int, back: bool, *, states: bool = True) -> Members:
 
     @verb
     def put(tables, own, count):
-        """Write all tables of a chunk of so many tokens."""
+        """Write all tables of a chunk of `count` tokens."""
         smem, eights = tables
         lane = _lane_anew()
         total = ((own[0] + own[1]) + own[2]) + own[3]
@@ -157,3 +192,36 @@ def decay_tables(at: int, back: bool, *, states: bool = True) -> Members:
             store_four_floats(smem, i32(place_of.kept + 4 * EACH * lane), own)
 
     return locals()
+
+
+@cache
+@noun
+def decay_tables_feed(at: int, back: bool, warps: int, *, states: bool = True) -> Members:
+    """The verbs for tables from byte `at` on, read by `warps` warps; back, states: as for `decay_tables`. `i` numbers
+    the chunks of a block.
+    """
+    tables_of, pipe, written = decay_tables(at, back, states=states), pipeline(1, 0, warps), second_barrier(1, 0)
+
+    @verb
+    def put(tables, barriers, i, own, logs, place, rows):
+        """Write the tables of the chunk that begins with m0."""
+        b, h, m0 = place
+        tables_of.fetch(own, logs, b, h, m0, rows)
+        pipe.claim(barriers, i)
+        tables_of.put(tables, own, i32(rows - m0))
+        written.hand(barriers.full, i)
+
+    @verb
+    def release(barriers, i):
+        """Release the tables after the lanes of my warp have read them."""
+        written.leave()
+        pipe.release(barriers, i)
+
+    return members(
+        locals(),
+        barriers=pipe.barriers,  # () -> in shared memory; once in a kernel, by all threads
+        init=pipe.init,  # (barriers): by one thread, before the `start` of a pipeline
+        eights=tables_of.eights,  # (): an array, see `decay_tables`
+        own=tables_of.own,  # (): an array, see `decay_tables`
+        wait=pipe.wait,  # (barriers, i): until they are written
+    )

@@ -1,46 +1,300 @@
-"""How a chunk's tokens come to the state: state = fade * state + (decayed K).T @ V.
+"""The update of the state by a chunk's tokens: state = fade * state + (decayed K).T @ V.
 
-Where o alone reads the state, which is rounded for it, the product is added to the state as it is, K as one number of
-16 bits. Where the state is a result, K goes in three parts, and what a chunk adds is a sum of its own
-(`retention.exact_products`): tensor cores round toward zero, which after a few chunks is further off than the rule of
-accuracy allows (measured, of 700 tokens that keep all 1.4 of it, of 3000 4.7).
+If o alone reads the state, which it rounds, the product is added to the state directly, with K as one number of 16
+bits. If the state is a result, K has three parts, and a chunk's contribution is a sum of its own
+(`exact_sums`). Tensor cores round toward zero: after a few chunks that error is larger than the rule of
+accuracy allows (measured, for 700 tokens without decay 1.4 times as large, for 3000 4.7 times).
 
-Of wide heads the state is transposed, so that V takes K's place (`state_of_values`). Beside it no registers are left
-for another sum as large: a chunk's own is made by boxes of 64 keys, one after another, and all parts of V stay for all.
+For wide heads the state is transposed, so that V takes K's place (`state_of_values`). No registers are left for another
+sum as large as the state. So a chunk's contribution is computed for 64 keys at a time, and all parts of V stay.
+
+Products with one 16-bit number for each decayed token:
+
+    acc [64, n] += (weights * X).T @ Y        `weighted_sums`: X [tokens, 64 a warpgroup] and Y [tokens, n] tiles
+
+Products whose left factor keeps all digits of float32, as three parts of bfloat16. The right factor has 16 bits.
+
+    out [64, n] = acc [64, K] @ B [K, n]                            `exact_left`: acc are a warpgroup's accumulators
+    out [64, n] = (weights * X).T [64, tokens] @ Y [tokens, n]      `exact_sums`: as `weighted_sums`
+                                                                    `exact_pieces`: some columns of Y at a time
+
+Parts are truncated, not rounded (`split_bf16x3`). The smallest is multiplied first: added to a large sum, it would add
+its roundings to the sum. out begins at zero for the same reason. Tensor cores round toward zero, which adds up in a sum
+of many products. Threads round to the nearest, so they add the product to other numbers. The first part is packed while
+the others are multiplied, one half of the steps after the other.
+
+Element e of a thread's accumulators is element e of its part of a left factor (`fragment`), so parts are packed in
+place. An infinite accumulator becomes NaN. An infinite number of X is its own upper part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from ...compiler.backend import Namespace, cuda, f32, i32, verb
+from ...compiler.backend import Members, Namespace, Noun, cuda, f32, i32, members, noun, u32, verb
+from ...ptx.convert import pack_bf16x2, unpack_bf16x2
+from ...tile.a_fragment import words_of_columns
+from ...tile.products import anew_i32
+from ...tile.split_bf16x3 import PARTS, packed_parts, upper_part
 from ...tile.swizzle import Operand
 from ...tile.unrolled import one_after_another
-from ..exact_products import exact_pieces, exact_sums
-from ..state_smem import WeightedSums, weighted_sums
-from .config import BOX
+from ...tile.warpgroup import register_mma
+from .config import BOX, DTYPE
+from .states import rest
+
+WeightedSums = Noun  # the result of `weighted_sums`
+
+
+@noun
+def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, alike: bool = False) -> Members:
+    """The verbs for tiles of bfloat16: x in whole boxes, y "mn". weight(args, token): a verb that returns the float32
+    factor of a token of the tile. alike: see `words_of_columns`.
+
+    Called by all threads of a warpgroup.
+    """
+    mma, columns = register_mma(DTYPE, y), words_of_columns(x, alike=alike)
+    steps = columns.steps
+
+    @verb
+    def add(acc, smem, places, args):
+        """Add the product of X and Y to acc."""
+        left, lane = mma.left(), i32(u32(cuda.threadIdx.x) % u32(32))
+        first = columns.first(places[0], cuda.threadIdx.x)
+        for step in range(steps):
+            columns.load(left, 4 * step, smem, first, step)
+            for half in range(2):
+                token = i32(16 * step + 8 * half + 2 * (lane % 4))
+                here, next_one = weight(args, token), weight(args, i32(token + 1))
+                for row in range(2):
+                    word = 4 * step + 2 * half + row
+                    low, high = unpack_bf16x2(left[word])
+                    left[word] = pack_bf16x2(low * here, high * next_one)
+        mma.add(acc, left, smem, places[1], 1)
+
+    return members(
+        locals(),
+        size=mma.size,  # accumulators of a thread
+        fragment=mma.fragment,  # () -> a local array for acc
+        wait=mma.wait,  # (acc)
+    )
+
+
+HALVES = 2  # the steps are packed and multiplied in halves; more steps at once take more registers
+WORDS = 4  # of a thread, for a step
+
+
+ExactProduct = Noun  # the result of `_in_parts`
+
+
+@verb
+def below(number):
+    """Return what is left below the upper part."""
+    return f32(number - upper_part(number))
+
+
+@verb
+def below_any(number):
+    """Return what is left below the upper part; 0 for an infinite number."""
+    return rest(below(number))
+
+
+@cache
+def exact_left(b: Operand) -> ExactProduct:
+    """Return the verbs for a right factor of bfloat16; `left` are the accumulators."""
+
+    @verb
+    def begin(acc):
+        return acc
+
+    @verb
+    def take(eight, acc, smem, step):
+        for e in range(2 * WORDS):
+            eight[e] = acc[2 * WORDS * step + e]
+
+    return _in_parts(b, begin, take, below)
+
+
+def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, overlapped: bool = True) -> ExactProduct:
+    """Return the verbs. `left` is X's place and the arguments of weight(args, token), a verb that returns the factor of
+    a token of the tile. X may have infinite numbers. overlapped: see `_in_parts`.
+    """
+    begin, take = _weighted(x, weight)
+    return _in_parts(y, begin, take, below_any, overlapped=overlapped)
+
+
+@noun
+def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Members:
+    """The verbs for a warpgroup's 64 columns of X, which begin at X's place. weight: as of `exact_sums`.
+
+    All parts are packed once and used for all pieces of Y, 12 words a step. out is as small as a piece.
+
+    Called by all threads of a warpgroup. X may have infinite numbers.
+    """
+    mma, steps = register_mma(DTYPE, piece, some=tuple(range(piece.steps)) * PARTS), piece.steps
+    begin, take = _weighted(x, weight, alike=True)
+    MIDDLE, UPPER = WORDS * steps, 2 * WORDS * steps  # where these parts begin, after the lower ones
+
+    @verb
+    def fill(words, left, smem):
+        """Pack all parts of X. left: as of `exact_sums`."""
+        begun, eight = begin(left), cuda.local.array(2 * WORDS, f32)
+        for step in range(steps):
+            take(eight, begun, smem, step)
+            for word in range(WORDS):
+                at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
+                words[UPPER + at] = packed_parts(one, other)
+                one, other = below_any(one), below_any(other)
+                words[MIDDLE + at] = packed_parts(one, other)
+                words[at] = packed_parts(below(one), below(other))
+
+    @verb
+    def multiply(out, words, smem, y_at):
+        """Multiply with a piece of Y and wait for out."""
+        mma.add(out, words, smem, y_at, 0)
+        mma.wait(out)
+
+    return members(
+        locals(),
+        size=mma.size,  # accumulators of a thread, of a piece
+        fragment=mma.fragment,  # () -> a local array for out
+        words=mma.left,  # () -> a local array for all parts of X
+    )
+
+
+def _weighted(
+    x: Operand, weight: Callable[..., Any], *, alike: bool = False
+) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """Return `begin` and `take` of `_in_parts` for X's columns. alike: see `words_of_columns`."""
+    columns = words_of_columns(x, alike=alike)
+
+    @verb
+    def begin(left):
+        (x_at, args), tid = left, anew_i32(i32(cuda.threadIdx.x))
+        return columns.first(x_at, tid), i32(2 * i32(u32(tid) % u32(4))), args
+
+    @verb
+    def take(eight, begun, smem, step):
+        (first, first_token, args), words = begun, cuda.local.array(WORDS, u32)
+        columns.load(words, 0, smem, first, step)
+        for half in range(2):
+            token = i32(first_token + (16 * step + 8 * half))
+            here, next_one = weight(args, token), weight(args, i32(token + 1))
+            for row in range(2):
+                word = 2 * half + row
+                low, high = unpack_bf16x2(words[word])
+                eight[2 * word], eight[2 * word + 1] = low * here, high * next_one
+
+    return begin, take
+
+
+@noun
+def _in_parts(
+    b: Operand,
+    begin: Callable[..., Any],
+    take: Callable[..., None],
+    less: Callable[..., Any],
+    *,
+    overlapped: bool = True,
+) -> Members:
+    """The verbs, called by all threads of a warpgroup.
+
+    Given verbs: begin(left) -> begun, values that registers do not keep; take(eight, begun, smem, step): a thread's
+    numbers of a step of the left factor; less(number): what is below its upper part. overlapped: one half is packed
+    during the products of the other half, which takes twice the registers for words.
+    """
+    mma, half = register_mma(DTYPE, b), b.steps // HALVES
+    of_half = [tuple(range(half * number, half * (number + 1))) for number in range(HALVES)]
+
+    def lower_parts(some: tuple[int, ...]) -> Callable[..., None]:
+        """All lower parts of these steps, then all middle ones."""
+        product, FIRST, COUNT = register_mma(DTYPE, b, some=2 * some), some[0], len(some)
+
+        @verb
+        def multiply_lower(out, words, begun, smem_and_b):
+            (smem, b_at), eight = smem_and_b, cuda.local.array(2 * WORDS, f32)
+            for step in range(COUNT):
+                take(eight, begun, smem, FIRST + step)
+                for word in range(WORDS):
+                    at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
+                    one, other = less(one), less(other)
+                    words[WORDS * COUNT + at] = packed_parts(one, other)
+                    words[at] = packed_parts(below(one), below(other))
+            product.add(out, words, smem, b_at, 0 if FIRST == 0 else 1)
+
+        return multiply_lower
+
+    def upper_parts(some: tuple[int, ...]) -> Callable[..., None]:
+        product, FIRST, COUNT = register_mma(DTYPE, b, some=some), some[0], len(some)
+
+        @verb
+        def multiply_upper(out, words, begun, smem_and_b):
+            (smem, b_at), eight = smem_and_b, cuda.local.array(2 * WORDS, f32)
+            for step in range(COUNT):
+                take(eight, begun, smem, FIRST + step)
+                for word in range(WORDS):
+                    words[WORDS * step + word] = packed_parts(eight[2 * word], eight[2 * word + 1])
+            product.add(out, words, smem, b_at, 1)
+
+        return multiply_upper
+
+    lower, other_lower = map(lower_parts, of_half)
+    upper, other_upper = map(upper_parts, of_half)
+    let_go = mma.wait_but_one if overlapped else mma.wait
+
+    @verb
+    def words():
+        """Return local arrays for parts."""
+        words = mma.left()
+        if overlapped:
+            return words, mma.left()
+        return words, words
+
+    @verb
+    def multiply(out, both_words, left, smem, b_at):
+        """Multiply and wait for out. left: the left factor."""
+        (words, other_words), place = both_words, (smem, b_at)
+        begun = begin(left)
+        lower(out, words, begun, place)
+        if not overlapped:
+            mma.wait(out)
+        other_lower(out, other_words, begun, place)
+        let_go(out)
+        begun = begin(left)
+        upper(out, words, begun, place)
+        let_go(out)
+        other_upper(out, other_words, begun, place)
+        mma.wait(out)
+
+    return members(
+        locals(),
+        size=mma.size,  # accumulators of a thread
+        fragment=mma.fragment,  # () -> a local array for out
+    )
 
 
 class StateSums(Namespace):
-    """The verbs, by all threads of a warpgroup."""
+    """The verbs, called by all threads of a warpgroup."""
 
     size: int  # numbers of a thread
     fragment: Callable[..., Any]  # () -> a local array for the state
-    room: Callable[..., Any]  # () -> local arrays that `add` needs beside it
-    fade: Callable[..., None]  # (state, by): what of this can be done before `add`
-    # (state, room, smem, places, args, by): of K and V at `places`; all of it, when it returns
+    room: Callable[..., Any]  # () -> local arrays that `add` needs too
+    fade: Callable[..., None]  # (state, by): the part of the fade that comes before `add`
+    # (state, room, smem, places, args, by): of K and V at `places`; complete when it returns
     add: Callable[..., None]
 
 
-def state_sums(k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, beside: bool = False) -> StateSums:
-    """weight(args, token): what a token of the chunk is multiplied by. beside: as `exact_products` has it."""
-    return _as_a_result(k, v, weight, beside) if exact else _rounded(weighted_sums(k, v, weight))
+def state_sums(
+    k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, overlapped: bool = False
+) -> StateSums:
+    """weight(args, token): the factor of a token of the chunk. overlapped: see `_in_parts`."""
+    return _as_a_result(k, v, weight, overlapped) if exact else _rounded(weighted_sums(k, v, weight))
 
 
 def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., Any]) -> StateSums:
-    """Of wide heads: state = fade * state + (decayed V).T @ K, of a warpgroup's 64 columns of V and all of its keys;
-    `places` are of V and K.
+    """For wide heads: state = fade * state + (decayed V).T @ K, for a warpgroup's 64 columns of V and all of its keys;
+    `places` are those of V and K.
     """
     return _in_boxes(v, k, weight) if exact else _rounded(weighted_sums(v, k, weight, alike=True))
 
@@ -66,11 +320,11 @@ def _rounded(sums: WeightedSums) -> StateSums:
 
 @verb
 def fade_in_add(state, by):
-    """Nothing: `add` multiplies each number and adds to it at once."""
+    """Do nothing: `add` multiplies each number and adds to it at once."""
 
 
-def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any], beside: bool) -> StateSums:
-    sums = exact_sums(k, v, weight, beside=beside)
+def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any], overlapped: bool) -> StateSums:
+    sums = exact_sums(k, v, weight, overlapped=overlapped)
 
     @verb
     def room():
@@ -88,7 +342,7 @@ def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any], beside: boo
 
 
 def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
-    BOXES, size = k.width // BOX, k.width // 2  # of K; of the state, numbers of a thread
+    BOXES, size = k.width // BOX, k.width // 2  # boxes of K; numbers of a thread's state
     sums = exact_pieces(v, Operand(k.lines, BOX, 2, 128, "mn"), weight)
 
     def add_box(box: int) -> Callable[..., None]:

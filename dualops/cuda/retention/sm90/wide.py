@@ -1,44 +1,42 @@
-"""A pass of retention on Hopper's tensor cores where heads are wide: keys to 512, values to any width, by slices.
+"""A pass of retention on Hopper's tensor cores for wide heads: keys to 512, values of any width, by slices.
 
-A state [256, 512] in float32 is 512 KiB, twice an SM's registers, and each of its columns needs all keys and a column
-of V alone. So a block has a slice of the columns, and each of its two warpgroups 64 of them with all of their state:
-they share Q and K, and have nothing to tell one another. The state is kept transposed, [64, keys], as products are
-widest so (m64n256k16), and as decay then is put on V, whose 64 columns are fewer than the keys.
+A state [256, 512] in float32 is 512 KiB, twice an SM's registers. Each of its columns needs all keys and one column of
+V. So a block has a slice of the columns, and each of its two warpgroups has 64 of them with their whole state. The
+warpgroups share Q and K, and do not communicate. The state is transposed, [64, keys]: this makes the widest products
+(m64n256k16), and puts the decay on V, whose 64 columns are fewer than the keys.
 
-    producer, one thread            a consumer, of the queries r and tokens c of a chunk of 64
+    producer, one thread            a consumer, for the queries r and tokens c of a chunk of 64
     for each chunk:                 for each chunk:
-    1  load K and V                 2  scores [64, 64] = Q @ K.T     3  o [64, 64] = Q @ state.T, beside it
+    1  load K and V                 2  scores [64, 64] = Q @ K.T     3  o [64, 64] = Q @ state.T, overlapped
        load Q                          P = scale * gamma^(r - c) * scores, 0 where c > r;  o *= scale * gamma^(r + 1)
-                                    4  o += P @ V, which is copied to memory beside what follows
+                                    4  o += P @ V, stored to memory, overlapped with what follows
                                     5  state [64, keys] = gamma^n * state + (gamma^(n - 1 - c) * V).T @ K
                                     6  state, rounded, to shared memory, for its own warpgroup
 
-Passes that go back, segments, heads that forget at once, and elements that are made anew: as in `chunks`.
+Passes that go back, segments, heads that forget at once, and recomputed elements: as in `chunks`.
 
-Of more than 256 keys (the gradient's passes with Dv in the place of D) 64 columns of the state have no room in a
+With more than 256 keys (the gradient's passes with Dv in the place of D) 64 columns of the state do not fit in a
 warpgroup's registers. Retention is linear in q . k, so it is the sum of retention of the first half of the keys and of
-the second: the warpgroups have a half of the keys each, the same 64 columns of V, and the second hands its o to the
-first, which stores the sum. It leaves its state in shared memory until the first one has made elements anew.
+the second. Each warpgroup has a half of the keys and the same 64 columns of V. The second hands its o to the first,
+which stores the sum. The second leaves its state in shared memory until the first has recomputed elements.
 
-Where the state is a result, the product of 5 is made by 64 keys at a time, V.T in three parts, and added to the state
-by threads (`state_sums`).
+If the state is a result, the product of 5 is computed for 64 keys at a time, with V.T in three parts, and threads add
+it to the state (`state_sums`).
 
-Registers: keys / 2 of the state, 128 of 256; beside it 32 scores and 32 of o, later 16 words of P or V.T; where it is
-a result 48 words of V.T and 32 sums.
-Shared memory: `WideConfig.tiles`; of 256 keys Q 32, K 2 * 32, V 2 * 16, states 64, o 16: 208 KiB; of two halves of 256
-Q 64, K 64, V 8, states 64, o 8, what is handed over 16: 224 KiB, one stage.
+Registers: keys / 2 for the state, 128 for 256 keys; with it 32 scores and 32 of o, later 16 words of P or V.T. For a
+result 48 words of V.T and 32 sums. Shared memory: `WideConfig.tiles`. For 256 keys Q 32, K 2 * 32, V 2 * 16, states 64,
+o 16: 208 KiB. For two halves of 256 Q 64, K 64, V 8, states 64, o 8, the exchange 16: 224 KiB, one stage.
 
-Of (2, 8192, 8, 256, 512), B * S * H = 131072 tokens: four slices a sequence, 64 blocks, so two segments of each. A
-block's chunk is 13.6 MFLOP, 3300 cycles of tensor cores, and the 80 KiB that it loads as much again at the 24 bytes a
-cycle that an SM gets of L2: 0.12 ms for its 64 chunks. The gradient's passes with 512 keys load 136 KiB a chunk.
+(2, 8192, 8, 256, 512) has B * S * H = 131072 tokens: four slices a sequence, 64 blocks, so two segments each. A block's
+chunk is 13.6 MFLOP, 3300 cycles of tensor cores. Its 80 KiB of loads take as long, at the 24 bytes a cycle that an SM
+gets from L2: 0.12 ms for its 64 chunks. The gradient's passes with 512 keys load 136 KiB a chunk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
-from ...launch.views import number_type, strided
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
@@ -53,23 +51,21 @@ from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import meet_alone
 from ...tile.warpgroup_exchange import warpgroup_exchange
-from ..arguments import call_type
-from ..diagonal_residual import diagonal_residual
-from ..state_smem import state_smem
-from .chunk_range import chunk_range
+from ..arguments import call_type, inputs_type
+from ..nan_repair import chunk_repair
+from .arguments import SEGMENT_STATES, Loaded, chunk_range, loaded_types
+from .chunk_decay import constant_decay
 from .config import BOX, CONSUMERS, DTYPE, Walk, WideConfig
-from .constant_decay import constant_decay
-from .fragments import fragments_of
-from .nan_repair import hidden_elements
+from .diagonal_residual import diagonal_residual
 from .state_sums import state_of_values
+from .states import fragments_of, place_of, state_smem
 
 
 @builds
 def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
-    """retention_wide_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments, slices).
+    """retention_wide_sm90(maps, o_map, x, states, gamma, call, slices).
 
-    D: keys, in whole boxes. segment: numbers from one segment's state to the next; segments: of a sequence, the first
-    ones; slices: of its columns.
+    maps: `Loaded`. states: `SegmentStates`. slices: those of the columns of a sequence. D: keys, in whole boxes.
     """
     CHUNK, HALVES, VALUES = config.chunk, config.halves(D), config.values(D)
     STEP = -CHUNK if walk.back else CHUNK
@@ -80,7 +76,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         4 * CONSUMERS,
     )
     tiles, stages, KEYS = config.tiles(D), config.stages_of(D), config.keys(D)
-    # from what is one warpgroup's to what is the next one's: bytes of Q and K, keys, bytes of V, columns
+    # from one warpgroup's part to the next one's: bytes of Q and K, keys, bytes of V, columns
     Q_APART, KEYS_APART = (tiles.q.nbytes, KEYS) if HALVES else (0, 0)
     V_APART, COLUMNS_APART = (0, 0) if HALVES else (tiles.v.nbytes, BOX)
     q_tile, k_tile = box_tile(tiles.q_tile, 0, 2), box_tile(tiles.q_tile, tiles.k_at, 2)
@@ -113,13 +109,13 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
 
     @verb
     def task(block, call, segments, slices):
-        """Of a block: its segment, head, batch and first column."""
+        """Return a block's segment, head, batch and first column."""
         place = block // u32(segments)
         head = place // u32(slices)
         e0 = i32(place % u32(slices) * u32(VALUES))
         return i32(block % u32(segments)), i32(head % u32(call.H)), i32(head // u32(call.H)), e0
 
-    hidden = hidden_elements(of_state, pv.size, CHUNK, walk.back, decays)
+    hidden = chunk_repair(DTYPE, of_state, place_of, pv.size, CHUNK, walk.back, decays)
 
     def add_eight(n: int) -> Callable[..., None]:
         @verb
@@ -133,45 +129,43 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     add_all = one_after_another([add_eight(n) for n in range(0, pv.size, 8)])
 
     @kernel(
-        *[tensor_map] * 4,
-        *[strided(DTYPE, 3)] * 3,
-        *[number_type(DTYPE, 4)] * 2,
-        number_type(DTYPE, 1),
+        loaded_types(Loaded)[0],
+        tensor_map,
+        inputs_type(DTYPE),
+        SEGMENT_STATES,
+        decays.argument,
         call_type(DTYPE),
-        i64,
-        *[i32] * 2,
+        i32,
         threads=role.threads,
     )
-    def retention_wide_sm90(
-        q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments, slices
-    ):
+    def retention_wide_sm90(maps, o_map, x, states, gamma, call, slices):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_full, half_bars = q_pipe.barriers(), k_pipe.barriers(), v_part.barriers(), half.barriers()
         warpgroup = my_warpgroup()
-        part, h, b, e0 = task(u32(cuda.blockIdx.x), call, segments, slices)
+        part, h, b, e0 = task(u32(cuda.blockIdx.x), call, states.count, slices)
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
             k_pipe.init(k_bars)
             v_part.init(v_full)
             if HALVES:
                 half.init(half_bars)
-        prefetch_maps((q_map, k_map, v_map), 1)
+        prefetch_maps(maps, 1)
         q_pipe.start()
-        if walk.beside:
+        if walk.overlaps:
             let_next_grid_begin()
         i, (end, m0) = u32(0), walk_of.chunks(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
             if u32(cuda.threadIdx.x) % u32(128) == u32(0):
                 while i != end:
-                    if walk.looks and HALVES:  # there Q's place is free first
-                        load_q(smem, q_map, q_bars, i, m0, (h, b))
+                    if walk.looks and HALVES:  # there Q's buffer is free first
+                        load_q(smem, maps.q, q_bars, i, m0, (h, b))
                     stage = k_pipe.acquire(k_bars, i)
-                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (h, b)), k_bars.full)
+                    k_tile.load(smem, stage, maps.k, Corner(m0, 0, (h, b)), k_bars.full)
                     v_part.expect(v_full, i)
-                    v_tile.load(smem, stage, v_map, Corner(e0, m0, (h, b)), v_full)
+                    v_tile.load(smem, stage, maps.v, Corner(e0, m0, (h, b)), v_full)
                     if walk.looks and not HALVES:
-                        load_q(smem, q_map, q_bars, i, m0, (h, b))
+                        load_q(smem, maps.q, q_bars, i, m0, (h, b))
                     m0 = i32(m0 + STEP)
                     i = k_pipe.next(i)
         else:
@@ -186,15 +180,16 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 for e in range(4):
                     state[4 * j + e] = num.zero
             if walk.begins:
-                at = i64(b) * initial.strides[0] + i64(h) * initial.strides[1] + part * segment
-                fragments.load(state, initial, at, (e0, d0), (call.Dv, call.D))
+                fragments.load(state, states, (b, h, part), (e0, d0), (call.Dv, call.D))
             if walk.looks:
                 carry.put_to(smem, state_at, state)
                 meet_alone(warpgroup)
             while i != end:
                 log2_gamma = decays.again(log2_gamma)
                 count = min(i32(call.rows - m0), i32(CHUNK))
-                row = i32(u32(m0) % u32(CHUNK))  # 0, but nobody knows: what follows from it is not kept either
+                row = i32(
+                    u32(m0) % u32(CHUNK)
+                )  # 0, but unknown to the compiler: registers keep nothing computed from it
                 stage = k_pipe.wait(k_bars, i)
                 k_at = i32(k_tile.at(stage) + Q_APART * warpgroup)
                 v_at = i32(v_tile.at(stage) + V_APART * warpgroup)
@@ -225,11 +220,11 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                         half.hand(half_bars, i)
                     else:
                         if HALVES:
-                            # found anew, as no register is left for it beside products
-                            _, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, segments, slices)
+                            # recomputed: no register is left for it during products
+                            _, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
                             add_all(o, smem, half.take(half_bars, i), cuda.local.array(8, f32))
-                        hidden.repair(o, (q, k, v), (smem, state_at), (b, h, m0, 0, e0), log2_gamma, call)
-                        boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all have multiplied and read by then
+                        hidden.repair(o, (x, (smem, state_at)), (b, h, m0, 0, e0), log2_gamma, call)
+                        boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all products and reads are over
                         if HALVES:
                             half.free(half_bars, i)
                 known = log2_gamma, count, call.kept_scale, row
@@ -238,22 +233,21 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 k_pipe.release(k_bars, i)
                 if walk.looks:
                     if HALVES and warpgroup == 1:
-                        half.claim(half_bars, i + u32(1))  # nobody reads the state of before
-                    own = my_warpgroup()  # anew: its register is another's until now
+                        half.claim(half_bars, i + u32(1))  # the first has read the previous state
+                    own = my_warpgroup()  # recomputed: its register held something else
                     carry.put_to(smem, i32(tiles.state_at + tiles.state.nbytes * own), state)
                     meet_alone(own)
                 m0 = i32(m0 + STEP)
                 i = k_pipe.next(i)
             if walk.finishes:
-                # found anew, or where it lies would be kept from the beginning
-                part, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, segments, slices)
+                # recomputed: or its address would stay in a register from the beginning
+                part, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
                 warpgroup = my_warpgroup()
                 e0, d0 = i32(e0 + COLUMNS_APART * warpgroup), i32(KEYS_APART * warpgroup)
-                at = i64(b) * final.strides[0] + i64(h) * final.strides[1] + part * segment
-                fragments.store(final, state, at, (e0, d0), (call.Dv, call.D))
+                fragments.store(states, state, (b, h, part), (e0, d0), (call.Dv, call.D))
             if walk.looks:
                 boxes.finish()
-        if walk.beside and cuda.threadIdx.x < 32:  # who multiplies: an idle lane that waits would hold up who loads
+        if walk.overlaps and cuda.threadIdx.x < 32:  # a consumer: idle lanes of the producer would delay the loads
             wait_for_grid_before()
 
     return retention_wide_sm90

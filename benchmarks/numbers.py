@@ -1,0 +1,106 @@
+"""All numbers of one commit on one GPU, in parts: `python -m benchmarks numbers`.
+
+A part is one BENCH or COMPARE case beside its peers, or another command of `python -m benchmarks`, and leaves a file
+that says of which commit and GPU it is. A part whose file has this commit and this GPU is not measured again. So a run
+that stops when its time is over goes on in the next one. The kernels of all parts are built first, on all cores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+from .ladder_table import PAGES
+from .recorded import Key, keys, peer_runs
+
+
+class Source(NamedTuple):
+    """What numbers are of."""
+
+    commit: str
+    gpu: str
+
+
+class Part(NamedTuple):
+    """Some numbers: the command that measures them, and the file they are kept in."""
+
+    name: str
+    words: tuple[str, ...]
+    path: Path
+    keys: tuple[Key, ...] = ()  # of a case beside its peers: its directions
+
+    def done(self, source: Source) -> bool:
+        """Return whether the file has these numbers of this commit and GPU."""
+        if not self.path.exists():
+            return False
+        if self.keys:
+            runs = peer_runs(self.path.parent)[self.keys[0].operator].runs
+            return all(key in runs and (runs[key].commit, runs[key].device) == source for key in self.keys)
+        content = json.loads(self.path.read_text())
+        return (content["commit"], content["gpu"]) == source
+
+
+def parts(folder: Path, machine: str, gpus: int) -> list[Part]:
+    """Every part, the cases beside their peers first. folder: of all files; machine: the name of those of one."""
+    cases: dict[tuple[str, str], list[Key]] = {}
+    for key in keys():
+        cases.setdefault((key.operator, key.case), []).append(key)
+    found = []
+    for (operator, case), ways in cases.items():
+        path = folder / "peer_results" / f"{operator}.json"
+        words = ("run", operator, "--peers", "--case", case, "--json", str(path))
+        found.append(Part(f"{operator} {case}", words, path, tuple(ways)))
+    for name in ("host", "scaling", *(("context",) if gpus > 1 else ())):
+        path = folder / name / f"{machine}.json"
+        found.append(Part(name, (name, "--json", str(path)), path))
+    for operator in PAGES:
+        path = folder / "ladder" / operator / f"{machine}.json"
+        found.append(Part(f"ladder {operator}", ("ladder", operator, "--json", str(path)), path))
+    path = folder / "training" / "llama.json"
+    return [*found, Part("training", ("training", "--json", str(path)), path)]
+
+
+def run(
+    every: Sequence[Part],
+    source: Source,
+    seconds: float,
+    measure: Callable[[Sequence[str]], int],
+    *,
+    warm: Callable[[Sequence[str]], object],
+    show: Callable[[str], None],
+) -> int:
+    """Measure what is not there yet, until the time is over. measure: a command line -> its exit code. warm: builds the
+    kernels of cases, "operator:case".
+
+    A part begins only if one as long as the longest so far would end in time. Returns 0 if all parts are done, 1 if one
+    failed, 3 if the time was over.
+    """
+    began, longest, failed = monotonic(), 0.0, []
+    left = [part for part in every if not part.done(source)]
+    show(f"{len(every) - len(left)} of {len(every)} parts are there, of {source.commit[:8]} on {source.gpu}")
+    if cases := [f"{part.keys[0].operator}:{part.keys[0].case}" for part in left if part.keys]:
+        warm(cases)
+    for number, part in enumerate(left):
+        if monotonic() - began + longest > seconds:
+            show(f"{len(left) - number} parts are left: run the same command again")
+            return 3
+        show(part.name)
+        start = monotonic()
+        if measure(part.words):
+            failed.append(part.name)
+        longest = max(longest, monotonic() - start)
+    if failed:
+        show(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def missing(source: Source) -> str | None:
+    """Return why numbers of this source could not be told from others, or None."""
+    if source.commit == "unknown":
+        return "this is no clone with its history: nobody could tell which commit the numbers are of"
+    if source.commit.endswith("+"):
+        return "dualops or benchmarks differ from the commit: commit the changes first"
+    return None

@@ -1,0 +1,126 @@
+"""The gradient of norms of rows that are kept in registers between their one reading and their writing.
+
+Blocks take one row after another and keep dw and db of their columns in registers:
+
+    1  g = dy * (w + offset),  xhat = (h - mean) * rstd
+    2  level = sum(g) / N (layer_norm alone),  along = sum(g * xhat) / N              (shuffles, two barriers)
+    3  dx = rstd * (g - level - xhat * along) + dsummed;  dw += dy * xhat;  db += dy
+    4  the blocks' dw and db are summed by a second kernel (sums.py)
+
+Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. Registers: vectors * 16 / itemsize numbers a
+thread for each of x, dy, dw and db, and for w where there is no db. Shared memory: four numbers a warp, and a row of
+numbers where a block has several rows at once.
+"""
+
+from __future__ import annotations
+
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
+from ..rows.exchange import in_block
+from ..rows.operator import Columns
+from ..rows.registers import RowsConfig
+from ..tile.numbers import numbers
+from ..tile.storage import access, storage
+from .sums import PIECE, partial_sums
+from .variant import Variant, backward_types
+from .verbs import meet_block, norm_axes, weights
+
+
+@builds
+def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
+    """norm_rows_backward(dx, partials, inputs, rows, offset, slots).
+
+    partials has room for `slots` blocks.
+    """
+    mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
+    num, axes = numbers(mem.number), norm_axes(variant)
+    w_and_b, group = weights(variant, config.aligned), in_block(mem.number, config.row_threads, config.rows)
+    sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, config.aligned, meet_block)
+    STEP = config.row_threads * vec.vector  # columns between a thread's accesses
+    W_KEPT = variant.weight_gradients < 2  # with both dw and db there are no registers for it
+
+    @verb
+    def load_w(w_frag, j, w, column, left, offset):
+        """Load access j of w + offset."""
+        w_and_b.load_w_plus(w_frag, j * vec.vector, w, i64(column) + j * STEP, left > j * STEP, offset)
+
+    @kernel(*backward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
+    def norm_rows_backward(dx, partials, inputs, rows, offset, slots):
+        parts, table = group.smem(), sums.table(partials, slots, rows.N)
+        tid = cuda.threadIdx.x
+        column = tid % config.row_threads * vec.vector
+        left = i32(rows.N - column)  # columns from my first one on
+        first, step = i64(cuda.blockIdx.x) * config.rows, cuda.gridDim.x * config.rows
+        half = i32(0)
+        place = axes.place()
+        x_frag = cuda.local.array(config.vectors * vec.vector, mem.number)  # my part of x[row], then xhat
+        dy_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        other = cuda.local.array(vec.vector, mem.number)
+        w_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        dw_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        db_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        if W_KEPT:
+            for j in range(config.vectors):
+                load_w(w_frag, j, inputs.w, column, left, offset)
+
+        row = first + tid // config.row_threads
+        turn, turns = i32(0), i32((rows.M - first + step - 1) // step)
+        while turn < turns:
+            for i in range(len(dw_frag)):
+                dw_frag[i] = num.zero
+                db_frag[i] = num.zero
+            end = i32(min(turn + PIECE, turns))
+            more = turn > 0  # than one piece
+            while turn < end:
+                own = row < rows.M
+                axes.locate(place, row, rows.sizes)
+                x_row, dy_row = axes.start(place, inputs.x) + column, axes.start(place, inputs.dy) + column
+                for j in range(config.vectors):
+                    keep = own & (left > j * STEP)
+                    vec.load(x_frag, j * vec.vector, inputs.x.data, x_row + j * STEP, keep, num.zero)
+                    vec.load(dy_frag, j * vec.vector, inputs.dy.data, dy_row + j * STEP, keep, num.zero)
+                row_mean, row_rstd = num.zero, num.zero
+                if own:
+                    row_mean, row_rstd = axes.statistics(place, inputs)
+
+                level, along = num.zero, num.zero
+                for j in range(config.vectors):
+                    if not W_KEPT:
+                        load_w(w_frag, j, inputs.w, column, left, offset)
+                    for i in range(j * vec.vector, (j + 1) * vec.vector):  # dy is 0 beyond the row
+                        x_frag[i] = (x_frag[i] - row_mean) * row_rstd
+                        g = dy_frag[i] * w_frag[i] if variant.w is not None else dy_frag[i]
+                        if variant.centred:
+                            level += g
+                        along += g * x_frag[i]
+                if variant.centred:
+                    level = group.sum_of_row(level, half, parts) / mem.number(rows.N)
+                    half ^= 1
+                along = group.sum_of_row(along, half, parts) / mem.number(rows.N)
+                half ^= 1
+
+                dx_row = axes.start(place, dx) + column
+                dsummed_row = axes.start(place, inputs.dsummed) + column
+                for j in range(config.vectors):
+                    keep = own & (left > j * STEP)
+                    if variant.added:
+                        vec.load(other, 0, inputs.dsummed.data, dsummed_row + j * STEP, keep, num.zero)
+                    if not W_KEPT:
+                        load_w(w_frag, j, inputs.w, column, left, offset)
+                    for c in range(vec.vector):
+                        i = j * vec.vector + c
+                        g = dy_frag[i] * w_frag[i] if variant.w is not None else dy_frag[i]
+                        if variant.dw:
+                            dw_frag[i] += dy_frag[i] * x_frag[i]
+                        if variant.db:
+                            db_frag[i] += dy_frag[i]
+                        x_frag[i] = (g - level - x_frag[i] * along) * row_rstd
+                        if variant.added:
+                            x_frag[i] += other[c]
+                    vec.store(dx.data, dx_row + j * STEP, keep, x_frag, j * vec.vector)
+                row += step
+                turn = i32(turn + 1)
+
+            sums.write(table, i64(cuda.blockIdx.x), Columns(0, rows.N), dw_frag, db_frag, more)
+        sums.clear(table, i64(cuda.blockIdx.x), i64(cuda.gridDim.x), Columns(0, rows.N))
+
+    return norm_rows_backward

@@ -1,0 +1,254 @@
+"""Positions of a warpgroup's accumulators, and a state that it carries from chunk to chunk: its loads and stores.
+
+A thread has rows r and r + 8 of accumulators [64, 8 * n], in quads of two neighbours of the one and two of the other
+(`tile.fragment.accumulator`).
+
+`fragments_of` moves states from and to memory. `saved_states` stores them in the order of a walk's threads: the walk
+forth stores them for the walk back, whose threads have the same elements. Four neighbouring accumulators of a thread
+are next to those of the next thread. `state_smem` writes a state, rounded, to shared memory as a right factor:
+
+    carry = state_smem(tile, at)                  acc of all warpgroups
+    carry.put(smem, acc)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from ...compiler.backend import Members, Noun, cuda, f32, i32, i64, noun, u32, verb
+from ...ptx.convert import unpack_bf16x2
+from ...ptx.memory import ld_shared_b32
+from ...tile.a_fragment import words_of_columns
+from ...tile.epilogue import opaque_f32, put_matrices
+from ...tile.numbers import numbers
+from ...tile.products import anew_i32, opaque_i32
+from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.storage import storage
+from ...tile.swizzle import Operand
+from ...tile.unrolled import one_after_another
+from ...tile.warpgroup import ROWS, my_warpgroup
+from .config import BOX, CONSUMERS, DTYPE
+
+
+@verb
+def row_of(tid):
+    """Return the upper one of a thread's two rows."""
+    tid = u32(tid)  # unsigned divisions are faster
+    return i32(tid % u32(128) // u32(32) * u32(16) + tid % u32(32) // u32(4))
+
+
+@verb
+def column_of(tid):
+    """Return the first of a thread's columns."""
+    return i32(u32(2) * (u32(tid) % u32(4)))
+
+
+@verb
+def my_row():
+    return row_of(cuda.threadIdx.x)
+
+
+@verb
+def my_column():
+    return column_of(cuda.threadIdx.x)
+
+
+@verb
+def place_of(row, element):
+    """Return row and column of an element of my accumulators. row: the warpgroup's first one."""
+    return i32(row + my_row() + element // 2 % 2 * 8), i32(element // 4 * 8 + my_column() + element % 2)
+
+
+@cache
+@noun
+def fragments_of(columns: int, transposed: bool = False) -> Members:
+    """The verbs for a state of `columns` columns; transposed: acc has the state's columns as rows."""
+    DOWN, ALONG = (3, 2) if transposed else (2, 3)
+
+    def box_of(number: int) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Registers have fixed numbers: one box at a time. Opaque values keep the compiler from indexing them."""
+        FIRST = BOX // 2 * number
+
+        @verb
+        def take_box(values, acc, box, _):
+            if box == number:
+                for e in range(BOX // 2):
+                    values[e] = opaque_f32(acc[FIRST + e])
+
+        @verb
+        def put_box(acc, values, box, _):
+            if box == number:
+                for e in range(BOX // 2):
+                    acc[FIRST + e] = opaque_f32(values[e])
+
+        return take_box, put_box
+
+    takes, puts = zip(*(box_of(number) for number in range(columns // BOX)))
+    take, put = one_after_another(takes), one_after_another(puts)
+
+    @verb
+    def _move(acc, state, segment, step, first, limits, loads):
+        b, h, part = segment
+        place = i64(b) * state.strides[0] + i64(h) * state.strides[1] + part * step
+        mine, box = i32(cuda.threadIdx.x), i32(0)
+        tid = shfl_idx_i32(
+            mine, i32(u32(mine) % u32(32)), FULL_WARP
+        )  # mine, but registers keep nothing computed from it until then
+        d, column = i32(first[0] + row_of(tid)), i32(first[1] + column_of(tid))
+        values = cuda.local.array(BOX // 2, f32)
+        while box < columns // BOX:
+            take(values, acc, box, 0)
+            for j in range(BOX // 8):
+                for half in range(2):
+                    for e in range(2):
+                        along = i32(column + BOX * box + 8 * j + e)
+                        if d + 8 * half < limits[0] and along < limits[1]:
+                            at = place + i64(d + 8 * half) * state.strides[DOWN] + i64(along) * state.strides[ALONG]
+                            if loads:
+                                values[4 * j + 2 * half + e] = state.data[at]
+                            else:
+                                state.data[at] = values[4 * j + 2 * half + e]
+            if loads:
+                put(acc, values, box, 0)
+            box = opaque_i32(box + 1)
+
+    @verb
+    def load(acc, states, segment, first, limits):
+        """Load the initial state of a segment, zeros beyond its rows and columns.
+
+        states: `SegmentStates`. segment: batch, head and number. first: row and column of acc[0].
+        """
+        _move(acc, states.initial, segment, states.step, first, limits, True)
+
+    @verb
+    def store(states, acc, segment, first, limits):
+        """Store the final state of a segment, nothing beyond its rows and columns."""
+        _move(acc, states.final, segment, states.step, first, limits, False)
+
+    return locals()
+
+
+FOUR = 4
+THREADS = 128 * CONSUMERS
+
+
+def box_by_box(boxes: Noun) -> Callable[..., None]:
+    """Return the verb (smem, o_map, acc, corner), which stores accumulators box after box (`box_output`)."""
+
+    @verb
+    def store(smem, o_map, acc, corner):
+        box = i32(0)
+        while box < boxes.parts:
+            values = boxes.fragment()
+            boxes.acquire()
+            boxes.take(values, acc, box)
+            boxes.store(smem, o_map, values, corner, box, box)
+            box = boxes.next(box)
+
+    return store
+
+
+@cache
+@noun
+def saved_states(Dv: int) -> Members:
+    """The verbs for accumulators [64, Dv] of each warpgroup. Called by the consumers. at: where the state begins."""
+    mem, num, QUADS = storage("float32"), numbers(f32), Dv // 8
+
+    @verb
+    def _mine(at):
+        return at + i64(FOUR * anew_i32(i32(cuda.threadIdx.x)))
+
+    @verb
+    def put(states, at, acc):
+        first = _mine(at)
+        for j in range(QUADS):
+            mem.store_kept(states.data, first + FOUR * THREADS * j, True, acc, FOUR * j)
+
+    @verb
+    def product(states, at, acc):
+        """Return the sum of a thread's stored numbers times its own."""
+        first, four = _mine(at), cuda.local.array(FOUR, f32)
+        total = num.zero
+        for j in range(QUADS):
+            mem.load_vector(four, 0, states.data, first + FOUR * THREADS * j, True, 0)
+            for e in range(FOUR):
+                total += four[e] * acc[FOUR * j + e]
+        return total
+
+    return locals()
+
+
+SPAN = 2 * BOX  # bytes of a line of a box
+
+
+@verb
+def rest(less):
+    """Return a rounding error; 0 if it is not finite."""
+    return less if less == less else f32(0)
+
+
+def times_transposed(x: Operand) -> Callable[..., None]:
+    """Return the verb (sums, acc, smem, x_at), called by a warpgroup. For each of a thread's columns, which are tokens
+    of X, it sums acc * X.T [64, tokens] over the thread's two rows.
+    """
+    columns = words_of_columns(x)
+    steps = columns.steps
+
+    @verb
+    def multiply(sums, acc, smem, x_at):
+        words, first = cuda.local.array(4, u32), columns.first(x_at, anew_i32(i32(cuda.threadIdx.x)))
+        for step in range(steps):
+            columns.load(words, 0, smem, first, step)
+            for half in range(2):
+                at = 2 * step + half
+                upper, upper_next = unpack_bf16x2(words[2 * half])
+                lower, lower_next = unpack_bf16x2(words[2 * half + 1])
+                sums[2 * at] = acc[4 * at] * upper + acc[4 * at + 2] * lower
+                sums[2 * at + 1] = acc[4 * at + 1] * upper_next + acc[4 * at + 3] * lower_next
+
+    return multiply
+
+
+@noun
+def state_smem(tile: Operand, at: int, *, anew: bool = False) -> Members:
+    """The verbs for a tile of bfloat16 at this byte, 64 lines of each warpgroup. `anew`: see `put_matrices`."""
+    put, boxes, box_bytes, size = put_matrices(DTYPE, BOX, anew=anew), tile.width // BOX, tile.box, BOX // 2
+
+    def put_box(box: int) -> Callable[..., None]:
+        @verb
+        def put_one(smem, place, acc, values):
+            for e in range(size):
+                values[e] = acc[box * size + e]
+            put(smem, i32(place + box * box_bytes), values)
+
+        return put_one
+
+    put_all = one_after_another([put_box(box) for box in range(boxes)])
+
+    @verb
+    def put_to(smem, first, acc):
+        """Write acc to 64 lines from this byte on. Same conditions as for `put`."""
+        put_all(smem, first, acc, cuda.local.array(size, f32))
+
+    @verb
+    def put_(smem, acc):
+        """Write acc to the tile. Called by a warpgroup when no product reads the old numbers; then a barrier comes
+        before products that read the new ones.
+        """
+        put_to(smem, i32(at + my_warpgroup() * ROWS * SPAN), acc)
+
+    @verb
+    def number_in(smem, first, line, column):
+        """Return a number of the tile that begins at this byte, as float32."""
+        byte = i32(column % BOX * 2)
+        place = i32(first + column // BOX * box_bytes + line * SPAN + ((byte & ~3) ^ (line & 7) << 4))
+        low, high = unpack_bf16x2(ld_shared_b32(smem, place))
+        return high if column % 2 == 1 else low
+
+    @verb
+    def number(smem, line, column):
+        """Return a number of the tile, as float32."""
+        return number_in(smem, at, line, column)
+
+    return locals()

@@ -1,0 +1,208 @@
+"""The longest rows on sm_90: chunks of a row wait in shared memory, and the next are on their way.
+
+A warp of its own copies chunks into the stages of a ring (cp.async.bulk), as far ahead as there is room. A cluster of
+blocks shares a row:
+
+    1  the operator reduces chunk after chunk
+    2  warps send their two numbers to every block of the cluster, and merge all of them    (st.async, one mbarrier)
+    3  the operator writes every chunk again; the stage is free
+
+Of a block's share of a row, the last chunks stay in their stages, as many as the Config keeps. The chunks before them
+are copied again, usually from L2. Meanwhile the other stages fill with the next chunks. Copies are numbered as they
+start, chunks + again a row (`Planned`).
+
+Milakov & Gimelshein 2018, arXiv:1805.02867, section 3.1. Shared memory: stages * chunk * inputs * itemsize, and about
+4 KiB. Registers: those of a chunk, and about 50.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ...spec.meta import compute_dtype, itemsize
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
+from ..launch.step import Argument, Step
+from ..row_walk import row_axes
+from ..tile.ring import Stages, ring, start_cluster
+from ..tile.storage import storage
+from .cluster import share_of
+from .exchange import in_cluster
+from .operator import Keeping, Kind, argument_types, columns_of_block
+
+MOST_STAGES = 32
+
+
+@dataclass(frozen=True)
+class ChunksConfig:
+    """`warps` consume, one more copies. A stage holds `vectors` 16-byte vectors a thread of each input."""
+
+    warps: int
+    vectors: int
+    stages: int
+    cluster: int
+    chunks: int  # of a block's share of a row that stay in their stages: fewer than there are stages
+    min_blocks: int = 1  # blocks that registers and shared memory must leave room for on an SM
+
+    @cached_property
+    def readers(self) -> int:
+        """Threads that consume."""
+        return 32 * self.warps
+
+    @cached_property
+    def threads(self) -> int:
+        return self.readers + 32
+
+    def chunk(self, dtype: str) -> int:
+        """Columns of a stage."""
+        return self.readers * self.vectors * storage(dtype).vector
+
+    def kept(self, dtype: str) -> int:
+        """Columns of a row that a cluster keeps."""
+        return self.cluster * self.chunks * self.chunk(dtype)
+
+    def staged(self, dtype: str, inputs: int) -> Stages:
+        """What the ring keeps: a chunk of every input in each stage."""
+        return Stages(dtype, self.stages, inputs, 1, self.chunk(dtype))
+
+    def static_bytes(self, dtype: str) -> int:
+        """Return the most bytes of shared memory besides the stages: parts and mbarriers."""
+        return 4 * self.warps * self.cluster * itemsize(compute_dtype(dtype)) + 16 * MOST_STAGES + 256
+
+
+class Planned(NamedTuple):
+    """A share of a row: `chunks` chunks, of which the first `again` are copied twice.
+
+    At the first reading all come, and the last stay. At the second these are read first and left, and those before
+    them come again.
+    """
+
+    chunks: int
+    again: int
+
+
+@verb
+def copied(planned, k):
+    """Return which chunk the k-th copy of a row brings. The second reading begins with copy number `again`."""
+    return k if k < planned.chunks else k - planned.chunks
+
+
+@builds
+def build(config: ChunksConfig, kind: Any) -> Kernel:
+    """Return the kernel (arrays, params, rows, share) of a `Kind`. share: columns of a block."""
+    mem, axes = storage(kind.dtype), row_axes(kind.rank)
+    group = in_cluster(mem.number, config.readers, 1, config.cluster)
+    op = kind.operator(Keeping(group, config.readers, config.vectors, True))
+    pipe = ring(config.staged(kind.dtype, kind.inputs), config.warps)
+    STEP, SIZE = config.readers * mem.vector, config.vectors * mem.vector  # columns between a thread's vectors
+    OTHER = SIZE if kind.inputs > 1 else 1
+
+    @verb
+    def plan(columns):
+        """Plan the copies of my block's share."""
+        chunks = i32((max(columns.width, 0) + pipe.columns - 1) // pipe.columns)
+        return Planned(chunks, max(chunks - config.chunks, 0))
+
+    @verb
+    def feed(smem, arrays, rows, row, step, columns):
+        """Copy the chunks of all rows of a block; by one thread."""
+        planned, i, place = plan(columns), i32(0), axes.place()
+        while row < rows.M:
+            axes.locate(place, row, rows.sizes)
+            for k in range(planned.chunks + planned.again):
+                at = copied(planned, k) * pipe.columns
+                filling, n = pipe.acquire(smem, i, 1, min(pipe.columns, columns.width - at)), columns.begin + at
+                pipe.copy(filling, 0, 0, arrays.x.data, axes.start(place, arrays.x) + n)
+                if kind.inputs > 1:
+                    pipe.copy(filling, 1, 0, arrays.other.data, axes.start(place, arrays.other) + n)
+                i += 1
+            row += step
+
+    @verb
+    def read(frag, other, smem, stage, left):
+        """Read my part of a chunk. left: columns from my first one on."""
+        index = pipe.begin(stage) + cuda.threadIdx.x * mem.vector
+        for c in range(SIZE):
+            frag[c] = op.FILL
+        if kind.inputs > 1:
+            for c in range(SIZE):
+                other[c] = op.FILL
+        for v in range(config.vectors):
+            if left > v * STEP:
+                mem.load_shared(frag, v * mem.vector, smem.tiles, index + v * STEP)
+                if kind.inputs > 1:
+                    mem.load_shared(other, v * mem.vector, smem.tiles, index + v * STEP + pipe.tile)
+        if op.ADDS:
+            for c in range(SIZE):
+                frag[c] = mem.rounded(frag[c] + other[c])
+
+    @kernel(
+        *argument_types(kind),
+        i32,
+        threads=config.threads,
+        min_blocks=config.min_blocks,
+        cluster=config.cluster,
+        name=kind.named("ring"),
+    )
+    def chunks_in_ring(arrays, params, rows, share):
+        smem, sent, own = pipe.smem(), group.smem(), op.smem()
+        tid, columns = cuda.threadIdx.x, columns_of_block(rows.N, share)
+        lane, warp = tid % 32, tid // 32
+        row, step = i64(cuda.blockIdx.x // config.cluster), cuda.gridDim.x // config.cluster
+        if tid == 0:
+            pipe.init(smem)
+            group.init(sent)
+        op.prepare(own, rows.N, share)
+        start_cluster()
+
+        if warp == config.warps:
+            if lane == 0:
+                feed(smem, arrays, rows, row, step, columns)
+        else:
+            planned, place = plan(columns), axes.place()
+            i, row_round = i32(0), i32(0)  # copies and rows so far
+            frag, other = cuda.local.array(SIZE, mem.number), cuda.local.array(OTHER, mem.number)
+            column = tid * mem.vector
+            while row < rows.M:
+                axes.locate(place, row, rows.sizes)
+                known = op.none()
+                for k in range(planned.chunks):
+                    stage = pipe.wait(smem, i + k)
+                    left = columns.width - (k * pipe.columns + column)
+                    read(frag, other, smem, stage, left)
+                    if k < planned.again:
+                        pipe.release(smem, stage)
+                    known = op.add(known, frag, other, i32((left + STEP - 1) // STEP))
+                a, b = op.of_warp(known, own)
+                group.send(sent, row_round, a, b)
+                found = op.merge(sent, group.wait(sent, row_round), own, rows.N, params)
+
+                for k in range(planned.chunks):
+                    stage = pipe.wait(smem, i + planned.again + k)
+                    at = copied(planned, planned.again + k) * pipe.columns + column
+                    n, left = i64(columns.begin + at), columns.width - at
+                    y_row, summed_row = axes.start(place, arrays.y) + n, axes.start(place, arrays.summed) + n
+                    read(frag, other, smem, stage, left)
+                    pipe.release(smem, stage)
+                    for v in range(config.vectors):
+                        inside = left > v * STEP
+                        if op.ADDS:
+                            mem.store_vector(arrays.summed.data, summed_row + v * STEP, inside, frag, v * mem.vector)
+                        op.write(frag, v * mem.vector, other, found, own, params, n + v * STEP, inside)
+                        mem.store_vector(arrays.y.data, y_row + v * STEP, inside, frag, v * mem.vector)
+                if (tid == 0) & (columns.begin == 0):
+                    op.end(found, params, place)
+                i = i32(i + planned.chunks + planned.again)
+                row += step
+                row_round += 1
+
+    return chunks_in_ring
+
+
+def steps_of(config: ChunksConfig, kind: Kind, arguments: tuple[Argument, ...]) -> list[Step]:
+    """The launch for arguments (arrays, params, rows)."""
+    rows: Any = arguments[2]
+    args = (*arguments, share_of(rows.N, config.cluster, rows.N, kind.dtype))
+    nbytes = config.staged(kind.dtype, kind.inputs).nbytes
+    return [Step(build(config, kind), (rows.M * config.cluster,), args, nbytes, resident=True)]

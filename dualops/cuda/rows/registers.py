@@ -1,0 +1,91 @@
+"""Rows that are kept in registers between their one reading and their writing.
+
+    1  a row is shared by `row_threads` threads of a block; a thread loads `vectors` times 16 bytes
+    2  the operator reduces them: threads of a warp by shuffles, warps of a row by a barrier and shared memory
+    3  the operator writes them
+
+Milakov & Gimelshein 2018, arXiv:1805.02867, section 3.1. Registers: vectors * 16 / itemsize numbers a thread and input,
+and about 30 more. Shared memory: four numbers a warp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel
+from ..launch.arrays import cdiv
+from ..launch.step import Argument, Step
+from ..row_walk import row_axes
+from ..tile.storage import access, storage
+from .exchange import in_block
+from .operator import Keeping, Kind, argument_types
+
+
+@dataclass(frozen=True)
+class RowsConfig:
+    """How a row is dealt to threads. A block has `row_threads * rows` threads, a multiple of 32."""
+
+    row_threads: int  # threads of one block that share a row: a power of two
+    vectors: int  # loads a thread makes
+    rows: int  # rows a block works on at once
+    aligned: bool = True  # rows begin at multiples of 16 bytes and hold whole 16-byte vectors
+    min_blocks: int = 1  # blocks that the registers must leave room for on an SM
+
+    @cached_property
+    def threads(self) -> int:
+        return self.row_threads * self.rows
+
+    def columns(self, dtype: str) -> int:
+        """Longest row."""
+        return self.row_threads * self.vectors * (storage(dtype).vector if self.aligned else 1)
+
+
+@builds
+def build(config: RowsConfig, kind: Any) -> Kernel:
+    """Return the kernel (arrays, params, rows) of a `Kind`."""
+    mem, vec = storage(kind.dtype), access(kind.dtype, config.aligned)
+    group = in_block(mem.number, config.row_threads, config.rows)
+    op = kind.operator(Keeping(group, config.row_threads, config.vectors, config.aligned))
+    axes = row_axes(kind.rank)
+    STEP, SIZE = config.row_threads * vec.vector, config.vectors * vec.vector  # columns between a thread's accesses
+    OTHER = SIZE if kind.inputs > 1 else 1
+
+    @kernel(*argument_types(kind), threads=config.threads, min_blocks=config.min_blocks, name=kind.named("rows"))
+    def rows_in_registers(arrays, params, rows):
+        sent, own = group.smem(), op.smem()
+        tid = cuda.threadIdx.x
+        column = tid % config.row_threads * vec.vector
+        row = i64(cuda.blockIdx.x) * config.rows + tid // config.row_threads
+        mine, left = row < rows.M, i32(rows.N - column)  # columns from my first one on
+        frag, other = cuda.local.array(SIZE, mem.number), cuda.local.array(OTHER, mem.number)
+        here, n = axes.place(), i64(column)
+        axes.locate(here, row, rows.sizes)
+        y_row, summed_row = axes.start(here, arrays.y) + n, axes.start(here, arrays.summed) + n
+        x_row, other_row = axes.start(here, arrays.x) + n, axes.start(here, arrays.other) + n
+        for j in range(config.vectors):
+            keep = mine & (left > j * STEP)
+            vec.load(frag, j * vec.vector, arrays.x.data, x_row + j * STEP, keep, op.FILL)
+            if kind.inputs > 1:
+                vec.load(other, j * vec.vector, arrays.other.data, other_row + j * STEP, keep, op.FILL)
+        if op.ADDS:
+            for i in range(SIZE):
+                frag[i] = mem.rounded(frag[i] + other[i])
+            for j in range(config.vectors):
+                vec.store(arrays.summed.data, summed_row + j * STEP, mine & (left > j * STEP), frag, j * vec.vector)
+        found = op.keep(frag, other, sent, left, rows.N, params)
+        for j in range(config.vectors):
+            inside = left > j * STEP
+            op.write_kept(frag, j * vec.vector, other, found, own, params, n + j * STEP, inside)
+            vec.store(arrays.y.data, y_row + j * STEP, mine & inside, frag, j * vec.vector)
+        if mine & (column == 0):
+            op.end(found, params, here)
+
+    return rows_in_registers
+
+
+def steps_of(config: RowsConfig, kind: Kind, arguments: tuple[Argument, ...]) -> list[Step]:
+    """The launch for arguments (arrays, params, rows)."""
+    rows: Any = arguments[2]
+    return [Step(build(config, kind), (cdiv(rows.M, config.rows),), arguments)]

@@ -1,0 +1,92 @@
+"""Rows too long to be kept: a block takes one, and reads it twice.
+
+    1  every thread runs over its share of the row, chunk after chunk, which the operator reduces
+    2  the block merges what its warps found                                         (shuffles, one barrier)
+    3  the row is read again, from L2 as a rule, and the operator writes it
+
+Milakov & Gimelshein 2018, arXiv:1805.02867, Algorithm 3. Registers: vectors * 16 / itemsize numbers a thread and input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
+from ..launch.step import Argument, Step
+from ..row_walk import row_axes
+from ..tile.storage import access, storage
+from .exchange import in_block
+from .operator import Keeping, Kind, argument_types
+
+
+@dataclass(frozen=True)
+class LongRowsConfig:
+    """A block a row."""
+
+    threads: int  # a power of two, at least 32
+    vectors: int  # independent loads of x that a thread has under way
+    aligned: bool = True
+
+    def columns(self, dtype: str) -> int:
+        """That a block has at once."""
+        return self.threads * self.vectors * (storage(dtype).vector if self.aligned else 1)
+
+
+@builds
+def build(config: LongRowsConfig, kind: Any) -> Kernel:
+    """Return the kernel (arrays, params, rows) of a `Kind`."""
+    mem, vec = storage(kind.dtype), access(kind.dtype, config.aligned)
+    group = in_block(mem.number, config.threads, 1)
+    op, axes = kind.operator(Keeping(group, config.threads, config.vectors, config.aligned)), row_axes(kind.rank)
+    STEP, COLUMNS = config.threads * vec.vector, config.columns(kind.dtype)  # columns between a thread's accesses
+    SIZE = config.vectors * vec.vector
+    OTHER = SIZE if kind.inputs > 1 else 1
+
+    @verb
+    def read(frag, other, arrays, x_row, other_row, first, N):
+        """Read a thread's part of a chunk, from column `first` on."""
+        for j in range(config.vectors):
+            at = first + j * STEP
+            vec.load(frag, j * vec.vector, arrays.x.data, x_row + at, at < N, op.FILL)
+            if kind.inputs > 1:
+                vec.load(other, j * vec.vector, arrays.other.data, other_row + at, at < N, op.FILL)
+        if op.ADDS:
+            for i in range(SIZE):
+                frag[i] = mem.rounded(frag[i] + other[i])
+
+    @kernel(*argument_types(kind), threads=config.threads, name=kind.named("long_rows"))
+    def long_rows(arrays, params, rows):
+        sent, own, place = group.smem(), op.smem(), axes.place()
+        tid = cuda.threadIdx.x
+        frag, other = cuda.local.array(SIZE, mem.number), cuda.local.array(OTHER, mem.number)
+        axes.locate(place, i64(cuda.blockIdx.x), rows.sizes)
+        x_row, other_row = axes.start(place, arrays.x), axes.start(place, arrays.other)
+        op.prepare(own, rows.N, rows.N)
+        known = op.none()
+        for first in range(tid * vec.vector, rows.N, COLUMNS):
+            read(frag, other, arrays, x_row, other_row, first, rows.N)
+            known = op.add(known, frag, other, i32((rows.N - first + STEP - 1) // STEP))
+        a, b = op.of_warp(known, own)
+        group.send(sent, 0, a, b)
+        found = op.merge(sent, group.wait(sent, 0), own, rows.N, params)
+
+        y_row, summed_row = axes.start(place, arrays.y), axes.start(place, arrays.summed)
+        for first in range(tid * vec.vector, rows.N, COLUMNS):
+            read(frag, other, arrays, x_row, other_row, first, rows.N)
+            for j in range(config.vectors):
+                at, inside = first + j * STEP, first + j * STEP < rows.N
+                if op.ADDS:
+                    vec.store(arrays.summed.data, summed_row + at, inside, frag, j * vec.vector)
+                op.write(frag, j * vec.vector, other, found, own, params, i64(at), inside)
+                vec.store(arrays.y.data, y_row + at, inside, frag, j * vec.vector)
+        if tid == 0:
+            op.end(found, params, place)
+
+    return long_rows
+
+
+def steps_of(config: LongRowsConfig, kind: Kind, arguments: tuple[Argument, ...]) -> list[Step]:
+    """The launch for arguments (arrays, params, rows)."""
+    rows: Any = arguments[2]
+    return [Step(build(config, kind), (rows.M,), arguments)]

@@ -1,0 +1,1 @@
+"""Programs of the site's tutorials, and `ladder`: kernels to learn from."""

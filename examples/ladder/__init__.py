@@ -1,0 +1,1 @@
+"""Ladders: an operator in steps, each a kernel with one idea more than the one before."""

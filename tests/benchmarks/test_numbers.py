@@ -1,0 +1,130 @@
+"""`python -m benchmarks numbers`: which parts there are, what is measured again, and when a run stops."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import numbers
+from benchmarks.comparison import commit
+from benchmarks.numbers import Part, Source, missing, parts, run
+from benchmarks.recorded import keys
+
+HERE, EARLIER = Source("a" * 40, "NVIDIA H200"), Source("b" * 40, "NVIDIA H200")
+Clock = Callable[[float], None]
+Ran = tuple[int, list[str], list[str]]
+
+
+@pytest.fixture
+def elapse(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Lets time go on, for `run` alone."""
+    now = [0.0]
+    monkeypatch.setattr(numbers, "monotonic", lambda: now[0])
+
+    def on(seconds: float) -> None:
+        now[0] += seconds
+
+    return on
+
+
+def write(part: Part, source: Source) -> None:
+    """A file as the command of a part leaves it."""
+    part.path.parent.mkdir(parents=True, exist_ok=True)
+    content: dict[str, Any] = {"commit": source.commit, "gpu": source.gpu, "date": "2026-11-29"}
+    if part.keys:
+        earlier = json.loads(part.path.read_text())["runs"] if part.path.exists() else []
+        content["measurements"] = [
+            {"case": key.case, "direction": key.direction, "name": "dualops"} for key in part.keys
+        ]
+        content = {"operator": part.keys[0].operator, "runs": [*earlier, content]}
+    part.path.write_text(json.dumps(content))
+
+
+def ran(
+    every: Sequence[Part], elapse: Clock, seconds: float = 100.0, fails: str = ""
+) -> tuple[int, list[str], list[str]]:
+    """Exit code, parts that were measured in 10 seconds each, and cases whose kernels were built."""
+    measured, built = [], []
+
+    def measure(words: Sequence[str]) -> int:
+        elapse(10)
+        (part,) = (part for part in every if part.words == words)
+        measured.append(part.name)
+        if part.name == fails:
+            return 1
+        write(part, HERE)
+        return 0
+
+    code = run(every, HERE, seconds, measure, warm=built.extend, show=lambda line: None)
+    return code, measured, built
+
+
+def test_every_case_is_a_part(tmp_path: Path) -> None:
+    every = parts(tmp_path, "h200", gpus=1)
+    assert sorted(key for part in every for key in part.keys) == sorted(keys())
+    others = [part.name for part in every if not part.keys]
+    assert others == ["host", "scaling", "ladder softmax", "ladder matmul", "training"]
+    assert "context" in [part.name for part in parts(tmp_path, "h200", gpus=2)]
+    assert len({part.words for part in every}) == len(every)
+
+
+def test_what_is_there_is_not_measured_again(tmp_path: Path, elapse: Clock) -> None:
+    every = parts(tmp_path, "h200", gpus=1)
+    one, two, *_, last = every
+    assert one.path == two.path
+    write(one, EARLIER)
+    write(two, HERE)
+    write(last, HERE)
+    code, measured, built = ran([one, two, last], elapse)
+    assert (code, measured) == (0, [one.name])
+    assert built == [f"{one.keys[0].operator}:{one.keys[0].case}"]
+    assert ran([one, two, last], elapse) == (0, [], [])
+    write(last, EARLIER)
+    assert ran([one, two, last], elapse) == (0, [last.name], [])
+
+
+def test_a_run_stops_in_time_and_the_next_one_goes_on(tmp_path: Path, elapse: Clock) -> None:
+    every = parts(tmp_path, "h200", gpus=1)[-5:]
+    names = [part.name for part in every]
+    assert ran(every, elapse, seconds=35)[:2] == (3, names[:3])
+    assert ran(every, elapse, seconds=35)[:2] == (0, names[3:])
+
+
+def test_a_part_that_fails_is_told_and_left(tmp_path: Path, elapse: Clock) -> None:
+    every = parts(tmp_path, "h200", gpus=1)[-3:]
+    names = [part.name for part in every]
+    assert ran(every, elapse, fails=names[0])[:2] == (1, names)
+    assert ran(every, elapse)[:2] == (0, names[:1])
+
+
+def test_numbers_are_of_a_commit() -> None:
+    assert missing(HERE) is None
+    assert "no clone" in (missing(Source("unknown", "NVIDIA H200")) or "")
+    assert "commit the changes" in (missing(Source("a" * 40 + "+", "NVIDIA H200")) or "")
+
+
+def test_new_results_leave_the_commit_as_it_is(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        names = "-c", "user.name=one", "-c", "user.email=one@example.org"
+        subprocess.run(["git", "-C", str(tmp_path), *names, *words], check=True, capture_output=True)
+
+    files = [tmp_path / name for name in ("benchmarks/peer_results/a.json", "benchmarks/run.py", "dualops/a.py")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("1")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "one")
+    results, *sources = files
+    results.write_text("2")
+    clean = commit(tmp_path)
+    assert len(clean) == 40
+    for file in sources:
+        file.write_text("2")
+        assert commit(tmp_path) == clean + "+"
+        file.write_text("1")
