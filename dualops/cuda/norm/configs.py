@@ -79,6 +79,8 @@ CLUSTER_BLOCKS = {
     (True, False): {4: 4, 6: 3},
     (True, True): {5: 3},
 }
+# vectors of 16-bit numbers with which the blocks above spill nothing; without w
+MOST_NARROW, MOST_WITHOUT_W = 15, 6
 FEW_VECTORS = {False: 6, True: 5}  # more of which only the largest cluster takes; with a residual
 LEAST_VECTORS = 8  # rows of which a block holds
 FORWARD_RING = (
@@ -149,10 +151,19 @@ def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfi
     cluster = next((cluster for cluster in clusters if cluster * few * step >= N), clusters[-1])
     for vectors in range(1, max(blocks) + 1):
         if cluster * vectors * step >= N:
-            resident = next(blocks[most] for most in blocks if vectors <= most)
-            more = variant.dtype == "float64" or variant.rank > 2  # registers
-            return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, resident - more, rows=2)
+            return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, _blocks_of_cluster(vectors, variant), rows=2)
     return None
+
+
+def _blocks_of_cluster(vectors: int, variant: Variant) -> int:
+    """Return the blocks that an SM has registers for, so that none spill: fewer where numbers are of 64 bits, rows lie
+    along several axes, or numbers of 16 bits are many. Without w the assembler takes more for these.
+    """
+    blocks = CLUSTER_BLOCKS[variant.centred, variant.added]
+    resident = next(blocks[most] for most in blocks if vectors <= most)
+    narrow = itemsize(variant.dtype) == 2 and not variant.added
+    many = narrow and vectors > (MOST_NARROW if variant.w else MOST_WITHOUT_W)
+    return max(1, resident - (variant.dtype == "float64") - (variant.rank > 1) - many)
 
 
 def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
