@@ -66,7 +66,7 @@ def cublas(workload: Workload) -> Callable[[], float]:
 
 LADDERS = {
     "softmax": Ladder(
-        spec.OPERATORS["softmax"], "dualops.cuda.softmax.ladder", {"rows.py": "simt", "ring.py": "sm90"}, streaming
+        spec.OPERATORS["softmax"], "examples.ladder.softmax", {"rows.py": "simt", "ring.py": "sm90"}, streaming
     ),
     "matmul": Ladder(spec.OPERATORS["matmul"], "examples.ladder.matmul", {"sm90": "sm90"}, cublas),
 }

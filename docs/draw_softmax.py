@@ -48,8 +48,9 @@ class Reads(NamedTuple):
 def steps_of_a_warp() -> dict[str, Step]:
     """The launches of all steps for x, with blocks of one warp."""
     from dualops.cuda.rows.reread import LongRowsConfig
-    from dualops.cuda.softmax.ladder import STEPS, KeepConfig, ReadAgainConfig
     from dualops.cuda.softmax.naive import NaiveConfig
+    from examples.ladder.softmax import STEPS
+    from examples.ladder.softmax.kernels import KeepConfig, ReadAgainConfig
 
     configs = {
         "thread_a_row": NaiveConfig(32),
@@ -154,7 +155,7 @@ def tree_moments() -> list[Moment]:
     """The sum of ones by tree, as the shared array sees it: what is written into it says how far a thread has come."""
     from dualops.cuda import simulator
     from dualops.cuda.compiler.backend import f64
-    from dualops.cuda.softmax.ladder import by_tree
+    from examples.ladder.softmax.kernels import by_tree
 
     require_simulator("tree_moments")
     agree = by_tree(f64, THREADS)
@@ -175,8 +176,8 @@ def shuffle_moments() -> list[Moment]:
     """The same by shuffles: all that lanes have after so many of them, what warps leave, and the end."""
     from dualops.cuda import simulator
     from dualops.cuda.compiler.backend import f64
-    from dualops.cuda.softmax.ladder import by_shuffles
     from dualops.cuda.tile.rows import lane_reductions
+    from examples.ladder.softmax.kernels import by_shuffles
 
     require_simulator("shuffle_moments")
     agree = by_shuffles(f64, THREADS)

@@ -46,8 +46,9 @@ class Product(NamedTuple):
         return 2 * self.rows * self.columns * self.depth
 
     def shared_bytes(self, rows: int = 64, columns: int = 0) -> float:
-        """Return the bytes of shared memory that are read by warpgroups, or warps that have so many rows and columns
-        each, 0 for all: of 16 bits, 16 deep at a time.
+        """Return the bytes of 16-bit factors that are read from shared memory, 16 deep at a time.
+
+        rows, columns: of the tile of a warpgroup or a warp; columns=0 for all.
         """
         columns = columns or self.columns
         parts = self.rows / rows * self.columns / columns

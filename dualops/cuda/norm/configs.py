@@ -49,7 +49,7 @@ FORWARD_UNALIGNED = (
     RowsConfig(512, 16, 1, aligned=False),
 )
 
-# at most so many stages, 0: as many as there is shared memory for
+# the most stages, 0: as many as there is shared memory for
 # Of rows from 64 KiB on, shares of the roof: H200, 2026-11-26, 2^29 elements of 2 bytes or 2^28
 # of 4, float32 weights; in brackets that of rows that are read again (rows/reread.py). Longer rows are read again, too:
 # of rms_norm 2 MiB 0.56, 4 MiB 0.60; of layer_norm 1 MiB 0.47, 2 MiB 0.45, 4 MiB 0.46.
@@ -202,7 +202,7 @@ def with_stages(config: RingConfig, variant: Variant, device: Device) -> RingCon
 
 
 def sums_config(tiles: int, device: Device) -> SumsConfig:
-    """For so many times LANES columns of dw and db: many blocks with few threads, where there are two for each SM.
+    """Return the Config for tiles * LANES columns of dw and db: many small blocks, where there are two for each SM.
 
     H200, 2026-11-28, with their launch, by 16 slices, by 8, by 4 of 16 loads each: 128 tiles of 198 slots 6.6, 6.7 and
     6.4 us; 256 tiles 6.7, 6.2, 6.3; 512 of 66 slots 8.7, 6.3, 6.3; 1024 tiles 14.6, 9.1, 8.3. Few tiles may have more

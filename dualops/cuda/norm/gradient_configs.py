@@ -1,4 +1,4 @@
-"""The Configs of the norms' gradients, with what was measured: which one a row of so many 16-byte vectors takes.
+"""The Configs of the norms' gradients, by the number of 16-byte vectors in a row, with what was measured.
 
 Shares of the roof that a plain kernel with the same reads and writes reaches, H100 80 GB, 2026-11-27 and 28, of one to
 four numbers of rows, 2^25 to 2^28.6 elements, from 4096 columns on 2^27 and more, weights of x's dtype; in brackets
@@ -51,8 +51,8 @@ ROWS = {
         RowsConfig(512, 2, 1),  # 8192: 0.83
     ),
 }
-# Rows that are faster so than by a ring, where dsummed is not added: of so many vectors at most, and of more than so
-# many and at most so many where the compiler has the registers: of rows along one axis, with weights of x's dtype
+# The most vectors of rows that are faster in registers than by a ring, where dsummed is not added. Also rows of
+# lengths between the pairs of IN_REGISTERS_TOO: along one axis, with weights of x's dtype
 IN_REGISTERS = 64
 IN_REGISTERS_TOO = {False: (96, 128), True: (384, 512)}
 UNALIGNED = (
@@ -67,7 +67,7 @@ SHORT = (
     (16, RingConfig(16, 1, 16, 0, min_blocks=2)),
     (32, RingConfig(32, 1, 8, 0, min_blocks=2)),
 )
-# (vectors of a row, at most, Config) by `centred`. Beside a length in columns: what the first lines say; in KiB: an
+# (vectors of a row, at most, Config) by `centred`. After a length in columns: what the first lines say; in KiB: an
 # H200, 2026-11-26, float32 weights, in brackets rows that are read again (long_rows_backward.py)
 RINGS: dict[bool, tuple[tuple[int, RingConfig], ...]] = {
     False: (
@@ -134,7 +134,7 @@ ADDED: dict[bool, dict[int, RingConfig]] = {
         8192: RingConfig(256, 2, 1, 6, 16, overlap=True),  # 65536: 0.86 to 0.94 (0.71 to 0.77)
     },
 }
-# likewise without dsummed, of Hoppers with fast memory, by `centred` and whether x is of 16 bits. Shares of an H200,
+# the same without dsummed, of Hoppers with fast memory, by `centred` and whether x is of 16 bits. Shares of an H200,
 # 2026-11-28, bfloat16 of 2^27 elements to 3072 columns and of 2^28 beyond, float32 of 2^27; in brackets what an H100
 # takes, there. By the blocks' own clocks, GPCs seem to get the same bandwidth, and those with 18 SMs end last: what
 # could be faster than memory stays below 0.92; blocks that just keep up reach 0.94, as of 384 threads
@@ -218,7 +218,7 @@ def rings(N: int, variant: Variant, device: Device) -> Iterator[RingConfig]:
 
 
 def with_place_for_w(config: RingConfig, variant: Variant) -> RingConfig:
-    """w in shared memory beside dw and db: they leave it no registers, but in most of FAST_WITH_BOTH they do."""
+    """Keep w in shared memory if there are dw and db, which leave it no registers (except most of FAST_WITH_BOTH)."""
     return replace(config, w_shared=config.w_shared or variant.weight_gradients > 1)
 
 

@@ -33,9 +33,10 @@ class Known(NamedTuple):
     columns: Any  # how many numbers they are
 
 
-class OwnSmem(NamedTuple):
-    """What a norm keeps in shared memory: w and b, and of each warp how many columns it has, and one over that."""
+class Own(NamedTuple):
+    """A norm's params, and in shared memory w and b, and of each warp how many columns it has, and one over that."""
 
+    params: Any
     waiting: Any
     columns: Any
     inverse: Any
@@ -128,7 +129,7 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
         return group.in_warp.sum(squares), total
 
     @verb
-    def merge(sent, at, own, N, params):
+    def merge(sent, at, own, N):
         """Return the row's mean and rstd."""
         inverse_N, row_mean, squares = num.one / mem.number(anew_i32(N)), num.zero, group.sum(sent, at)
         if variant.centred:
@@ -142,10 +143,10 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
                     apart = group.b(sent, at, k) * own.inverse[group.part(k)] - row_mean
                     between += own.columns[group.part(k)] * apart * apart
             squares += group.lanes.sum(between)
-        return row_mean, num.rsqrt(squares * inverse_N + params.eps)
+        return row_mean, num.rsqrt(squares * inverse_N + own.params.eps)
 
     @verb
-    def keep(frag, other, sent, left, N, params):
+    def keep(frag, other, sent, left, own, N):
         """Return the row's mean and rstd; numbers become h - mean."""
         row_mean, squares = num.zero, num.zero
         if variant.centred:
@@ -160,12 +161,12 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
         for i in range(len(frag)):
             squares += frag[i] * frag[i]
         squares = group.sum_of_row(squares, 1, sent)
-        return row_mean, num.rsqrt(squares / mem.number(N) + params.eps)
+        return row_mean, num.rsqrt(squares / mem.number(N) + own.params.eps)
 
     @verb
-    def write_kept(frag, at, other, found, own, params, column, inside):
+    def write_kept(frag, at, other, found, own, column, inside):
         w_frag, b_frag = cuda.local.array(VECTOR, mem.number), cuda.local.array(VECTOR, mem.number)
-        w_and_b.load(w_frag, b_frag, own.waiting, params, column, inside)
+        w_and_b.load(w_frag, b_frag, own.waiting, own.params, column, inside)
         for c in range(VECTOR):
             frag[at + c] *= found[1]
             if variant.w is not None:
@@ -174,21 +175,21 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
                 frag[at + c] += b_frag[c]
 
     @verb
-    def write(frag, at, other, found, own, params, column, inside):
+    def write(frag, at, other, found, own, column, inside):
         if variant.centred:
             for c in range(at, at + VECTOR):
                 frag[c] -= found[0]
-        write_kept(frag, at, other, found, own, params, column, inside)
+        write_kept(frag, at, other, found, own, column, inside)
 
     @verb
-    def end(found, params, place):
+    def end(found, own, place):
         if variant.statistics:
-            axes.write_statistics(place, params, found[0], found[1])
+            axes.write_statistics(place, own.params, found[0], found[1])
 
     @verb
-    def smem():
+    def smem(params):
         columns, inverse = cuda.shared.array(LISTED, mem.number), cuda.shared.array(LISTED, mem.number)
-        return OwnSmem(w_and_b.smem(), columns, inverse)
+        return Own(params, w_and_b.smem(), columns, inverse)
 
     @verb
     def prepare(own, N, share):
@@ -203,8 +204,8 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
         w_and_b.init(own.waiting)
 
     @verb
-    def fetch(own, params, columns):
-        w_and_b.copy(own.waiting, params.w, params.b, columns)
+    def fetch(own, columns):
+        w_and_b.copy(own.waiting, own.params.w, own.params.b, columns)
 
     @verb
     def wait(own):

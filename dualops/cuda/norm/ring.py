@@ -49,6 +49,7 @@ class Weighting(NamedTuple):
 
     w_frag: Any
     b_frag: Any
+    offset: Any
 
 
 class Begun(NamedTuple):
@@ -104,7 +105,7 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
         w_and_b.wait(block.waiting)
         for v in range(config.vectors):
             n, keep = i64(block.columns.begin + column) + v * STEP, block.columns.width - column > v * STEP
-            w_and_b.load_w_plus(weighting.w_frag, v * mem.vector, params.w, n, keep, params.offset)
+            w_and_b.load_w_plus(weighting.w_frag, v * mem.vector, params.w, n, keep, weighting.offset)
             w_and_b.load_b(weighting.b_frag, v * mem.vector, params.b, n, keep)
 
     @verb
@@ -180,10 +181,10 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
         return row_mean, num.rsqrt(squares * inverse_N + eps)
 
     @verb
-    def scale(frag, at, block, weighting, v, row_mean, row_rstd, offset):
+    def scale(frag, at, block, weighting, v, row_mean, row_rstd):
         """Turn h of vector v into y."""
         first, column = v * mem.vector, cuda.threadIdx.x % config.row_threads * mem.vector + v * STEP
-        w_and_b.recall_w(weighting.w_frag, first, block.waiting, column, offset)
+        w_and_b.recall_w(weighting.w_frag, first, block.waiting, column, weighting.offset)
         w_and_b.recall_b(weighting.b_frag, first, block.waiting, column)
         for c in range(mem.vector):
             frag[at + c] = (frag[at + c] - row_mean) * row_rstd
@@ -223,7 +224,7 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
             frag = cuda.local.array(SIZE, mem.number)  # my part of h[row]
             w_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
             b_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
-            place, weighting = axes.place(), Weighting(w_frag, b_frag)
+            place, weighting = axes.place(), Weighting(w_frag, b_frag, params.offset)
             column = tid % config.row_threads * mem.vector
             left = i32(block.columns.width - column)  # columns from my first one on
             deal.load(weighting, block, params)
@@ -263,7 +264,7 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                         if variant.added:
                             summed_row = axes.start(place, arrays.summed) + (block.columns.begin + column)
                             store(arrays.summed.data, summed_row + v * STEP, keep, frag, 0)
-                    deal.scale(frag, v * KEPT, block, weighting, v, row_mean, row_rstd, params.offset)
+                    deal.scale(frag, v * KEPT, block, weighting, v, row_mean, row_rstd)
                     store(arrays.y.data, y_row + v * STEP, keep, frag, v * KEPT)
                 if config.overlap:
                     pipe.release(block.smem, now.stage)

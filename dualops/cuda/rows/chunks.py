@@ -146,7 +146,7 @@ def build(config: ChunksConfig, kind: Any) -> Kernel:
         name=kind.named("ring"),
     )
     def chunks_in_ring(arrays, params, rows, share):
-        smem, sent, own = pipe.smem(), group.smem(), op.smem()
+        smem, sent, own = pipe.smem(), group.smem(), op.smem(params)
         tid, columns = cuda.threadIdx.x, columns_of_block(rows.N, share)
         lane, warp = tid % 32, tid // 32
         row, step = i64(cuda.blockIdx.x // config.cluster), cuda.gridDim.x // config.cluster
@@ -176,7 +176,7 @@ def build(config: ChunksConfig, kind: Any) -> Kernel:
                     known = op.add(known, frag, other, i32((left + STEP - 1) // STEP))
                 a, b = op.of_warp(known, own)
                 group.send(sent, row_round, a, b)
-                found = op.merge(sent, group.wait(sent, row_round), own, rows.N, params)
+                found = op.merge(sent, group.wait(sent, row_round), own, rows.N)
 
                 for k in range(planned.chunks):
                     stage = pipe.wait(smem, i + planned.again + k)
@@ -189,10 +189,10 @@ def build(config: ChunksConfig, kind: Any) -> Kernel:
                         inside = left > v * STEP
                         if op.ADDS:
                             mem.store_vector(arrays.summed.data, summed_row + v * STEP, inside, frag, v * mem.vector)
-                        op.write(frag, v * mem.vector, other, found, own, params, n + v * STEP, inside)
+                        op.write(frag, v * mem.vector, other, found, own, n + v * STEP, inside)
                         mem.store_vector(arrays.y.data, y_row + v * STEP, inside, frag, v * mem.vector)
                 if (tid == 0) & (columns.begin == 0):
-                    op.end(found, params, place)
+                    op.end(found, own, place)
                 i = i32(i + planned.chunks + planned.again)
                 row += step
                 row_round += 1

@@ -81,7 +81,7 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
         name=kind.named("cluster_rows"),
     )
     def cluster_rows(arrays, params, rows, share):
-        sent, own = group.smem(), op.smem()
+        sent, own = group.smem(), op.smem(params)
         held = cuda.local.array(SIZE, regs.element)  # my part of x[row]
         held_other = cuda.local.array(OTHER, regs.element)
         frag, other = cuda.local.array(mem.vector, mem.number), cuda.local.array(mem.vector, mem.number)
@@ -108,12 +108,11 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
             op.init(own)
         start_mbarriers()
         if tid == 0:
-            op.fetch(own, params, columns)
+            op.fetch(own, columns)
 
         i, more = i32(0), row < rows.M if STAYS else True
         while more:
             axes.locate(here, row, rows.sizes)
-            axes.locate(coming, row + step, rows.sizes)
             known, left = op.none(), i32(anew_i32(left)) if STAYS else left
             for v in range(config.vectors):
                 regs.unpack(frag, 0, held, v)
@@ -130,8 +129,9 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
             a, b = op.of_warp(known, own)
             group.send(sent, i, a, b)
             op.wait(own)
-            found = op.merge(sent, group.wait(sent, i), own, rows.N, params)
+            found = op.merge(sent, group.wait(sent, i), own, rows.N)
 
+            axes.locate(coming, row + step, rows.sizes)
             regs.anew(held)
             if kind.inputs > 1 and not op.ADDS:
                 regs.anew(held_other)
@@ -140,12 +140,12 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
                 regs.unpack(frag, 0, held, v)
                 if kind.inputs > 1 and not op.ADDS:
                     regs.unpack(other, 0, held_other, v)
-                op.write(frag, 0, other, found, own, params, column + v * STEP, keep)
+                op.write(frag, 0, other, found, own, column + v * STEP, keep)
                 mem.store_kept(arrays.y.data, axes.start(here, arrays.y) + n + v * STEP, keep, frag, 0)
                 if STAYS:
                     load(held, held_other, v, arrays, coming, n, keep & (row + step < rows.M))
             if (column == 0) & (cluster_ctarank() == 0):
-                op.end(found, params, here)
+                op.end(found, own, here)
             if STAYS:
                 row += step
                 i = i32(i + 1)

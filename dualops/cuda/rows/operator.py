@@ -70,22 +70,22 @@ class RowOperator(Namespace):
         ..., Any
     ]  # (known, frag, other, present): the same with a frag, `present` of whose accesses have columns
     of_warp: Callable[..., Any]  # (known, own) -> the warp's two numbers
-    merge: Callable[..., Any]  # (sent, at, own, N, params) -> found, of the numbers of all warps
-    write: Callable[..., None]  # (frag, at, other, found, own, params, column, inside): an access of x becomes y's
-    keep: Callable[..., Any]  # (frag, other, sent, left, N, params) -> found, of all numbers; frag may become others
+    merge: Callable[..., Any]  # (sent, at, own, N) -> found, of the numbers of all warps
+    write: Callable[..., None]  # (frag, at, other, found, own, column, inside): an access of x becomes y's
+    keep: Callable[..., Any]  # (frag, other, sent, left, own, N) -> found, of all numbers; frag may become others
     write_kept: Callable[..., None]  # `write`, after `keep`
-    end: Callable[..., None]  # (found, params, place): store the row's numbers; by one thread of the row
+    end: Callable[..., None]  # (found, own, place): store the row's numbers; by one thread of the row
     # shared memory
-    smem: Callable[..., Any]  # () -> own, once in a kernel, by all threads
+    smem: Callable[..., Any]  # (params) -> own, with the params; once in a kernel, by all threads
     prepare: Callable[..., None]  # (own, N, share): by all threads of the block, before others use it
     init: Callable[..., None]  # (own): initialize mbarriers, by one thread
-    fetch: Callable[..., None]  # (own, params, columns): start copies, by one thread
+    fetch: Callable[..., None]  # (own, columns): start copies, by one thread
     wait: Callable[..., None]  # (own): until they have arrived
 
 
 @verb
-def _no_smem():
-    return i32(0)
+def _no_smem(params):
+    return params
 
 
 @verb
@@ -94,13 +94,18 @@ def _nothing(own):
 
 
 @verb
-def _nothing_of(a, b, c):
+def _nothing_of_two(own, columns):
+    pass
+
+
+@verb
+def _nothing_of_three(a, b, c):
     pass
 
 
 # of an operator that has no params
-PLAIN: dict[str, Any] = {"smem": _no_smem, "prepare": _nothing_of, "init": _nothing, "fetch": _nothing_of}
-PLAIN |= {"wait": _nothing, "end": _nothing_of}
+PLAIN: dict[str, Any] = {"smem": _no_smem, "prepare": _nothing_of_three, "init": _nothing, "fetch": _nothing_of_two}
+PLAIN |= {"wait": _nothing, "end": _nothing_of_three}
 
 
 class Kind(Protocol):

@@ -54,7 +54,7 @@ def build(config: RowsConfig, kind: Any) -> Kernel:
 
     @kernel(*argument_types(kind), threads=config.threads, min_blocks=config.min_blocks, name=kind.named("rows"))
     def rows_in_registers(arrays, params, rows):
-        sent, own = group.smem(), op.smem()
+        sent, own = group.smem(), op.smem(params)
         tid = cuda.threadIdx.x
         column = tid % config.row_threads * vec.vector
         row = i64(cuda.blockIdx.x) * config.rows + tid // config.row_threads
@@ -74,13 +74,13 @@ def build(config: RowsConfig, kind: Any) -> Kernel:
                 frag[i] = mem.rounded(frag[i] + other[i])
             for j in range(config.vectors):
                 vec.store(arrays.summed.data, summed_row + j * STEP, mine & (left > j * STEP), frag, j * vec.vector)
-        found = op.keep(frag, other, sent, left, rows.N, params)
+        found = op.keep(frag, other, sent, left, own, rows.N)
         for j in range(config.vectors):
             inside = left > j * STEP
-            op.write_kept(frag, j * vec.vector, other, found, own, params, n + j * STEP, inside)
+            op.write_kept(frag, j * vec.vector, other, found, own, n + j * STEP, inside)
             vec.store(arrays.y.data, y_row + j * STEP, mine & inside, frag, j * vec.vector)
         if mine & (column == 0):
-            op.end(found, params, here)
+            op.end(found, own, here)
 
     return rows_in_registers
 

@@ -57,7 +57,7 @@ def build(config: LongRowsConfig, kind: Any) -> Kernel:
 
     @kernel(*argument_types(kind), threads=config.threads, name=kind.named("long_rows"))
     def long_rows(arrays, params, rows):
-        sent, own, place = group.smem(), op.smem(), axes.place()
+        sent, own, place = group.smem(), op.smem(params), axes.place()
         tid = cuda.threadIdx.x
         frag, other = cuda.local.array(SIZE, mem.number), cuda.local.array(OTHER, mem.number)
         axes.locate(place, i64(cuda.blockIdx.x), rows.sizes)
@@ -69,7 +69,7 @@ def build(config: LongRowsConfig, kind: Any) -> Kernel:
             known = op.add(known, frag, other, i32((rows.N - first + STEP - 1) // STEP))
         a, b = op.of_warp(known, own)
         group.send(sent, 0, a, b)
-        found = op.merge(sent, group.wait(sent, 0), own, rows.N, params)
+        found = op.merge(sent, group.wait(sent, 0), own, rows.N)
 
         y_row, summed_row = axes.start(place, arrays.y), axes.start(place, arrays.summed)
         for first in range(tid * vec.vector, rows.N, COLUMNS):
@@ -78,10 +78,10 @@ def build(config: LongRowsConfig, kind: Any) -> Kernel:
                 at, inside = first + j * STEP, first + j * STEP < rows.N
                 if op.ADDS:
                     vec.store(arrays.summed.data, summed_row + at, inside, frag, j * vec.vector)
-                op.write(frag, j * vec.vector, other, found, own, params, i64(at), inside)
+                op.write(frag, j * vec.vector, other, found, own, i64(at), inside)
                 vec.store(arrays.y.data, y_row + at, inside, frag, j * vec.vector)
         if tid == 0:
-            op.end(found, params, place)
+            op.end(found, own, place)
 
     return long_rows
 

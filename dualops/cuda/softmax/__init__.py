@@ -7,7 +7,7 @@
 ../rows/reread.py  contiguous rows too long for that: two readings
 strided.py    any axis of any layout: two readings
 naive.py      contiguous rows, one thread each: three readings
-ladder.py     the steps between naive.py and rows/registers.py, for README.md; nothing here uses them
+examples/ladder/softmax has the steps between naive.py and rows/registers.py, for README.md
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def softmax_operator(dtype: str, keeping: Keeping) -> Members:
         return warp_max, group.in_warp.sum(known.sum * num.exp(known.max - num.base(warp_max)))
 
     @verb
-    def merge(sent, at, own, N, params):
+    def merge(sent, at, own, N):
         """Return what exponents of the row are taken against, and 1 / their sum."""
         row_max, row_sum = num.minus_inf, num.zero
         for k in range(group.LANE_PARTS):
@@ -89,12 +89,12 @@ def softmax_operator(dtype: str, keeping: Keeping) -> Members:
         return base, num.one / group.lanes.sum(row_sum)
 
     @verb
-    def write(frag, at, other, found, own, params, column, inside):
+    def write(frag, at, other, found, own, column, inside):
         for c in range(at, at + count):
             frag[c] = num.exp(frag[c] - found[0]) * found[1]
 
     @verb
-    def keep(frag, other, sent, left, N, params):
+    def keep(frag, other, sent, left, own, N):
         """Return what the numbers, exp(x - the warp's maximum) by then, are multiplied by."""
         warp_max, warp_sum = num.minus_inf, num.zero
         for i in range(len(frag)):
@@ -108,11 +108,11 @@ def softmax_operator(dtype: str, keeping: Keeping) -> Members:
         if group.PARTS == 1:
             return num.one / warp_sum
         group.send(sent, 0, warp_max, warp_sum)
-        row_base, inverse = merge(sent, group.wait(sent, 0), 0, N, params)
+        row_base, inverse = merge(sent, group.wait(sent, 0), own, N)
         return num.exp(warp_max - row_base) * inverse
 
     @verb
-    def write_kept(frag, at, other, found, own, params, column, inside):
+    def write_kept(frag, at, other, found, own, column, inside):
         for c in range(at, at + count):
             frag[c] *= found
 
@@ -142,16 +142,16 @@ def gradient_operator(dtype: str, keeping: Keeping) -> Members:
         return group.in_warp.sum(known), num.zero
 
     @verb
-    def merge(sent, at, own, N, params):
+    def merge(sent, at, own, N):
         return group.sum(sent, at)
 
     @verb
-    def write(frag, at, other, found, own, params, column, inside):
+    def write(frag, at, other, found, own, column, inside):
         for c in range(at, at + count):
             frag[c] *= other[c] - found
 
     @verb
-    def keep(frag, other, sent, left, N, params):
+    def keep(frag, other, sent, left, own, N):
         return group.sum_of_row(add(num.zero, frag, other, 0), 0, sent)
 
     return members(locals(), write_kept=write, **PLAIN)

@@ -17,9 +17,9 @@ from tests.cuda.compile.test_frontend import ARCH, assigned_again, with_a_closur
 
 # of each operator, forward and gradient: kernels with many kinds of statements that are soon compiled
 KINDS = (
-    ("flash_attention", "sm90.split_kv_merge"),
+    ("flash_attention", "sm90.split_kv.build_merge"),
     ("flash_attention", "simt_forward"),
-    ("flash_attention", "simt_dq"),
+    ("flash_attention", "simt_gradient.build_dq"),
     ("lion", "dense.build_table"),
     ("matmul", "sm90.persistent"),
     ("retention", "sm80.states"),

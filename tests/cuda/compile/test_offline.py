@@ -71,7 +71,7 @@ def test_the_order_of_axes_counts():
 
 def test_operators_stand_for_what_is_timed():
     assert set(names("rope", "lion")) < set(names())
-    assert {name.partition(".")[0] for name in names()} >= {"flash_attention", "matmul", "norm", "retention", "softmax"}
+    assert {name.partition(".")[0] for name in names()} >= {"flash_attention", "matmul", "norm", "retention", "rows"}
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from dualops.cuda.softmax.ladder import STEPS, run_step
 from dualops.cuda.tile.storage import storage
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import FLOATS
+from examples.ladder.softmax import STEPS, run_step
 from tests.checks import check
 from tests.cuda.gpu.library import NUMBA, TORCH, same_bits, tensor
 from tests.problems import values

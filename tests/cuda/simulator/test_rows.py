@@ -51,17 +51,17 @@ def log_softmax_operator(dtype: str, keeping: Keeping) -> Members:
     softmax, group = softmax_operator(dtype, keeping), keeping.group
 
     @verb
-    def write(frag, at, other, found, own, params, column, inside):
+    def write(frag, at, other, found, own, column, inside):
         for c in range(at, at + count):
             frag[c] = frag[c] - found[0] + num.log(found[1])
 
     @verb
-    def keep(frag, other, sent, left, N, params):
-        a, b = softmax.of_warp(softmax.add(softmax.none(), frag, other, 0), 0)
+    def keep(frag, other, sent, left, own, N):
+        a, b = softmax.of_warp(softmax.add(softmax.none(), frag, other, 0), own)
         if group.PARTS == 1:
             return num.base(a), num.one / b
         group.send(sent, 0, a, b)
-        return softmax.merge(sent, group.wait(sent, 0), 0, N, params)
+        return softmax.merge(sent, group.wait(sent, 0), own, N)
 
     return members(locals(), **softmax.members() | {"write": write, "write_kept": write, "keep": keep})
 

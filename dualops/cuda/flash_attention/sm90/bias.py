@@ -41,7 +41,7 @@ from ...tile.boxes import Corner, box_shape, box_tile, prefetch_maps
 from ...tile.pipeline import pipeline
 from ...tile.products import anew_i32
 from ...tile.storage import fetch_global_b32
-from ...tile.swizzle import SPANS, Operand
+from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant
 from ..options import Having
@@ -106,9 +106,6 @@ def in_words(found: Having) -> Having:
     return found._replace(variants=tuple(variants))
 
 
-ITEMSIZE = 2  # bytes of a number
-
-
 class BiasPlace(NamedTuple):
     """Where a tile is among the scores: batch, head, first query, first key."""
 
@@ -124,12 +121,6 @@ class HeldBias(NamedTuple):
     smem: Any
     first: Any
     words: Any
-
-
-def bias_operand(queries: int, keys: int) -> Operand:
-    """Return a tile of this size, in the widest boxes that divide it."""
-    span = next(span for span in SPANS if ITEMSIZE * keys % span == 0)
-    return Operand(queries, keys, ITEMSIZE, span, "k")
 
 
 @noun
@@ -181,7 +172,7 @@ def boxed_bias(problem: Problem) -> Boxed | None:
     not 16 bits, one row or column, or rows not at multiples of 16 bytes.
     """
     bias = problem.arrays.get("bias")
-    if bias is None or itemsize(bias.dtype) != ITEMSIZE:
+    if bias is None or itemsize(bias.dtype) != 2:
         return None
     strides = broadcast_strides(bias)
     if strides[3] != 1 or strides[2] == 0:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ...tile.split_bf16x3 import PARTS
-from ...tile.swizzle import Operand
+from ...tile.swizzle import SPANS, Operand
 from ...tile.warpgroup import ROWS
 from ...tile.warpgroup_exchange import exchange_bytes
-from .bias import bias_operand
 
 SLACK = 1024  # bytes of shared memory for mbarriers and alignment
 BLOCK_MASK = "block_mask"  # the option
@@ -20,6 +19,12 @@ BOX = 64  # elements of 16 bits in a line of a box
 def padded(width: int) -> int:
     """Return a head's width in whole boxes, padded with zeros."""
     return -(-width // BOX) * BOX
+
+
+def bias_operand(queries: int, keys: int) -> Operand:
+    """Return a tile of a 16-bit bias, in the widest boxes that divide it."""
+    span = next(span for span in SPANS if 2 * keys % span == 0)
+    return Operand(queries, keys, 2, span, "k")
 
 
 def parts_width(width: int, thirds: bool) -> int:

@@ -10,8 +10,7 @@ from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ...tile.warpgroup_exchange import exchange_bytes
 from ..lse_delta_smem import lane_columns
-from .bias import bias_operand
-from .config import BLOCK_MASK, BOX, LIGHT_OPTIONS, are_many, parts_width
+from .config import BLOCK_MASK, BOX, LIGHT_OPTIONS, are_many, bias_operand, parts_width
 
 CONSUMERS_APART = 2
 BARRIERS = 512  # bytes of shared memory for mbarriers, at most

@@ -61,7 +61,7 @@ from ..fragment_scores import fragment_scores, my_row
 from ..nan_repair import nan_repair
 from ..options import chain_of
 from ..tile_scheduler import tiled_work_type
-from ..tiles import Where, where_of
+from ..tiles import Where
 from .arguments import FORWARD_MAPS_TYPE, OutputTo, map_type
 from .bias import bias_stages, in_words
 from .config import Sm90Config, factors, padded
@@ -209,7 +209,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 q_at, sums = queries.at(q_pipe.wait(q_bars, piece)), pv.sums(acc)
                 if task.count != u32(0):
                     tile = visits.last(task, options)
-                    where = where_of(task, h, m, tile.n0)
+                    # not `where_of`: with a bias from memory, registers would spill
+                    where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
                     picks = visits.picks(options, where, tile)
                     asked = score.ask(options, where)
                     if FETCHES:
@@ -229,7 +230,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     asked = score.ask(options, where_of_next(where, tile))
                     if FETCHES:  # for the next tile; after the last, for this one again
                         n0 = tile.n0 if task.count != u32(1) else where.n0
-                        where = where_of(task, h, m, n0)
+                        where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
                         score.fetch(words, options, where)
                     probability.exponentials(scores, statistics, factors, options, where)
                     rows.pack(probs, scores)
@@ -238,7 +239,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     i = k_pipe.next(i)
                     while i != end:
                         if not FETCHES:
-                            where = where_of(task, h, m, tile.n0)
+                            where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
                         picks = visits.picks(options, where, tile)
                         stage = k_pipe.wait(k_bars, i)
                         turn.take(warpgroup)
@@ -257,7 +258,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         asked = score.ask(options, where_of_next(where, tile))
                         if FETCHES:
                             n0 = tile.n0 if k_pipe.next(i) != end else where.n0
-                            where = where_of(task, h, m, n0)
+                            where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
                             score.fetch(words, options, where)
                         probability.exponentials(scores, statistics, factors, options, where)
                         settle(row_sum[0] + row_sum[1])

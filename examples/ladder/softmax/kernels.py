@@ -1,44 +1,16 @@
-"""softmax as a ladder: each step is a kernel with one idea more than the one before. README.md goes up, step by step.
-
-    thread_a_row   a thread takes a row, which it reads three times                        naive.py
-    tree           a block takes a row; its threads agree through shared memory
-    shuffles       they agree within a warp first, without shared memory
-    registers      a thread keeps what it has read: x is read once
-    vectors        a load brings 16 bytes
-    online         maximum and sum in one reading, for rows too long to be kept            ../rows/reread.py
-
-For learning, tests and benchmarks: `run_step("tree", x)` on contiguous rows, forward only, wherever kernels run. What
-`dualops.cuda.softmax` takes instead, rows/registers.py and rows/cluster.py, goes on from here.
-"""
+"""The kernels of the steps tree, shuffles, registers and vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from ...spec import ArrayMeta, Problem, softmax as SPEC
-from ...spec.meta import Strided
-from ..compiler.backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
-from ..launch.device import Device
-from ..launch.operation import Choice, Operation
-from ..launch.step import Step
-from ..launch.views import absent
-from ..rows import reread
-from ..rows.operator import RowArrays, Rows
-from ..rows.reread import LongRowsConfig
-from ..tile.numbers import numbers
-from ..tile.rows import lane_reductions
-from ..tile.storage import access, storage
-from . import naive
-from .naive import NaiveConfig
-from .operator import Softmax
-
-THREADS = 256  # of a block, in every step but the first
-MOST_TERMS = 256  # that a thread adds one by one: float32 loses the last bits of longer sums
-MOST_KEPT = 64  # registers in which a thread keeps elements of a row
-
+from dualops.cuda.compiler.backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
+from dualops.cuda.tile.numbers import numbers
+from dualops.cuda.tile.rows import lane_reductions
+from dualops.cuda.tile.storage import access, storage
 
 # --- how the threads of a block agree on one number ----------------------------------------------
 
@@ -218,98 +190,3 @@ def build_keep(config: KeepConfig, dtype: str) -> Kernel:
             vec.store(y, row + n, n < N, frag, j * vec.vector)
 
     return softmax_keep
-
-
-# --- all steps -----------------------------------------------------------------------------------
-
-
-class LadderStep(NamedTuple):
-    """A step: what is new in it, its Config for rows of N elements, its launch for M of them."""
-
-    idea: str
-    configure: Callable[[int, str, bool], Any]  # (N, dtype, aligned) -> Config, None where it does no such rows
-    launch: Callable[[Any, str, int, int], Step]  # (Config, dtype, M, N)
-
-
-def _thread_a_row(config: NaiveConfig, dtype: str, M: int, N: int) -> Step:
-    return Step(naive.build_forward(config, dtype), (-(-M // config.threads),), ("y", "x", M, N, N, N))
-
-
-def _read_again(config: ReadAgainConfig, dtype: str, M: int, N: int) -> Step:
-    return Step(build_read_again(config, dtype), (M,), ("y", "x", N))
-
-
-def _keep(config: KeepConfig, dtype: str, M: int, N: int) -> Step:
-    return Step(build_keep(config, dtype), (M,), ("y", "x", N))
-
-
-def _online(config: LongRowsConfig, dtype: str, M: int, N: int) -> Step:
-    y, x, none = Strided("y", (N,)), Strided("x", (N,)), absent(1)
-    (step,) = reread.steps_of(config, Softmax(dtype), (RowArrays(y, none, x, none), (), Rows(M, N, (M,))))
-    return step
-
-
-def _configure_read_again(agree: str, N: int, dtype: str, aligned: bool) -> ReadAgainConfig | None:
-    return ReadAgainConfig(THREADS, agree) if N <= MOST_TERMS * THREADS else None
-
-
-def _configure_keep(vectors: bool, N: int, dtype: str, aligned: bool) -> KeepConfig | None:
-    """As few loads as hold the row, rounded up to a power of two: a kernel for each number."""
-    if vectors and not aligned:
-        return None
-    most = MOST_KEPT * 32 // storage(dtype).number.bitwidth // access(dtype, vectors).vector
-    ladder = [KeepConfig(THREADS, 1 << power, vectors) for power in range(most.bit_length())]
-    return next((config for config in ladder if config.columns(dtype) >= N), None)
-
-
-STEPS: dict[str, LadderStep] = {
-    "thread_a_row": LadderStep("a thread takes a row", lambda N, dtype, aligned: NaiveConfig(), _thread_a_row),
-    "tree": LadderStep(
-        "a block takes a row; its threads agree through shared memory",
-        partial(_configure_read_again, "tree"),
-        _read_again,
-    ),
-    "shuffles": LadderStep(
-        "threads agree within a warp first, without shared memory",
-        partial(_configure_read_again, "shuffles"),
-        _read_again,
-    ),
-    "registers": LadderStep("a thread keeps what it has read", partial(_configure_keep, False), _keep),
-    "vectors": LadderStep("a load brings 16 bytes", partial(_configure_keep, True), _keep),
-    "online": LadderStep(
-        "maximum and sum in one reading",
-        lambda N, dtype, aligned: LongRowsConfig(THREADS, 2 if aligned else 8, aligned),
-        _online,
-    ),
-}
-
-
-def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The steps that do the problem. None does another axis than the last, or rows that are not side by side."""
-    metas, dtype, M, N = (results["y"], problem.arrays["x"]), problem.dtype, problem.M, problem.N
-    if problem.axis != len(metas[0].shape) - 1 or not all(meta.is_row_major for meta in metas):
-        return
-    aligned = N % storage(dtype).vector == 0 and all(meta.pointer % 16 == 0 for meta in metas)
-    for name, (idea, configure, launch) in STEPS.items():
-        config = configure(N, dtype, aligned)
-        if config is not None:
-            yield Choice(name, config, idea, partial(_one_launch, launch, config, dtype, M, N))
-
-
-def _one_launch(launch: Callable[..., Step], *args: Any) -> list[Step]:
-    return [launch(*args)]
-
-
-# the steps are rungs of an operation of its own, with softmax's validator, plans and errors
-forward = Operation(replace(SPEC, name="softmax_ladder", rungs=tuple(STEPS)), rungs=(choices,), inplace=("x",))
-
-
-def run_step(name: str, x: Any, out: Any = None, stream: Any = None) -> Any:
-    """softmax along the last axis of `x` by the step `name` of STEPS.
-
-    x: a contiguous device array of any shape (in the simulator a NumPy array); out, stream and what is returned: as for
-    `dualops.cuda.softmax`. `dualops.cuda.plan("softmax_ladder", x, kernel=name)` says how it is launched.
-    Raises ValueError for an unknown step, NotImplementedError for rows that the step does not do: longer than 65536
-    elements (tree, shuffles) or 16384, in float64 8192 (registers, vectors); not of whole, aligned vectors (vectors).
-    """
-    return forward((x,), (-1,), out, name, stream)
