@@ -374,8 +374,15 @@ def test_a_kernel_launched_the_ordinary_way_gives_the_same(dtype, order):
     (step,) = plan.steps
     y = np.zeros_like(x)
     words = {name: a.view(np.uint16) if dtype == "bfloat16" else a for name, a in (("x", x), ("y", y))}
-    arguments = [Pointer(words[arg].reshape(-1), arg) if isinstance(arg, str) else arg for arg in step.args]
-    step.kernel[step.grid, step.kernel.threads](*arguments)
+
+    def placed(argument: Any) -> Any:
+        """Names of arrays become pointers, in records, too."""
+        if isinstance(argument, tuple):
+            parts = map(placed, argument)
+            return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
+        return Pointer(words[argument].reshape(-1), argument) if argument in ("x", "y") else argument
+
+    step.kernel[step.grid, step.kernel.threads](*map(placed, step.args))
     assert same_bits(y, dualops.cuda.softmax(x))
 
 
