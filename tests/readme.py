@@ -33,7 +33,7 @@ def python(folder: Path, *arguments: str, **environment: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

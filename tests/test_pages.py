@@ -42,7 +42,7 @@ def run(page: str, folder: Path) -> list[str]:
     script.write_text("".join(parts))
     environment = {**os.environ, "PYTHONPATH": python_path(), "NUMBA_ENABLE_CUDASIM": "1"}
     done = subprocess.run(
-        [sys.executable, str(script)], env=environment, cwd=folder, capture_output=True, text=True, timeout=120
+        [sys.executable, str(script)], env=environment, cwd=folder, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     *printed, rest = done.stdout.split(MARK)
