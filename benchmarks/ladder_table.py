@@ -14,7 +14,6 @@ from .work import bind
 FOLDER = ROOT / "benchmarks" / "ladder"
 MARKERS = "<!-- ladder:begin -->", "<!-- ladder:end -->"
 SECTOR, LANES = 32, 32  # bytes of a sector, threads of a warp
-BUSY = "sm__pipe_{}_cycles_active.avg.pct_of_peak_sustained_active"
 STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 
 

@@ -52,7 +52,7 @@ FORWARD_UNALIGNED = (
 # the most stages, 0: as many as there is shared memory for
 # Of rows from 64 KiB on, shares of the roof: H200, 2026-11-26, 2^29 elements of 2 bytes or 2^28
 # of 4, float32 weights; in brackets that of rows that are read again (rows/reread.py). Longer rows are read again, too:
-# of rms_norm 2 MiB 0.56, 4 MiB 0.60; of layer_norm 1 MiB 0.47, 2 MiB 0.45, 4 MiB 0.46.
+# of rms_norm 2 MiB 0.56, 4 MiB 0.60; of layer_norm, with a third reading, 1 MiB 0.47, 2 MiB 0.45, 4 MiB 0.46.
 LONG_FORWARD = (
     # with weights wider than x. 64 KiB: 0.91, 128: 0.92, 256 (float32): 0.92 (0.64), 512: 0.92 (0.61); without overlap
     # 0.85, 0.87, 0.89, 0.87; 512 threads alike, 128 and two blocks an SM 0.90. A ring that copies alone has 0.905

@@ -170,9 +170,6 @@ class WeightsSmem(NamedTuple):
     bell: Any
 
 
-SharedWeights = Noun  # what `shared_weights` makes
-
-
 @noun
 def shared_weights(layout: Layout, w_shared: bool, variant: Variant) -> Members:
     """How w and b of a block's columns come to registers, once, or to shared memory, as they are, and on to registers.

@@ -10,7 +10,7 @@ from ..tile.numbers import numbers
 from ..tile.ring import cluster_ctarank, parts
 from ..tile.rows import lane_reductions
 
-BlockExchange = Exchange = Noun  # what `in_block` and `in_cluster` make
+Exchange = Noun  # what `in_block` and `in_cluster` make
 
 
 @cache

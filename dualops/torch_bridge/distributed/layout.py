@@ -48,11 +48,11 @@ class Pieces(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Keys of its document that a query at i sees: those up to i or all, and from i - left on. D: of the heads."""
+    """The keys of its document that a query at token i sees."""
 
-    causal: bool
-    left: int | None = None
-    D: int = 1
+    causal: bool  # those up to i; else all
+    left: int | None = None  # those from i - left on
+    D: int = 1  # the widest head
 
 
 class Sequences(NamedTuple):
@@ -144,7 +144,7 @@ class Layout:
         return self._once(("sequences", rank, reach, device), made)
 
     def _keys(self, rank: int, reach: Reach) -> tuple[np.ndarray, np.ndarray]:
-        """First and last token + 1 of each piece's keys. They begin where a tile does, so that no bit changes."""
+        """Return where each piece's keys begin and end. They begin where a tile does, so that no bit changes."""
         starts, stops, documents = self.pieces[rank]
         begins = self.cu[documents]
         ends = stops if reach.causal else self.cu[documents + 1]
@@ -154,7 +154,7 @@ class Layout:
         return begins, ends
 
     def _read(self, rank: int, reach: Reach | None) -> np.ndarray:
-        """Whether a rank reads each token."""
+        """Return for each token whether a rank reads it."""
         if reach is None:
             return np.ones(self.total, bool)
         read = np.zeros(self.total, bool)

@@ -29,11 +29,6 @@ from .decay_tables import EIGHT, load_float, st_shared_v2_f32, store_float
 from .states import column_of, row_of
 
 
-def column_sums_bytes(columns: int, warps: int) -> int:
-    """Return the shared memory for both turns."""
-    return 2 * 4 * columns * warps
-
-
 @cache
 @noun
 def column_sums(at: int, columns: int, warps: int) -> Members:
@@ -89,11 +84,6 @@ def column_sums(at: int, columns: int, warps: int) -> Members:
         locals(),
         size=size,  # columns of a thread
     )
-
-
-def warp_sums_bytes(warps: int) -> int:
-    """Return the shared memory for both turns."""
-    return 2 * 4 * warps
 
 
 @cache
