@@ -8,6 +8,7 @@ import re
 HARMLESS = {
     r"softmax_ring(_backward)? cluster of [12]: ring\.wait > mbarrier_wait_cta#2: "
     r"left out": "a row that was read once stays: the second wait is over before it begins, and tells the stage",
+    r"norm_ring a warp a row: ring_rows\.(send|merge): i \+ 1": "a warp has its row alone: it sends nothing",
     r"norm_ring ring\.release > bar_warp_sync: left out": "the lanes meet in the shuffles of their sums between their "
     "last read and the release",
     r"(flash_attention_(sm90 register_mma\.add > wgmma_fence#1|dq_sm90 warpgroup_mma\.start > warpgroup_mma\._issue > "

@@ -52,12 +52,18 @@ class Weighting(NamedTuple):
     offset: Any
 
 
-class Begun(NamedTuple):
-    """A row in a stage, and my warp's sums: of h, 0 without a mean, and of the squares about its own mean."""
+class Sums(NamedTuple):
+    """My warp's sums of a row: of h, 0 without a mean, and of the squares about its own mean."""
 
-    stage: Any
     total: Any
     squares: Any
+
+
+class Begun(NamedTuple):
+    """A row in a stage, and my warp's sums of it."""
+
+    stage: Any
+    sums: Any
 
 
 class WarpColumns(NamedTuple):
@@ -133,7 +139,7 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
                 frag[at + c] = mem.rounded(frag[at + c] + other[c])
 
     @verb
-    def send(frag, block, i, stage, left, of_warps):
+    def send(frag, block, i, left, of_warps):
         """Send the sums of row number i, of which frag has my part. left: columns from my first one on."""
         mean, total, squares = num.zero, num.zero, num.zero
         if variant.centred:
@@ -153,7 +159,7 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
         squares = group.in_warp.sum(squares)
         if group.PARTS > 1:
             group.send(block.sent, i, squares, total)
-        return Begun(stage, total, squares)
+        return Sums(total, squares)
 
     @verb
     def begin_row(block, i, left, of_warps):
@@ -162,12 +168,12 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
         stage = pipe.wait(block.smem, i)
         for v in range(config.vectors):
             read(frag, v * mem.vector, block.smem, stage, v)
-        return send(frag, block, i, stage, left, of_warps)
+        return Begun(stage, send(frag, block, i, left, of_warps))
 
     @verb
-    def merge(block, i, begun, of_warps, inverse_N, eps):
+    def merge(block, i, sums, of_warps, inverse_N, eps):
         """Return the mean and rstd of row number i."""
-        squares, row_mean = begun.squares, begun.total * inverse_N
+        squares, row_mean = sums.squares, sums.total * inverse_N
         if group.PARTS > 1:
             found = group.wait(block.sent, i)
             squares = group.sum(block.sent, found)
@@ -232,14 +238,15 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
 
             row = turns.first + tid // config.row_threads
             rounds, i = staging.rounds(turns), i32(0)
-            now = coming = Begun(i32(0), num.zero, num.zero)
+            sums = Sums(num.zero, num.zero)
+            now = coming = Begun(i32(0), sums)
             if config.overlap and i < rounds:  # the first row's sums have no row before them
                 coming = deal.begin_row(block, i, left, of_warps)
             while i < rounds:
                 axes.locate(place, row, rows.sizes)
                 own = config.rows == 1 or row < rows.M
                 if config.overlap:
-                    now = coming
+                    now, sums = coming, coming.sums
                     if i32(i + 1) < rounds:
                         coming = deal.begin_row(block, i32(i + 1), left, of_warps)
                 else:
@@ -252,9 +259,9 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                             store(
                                 arrays.summed.data, summed_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector
                             )
-                    now = deal.send(frag, block, i, stage, left, of_warps)
+                    sums = deal.send(frag, block, i, left, of_warps)
                     pipe.release(block.smem, stage)  # not before: it waits for all loads, which sums overlap with
-                row_mean, row_rstd = deal.merge(block, i, now, of_warps, inverse_N, params.eps)
+                row_mean, row_rstd = deal.merge(block, i, sums, of_warps, inverse_N, params.eps)
 
                 y_row = axes.start(place, arrays.y) + (block.columns.begin + column)
                 for v in range(config.vectors):
