@@ -36,7 +36,7 @@ ORDERS = (
     ("lagging", 1),
     ("lagging", 2),  # of two that multiply, those who load
     ("straggling", 0),
-    *(("shuffled", seed) for seed in range(6)),
+    *(("shuffled", seed) for seed in range(8)),
     ("scattered", 0),
 )
 NOTED = 2  # orders in which the kernel as it is comes to all of its steps
