@@ -96,7 +96,7 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Me
         for i in range(COUNT):
             if i % config.shares == share:
                 there = coming.there if i * LINES < coming.lines else NONE
-                units.start(words, i, smem, _place_of(part, at, i), part.x.data, index, apart, there)
+                words[i] = units.start(smem, _place_of(part, at, i), part.x.data, index, apart, there)
             index += LINES * step
 
     @verb
@@ -104,6 +104,6 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Me
         """Finish copies that are not asynchronous."""
         if not units.asynchronous:
             for i in range(COUNT):
-                units.end(words, i, smem, _place_of(part, at, i))
+                units.end(smem, _place_of(part, at, i), words[i])
 
     return members(locals(), words=max(1, COUNT * units.words))

@@ -25,8 +25,8 @@ class Copies(Namespace):
     asynchronous: bool
     words: int  # 32-bit words of a copy through registers; 0 if it is asynchronous
     there: Callable[..., Any]  # (left): below 1 for none
-    start: Callable[..., None]  # (words, word, smem, at, x, index, apart, there): neighbours are `apart` in x
-    end: Callable[..., None]  # (words, word, smem, at)
+    start: Callable[..., Any]  # (smem, at, x, index, apart, there): neighbours are `apart` in x. Returns end's word
+    end: Callable[..., None]  # (smem, at, word)
 
 
 @cache
@@ -39,18 +39,19 @@ def copies(vector: int, itemsize: int = 2) -> Copies:
 
 
 def _asynchronous(vector: int, itemsize: int) -> Copies:
-    copy = cp_async(itemsize * vector, True)
+    copy, NOTHING = cp_async(itemsize * vector, True), u32(0)
 
     @verb
     def there(left):
         return u32(i32(min(max(i32(left), i32(0)), i32(vector))) * itemsize)
 
     @verb
-    def start(words, word, smem, at, x, index, apart, there):
+    def start(smem, at, x, index, apart, there):
         copy(smem, at, x, index, there)
+        return NOTHING
 
     @verb
-    def end(words, word, smem, at):
+    def end(smem, at, word):
         pass
 
     return Copies.from_locals(locals(), asynchronous=True, words=0)
@@ -64,16 +65,16 @@ def _through_registers() -> Copies:
         return u32(max(i32(left), i32(0)))
 
     @verb
-    def start(words, word, smem, at, x, index, apart, there):
+    def start(smem, at, x, index, apart, there):
         low, high = NOTHING, NOTHING
         if there > NOTHING:
             low = u32(x[index])
         if there > u32(1):
             high = u32(x[index + apart])
-        words[word] = low | high << u32(16)
+        return low | high << u32(16)
 
     @verb
-    def end(words, word, smem, at):
-        st_shared_b32(smem, at, words[word])
+    def end(smem, at, word):
+        st_shared_b32(smem, at, word)
 
     return Copies.from_locals(locals(), vector=2, asynchronous=False, words=1)

@@ -67,11 +67,11 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
             index = first + b * PITCH
             for i in range(COUNT):
                 there = along if i * LINES < left else NONE
-                units.start(words, i, smem, _place_of(mine, i) + b * BOX, lines.data, index, 1, there)
+                words[i] = units.start(smem, _place_of(mine, i) + b * BOX, lines.data, index, 1, there)
                 index += LINES * lines.step
             if not units.asynchronous:
                 for i in range(COUNT):
-                    units.end(words, i, smem, _place_of(mine, i) + b * BOX)
+                    units.end(smem, _place_of(mine, i) + b * BOX, words[i])
 
     @verb
     def load(smem, at, lines):
