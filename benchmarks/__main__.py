@@ -200,7 +200,7 @@ def numbers(arguments: argparse.Namespace) -> int:
 
 def plot(arguments: argparse.Namespace) -> int:
     """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
-    from . import host_table, peers_plot, plot as drawing, scaling_plot, training_plot
+    from . import headlines, host_table, peers_plot, plot as drawing, scaling_plot, training_plot
     from .recorded import all_recordings, peer_runs
 
     peers, everywhere = peer_runs(arguments.peer_results), all_recordings(arguments.results)
@@ -208,7 +208,7 @@ def plot(arguments: argparse.Namespace) -> int:
         print(f"asv recorded no times in {arguments.results}", file=sys.stderr)
         return 1
     for page, content in (
-        (arguments.readme, drawing.short_summary(peers)),
+        (arguments.readme, headlines.table(peers)),
         (arguments.numbers, drawing.summary(peers)),
         (arguments.every_case, drawing.table(everywhere, peers)),
     ):

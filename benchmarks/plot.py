@@ -135,18 +135,6 @@ def summary(peers: Mapping[str, Peers]) -> str:
     return "\n".join([*markdown(SUMMARY_COLUMNS, [row.cells for row in rows]), "", *lines])
 
 
-def short_summary(peers: Mapping[str, Peers]) -> str:
-    """README's table: each operator that is no other's variant, in the dtype that most of its cases have."""
-    rows = summary_rows(peers)
-    most = {row.operator: max(len(other.keys) for other in rows if other.operator == row.operator) for row in rows}
-    shown = [row for row in rows if not spec.OPERATORS[row.operator].parent and len(row.keys) == most[row.operator]]
-    runs = [peers[row.operator].runs[key] for row in shown for key in row.keys]
-    devices = " and ".join(f"one {device}" for device in sorted({run.device for run in runs}))
-    days = dict.fromkeys(find([run.day for run in runs]) for find in (min, max)) if runs else {}
-    lines = [f"On {devices}, {' to '.join(days)}."] if runs else []
-    return "\n".join([*markdown(SUMMARY_COLUMNS, [row.cells for row in shown]), "", *lines])
-
-
 def span(values: Sequence[float], form: str) -> str:
     """The smallest to the largest."""
     ends = dict.fromkeys(format(value, form) for value in (min(values), max(values))) if values else ["–"]

@@ -48,7 +48,8 @@ class Coming(NamedTuple):
 def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Members:
     """The verbs of a thread that copies its part of slices of `rows` rows.
 
-    words: a local array, see `tile.async_copies`. Raises ValueError if the threads can't share a slice evenly.
+    words: a local array of the words that copies through registers return. Raises ValueError if the threads can't share
+    a slice evenly.
     """
     slices = FactorSlice(reading.along, rows, config.block_k, config.itemsize)
     units, axes, threads = copies(reading.vector, config.itemsize), product_axes(found), config.threads
@@ -106,4 +107,4 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Me
             for i in range(COUNT):
                 units.end(smem, _place_of(part, at, i), words[i])
 
-    return members(locals(), words=max(1, COUNT * units.words))
+    return members(locals(), words=COUNT)

@@ -23,7 +23,6 @@ class Copies(Namespace):
 
     vector: int
     asynchronous: bool
-    words: int  # 32-bit words of a copy through registers; 0 if it is asynchronous
     there: Callable[..., Any]  # (left): below 1 for none
     start: Callable[..., Any]  # (smem, at, x, index, apart, there): neighbours are `apart` in x. Returns end's word
     end: Callable[..., None]  # (smem, at, word)
@@ -54,7 +53,7 @@ def _asynchronous(vector: int, itemsize: int) -> Copies:
     def end(smem, at, word):
         pass
 
-    return Copies.from_locals(locals(), asynchronous=True, words=0)
+    return Copies.from_locals(locals(), asynchronous=True)
 
 
 def _through_registers() -> Copies:
@@ -77,4 +76,4 @@ def _through_registers() -> Copies:
     def end(smem, at, word):
         st_shared_b32(smem, at, word)
 
-    return Copies.from_locals(locals(), vector=2, asynchronous=False, words=1)
+    return Copies.from_locals(locals(), vector=2, asynchronous=False)

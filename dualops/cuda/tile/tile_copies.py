@@ -44,7 +44,7 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
         raise ValueError(f"{box} has no whole eights of lines")
     if box.line != PITCH or threads % LINE or LINES & (LINES - 1) or box.lines != COUNT * LINES:
         raise ValueError(f"{threads} threads can't share {box} in copies of {VECTOR}")
-    NONE, WORDS = u32(0), max(1, COUNT * units.words)
+    NONE = u32(0)
 
     @verb
     def _place_of(place, i):
@@ -61,7 +61,7 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
         mine = i32(at + i32(swizzled(lies * u32(PITCH) + column, SHIFT, FLIPS)))
         first = i64(lines.first) + i64(line) * i64(lines.step) + i64(column)
         left = i32(i32(lines.count) - i32(line))
-        words = cuda.local.array(WORDS, u32)
+        words = cuda.local.array(COUNT, u32)
         for b in range(BOXES):
             along = units.there(i32(columns - b * PITCH) - i32(column))
             index = first + b * PITCH
