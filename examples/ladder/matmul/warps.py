@@ -51,6 +51,7 @@ def build_warps(config: Sm80Config) -> Kernel:
     b_side = fragments(FactorSlice("row", config.block_n, config.block_k), config.warp_n, left=False)
     sums = warp_products(DTYPE, config.warp_m, config.warp_n)
     AHEAD, STAGES, NOTHING = config.num_stages - 1, u32(config.num_stages), i64(0)
+    WORDS = max(a_copies.words, b_copies.words)
 
     @verb
     def place(t):
@@ -60,7 +61,7 @@ def build_warps(config: Sm80Config) -> Kernel:
     @verb
     def copy(smem, a_part, b_part, terms, t):
         """Start to copy the thread's share of slice t."""
-        words = cuda.local.array(1, u32)  # copies that go through registers need them
+        words = cuda.local.array(WORDS, u32)  # unused: aligned copies don't go through registers
         a_slice, b_slice = a_copies.coming(a_part, terms, t), b_copies.coming(b_part, terms, t)
         for share in range(config.shares):
             a_copies.start(words, smem, place(t), a_part, a_slice, share)
