@@ -24,7 +24,7 @@ class Roles(Namespace):
 
 @cache
 def roles(consumers: int, *, most: bool = False) -> Roles:
-    """Return the roles of a block with 1 to 3 consumer warpgroups. most: consumers get as many registers as possible."""
+    """Return the roles of a block with 1 to 3 consumer warpgroups. most: consumers get the most registers possible."""
     threads, registers = 128 * (consumers + 1), MOST_REGISTERS if most else REGISTERS
 
     @verb
