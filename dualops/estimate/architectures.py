@@ -1,6 +1,6 @@
 """What GPUs can do, as data: one record for each, each figure with its source.
 
-[C] CUDA C++ Programming Guide 13.0, tables 29 and 30 (instructions a clock and SM; sizes by compute capability)
+[C] CUDA C++ Programming Guide 13.0, tables 29 and 30 (instructions per clock and SM; sizes by compute capability)
 [A] NVIDIA A100 Tensor Core GPU Architecture, 2020, table 4, and the data sheet of the 80 GB SXM
 [L] NVIDIA Ada GPU Architecture, 2022, appendix A
 [H] NVIDIA H100 Tensor Core GPU Architecture, 2022, table 3, and the data sheets of H100 SXM and H200 SXM

@@ -229,7 +229,7 @@ def _varlen_cases() -> tuple[Case, ...]:
     add(
         "sim_varlen_steps", 3, (19, 1, 8, 12), ("float32", "bfloat16"), {Tag.SIM}, normalize="signed", steps=1, states=1
     )
-    # tokens behind the last sequence belong to none: the sequences are too short for all tokens
+    # tokens after the last sequence belong to none: the sequences are shorter than all tokens
     early: dict[str, Any] = {"normalize": "signed", "return_row_sum": True, "return_state": True}
     add(
         "varlen_ends_early", 4, (150, 2, 33, 7), FLOATS, {Tag.TEST, Tag.EDGE}, max_seqlen=20, steps=1, states=1, **early

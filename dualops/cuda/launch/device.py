@@ -13,7 +13,7 @@ from functools import cache
 from ..compiler.backend import SIMULATED, find_gpu
 
 KIB = 1024
-FAST_MEMORY = 33e9  # bytes a second and SM: more than the 25e9 of an H100 SXM, less than an H200's 36e9
+FAST_MEMORY = 33e9  # bytes per second and SM: more than the 25e9 of an H100 SXM, less than an H200's 36e9
 PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters takes; more must be asked for
 
 
@@ -26,7 +26,7 @@ class Device:
     arch: str  # name for ptxas: "sm_90a"
     sms: int
     l2_bytes: int
-    memory_bandwidth: float  # bytes a second, by its clock and the width of its bus
+    memory_bandwidth: float  # bytes per second, by its clock and the width of its bus
     shared_memory_per_block: int  # bytes, with opt-in
     max_cluster: int  # blocks of the largest cluster; 1 without clusters
     index: int = 0

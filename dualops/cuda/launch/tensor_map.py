@@ -28,7 +28,7 @@ ADDRESS_MULTIPLE = 16  # bytes: an array's address and its strides are multiples
 MOST_BOX = 256  # elements along an axis
 MOST_KNOWN = 256  # addresses for which encoded maps of the same boxes are kept
 SPANS = (16, 32, 64, 128)  # bytes of a swizzle; 16 is none
-# a float32 array, whose numbers a load rounds to 11 bits of mantissa for products in tf32
+# type of a float32 array whose numbers a load rounds to 11 bits of mantissa, for products in tf32
 ROUNDED = "tfloat32"
 _TYPES = {
     "float64": "FLOAT64",
@@ -75,7 +75,7 @@ class Boxes:
         return "float32" if self.dtype == ROUNDED else self.dtype
 
     def encoded(self, address: int) -> Encoded:
-        """Return the map of the array at this address. Raises ValueError if it is no multiple of 16."""
+        """Return the map of the array at this address. Raises ValueError if the address is not a multiple of 16."""
         if address % ADDRESS_MULTIPLE or not address:
             raise ValueError(
                 f"tensor map of {self.dtype} {self.shape}: address is {address:#x}, expected a multiple of 16"

@@ -8,7 +8,7 @@
 
 If the arrays of a tensor are aligned differently, all its elements are processed one by one, in the same launch.
 A table is an array of int64 with COLUMNS columns: each tensor's first chunk, six addresses, elements and `head`.
-No shared memory. Registers: three numbers an element of `vectors` groups, and about 40.
+No shared memory. Registers: three numbers per element of `vectors` groups, and about 40.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def is_dense(metas: Sequence[ArrayMeta]) -> bool:
 def config_of(dtypes: Dtypes, device: Device, *, table: bool) -> DenseConfig:
     """Return the Config for one tensor or for a table of them.
 
-    Doubles need more registers than five blocks an SM leave, and so do all dtypes on some architectures.
+    Doubles need more registers than five blocks per SM leave, and so do all dtypes on some architectures.
 
     Speed as a share of a plain kernel with the same reads and writes, H200, 2026-11-21, 2.7e8 bfloat16 parameters: one
-    tensor 0.998, with two vectors a thread 0.96; a table 0.991, with two vectors 0.95. A table of 1,000 tensors of
+    tensor 0.998, with two vectors per thread 0.96; a table 0.991, with two vectors 0.95. A table of 1,000 tensors of
     10,000 elements: 30.5 us, with one sweep 44.
     """
     if device.name == "simulator":

@@ -1,4 +1,4 @@
-"""Lion on arrays of any layout, a thread an element: fused, or in two launches, one a formula (the rung naive).
+"""Lion on arrays of any layout, one thread per element: fused, or in two launches, one per formula (the rung naive).
 
 Element number i of the tensor is at i3 * s3 + i2 * s2 + i1 * s1 + i0 * s0 in each array, with that array's strides.
 """

@@ -1,6 +1,6 @@
 """What matmul's gradients need in addition to products: dz, element by element, and its sums over rows.
 
-dz = act'(z) * dy + dpreactivation     16 bytes a thread where all arrays are dense with one order of axes, else one
+dz = act'(z) * dy + dpreactivation     16 bytes per thread where all arrays are dense with one order of axes, else one
                                        element
 dbias = sum of dz over rows            each block sums a slab of rows, 16 bytes at a time where rows are aligned to
                                        that; a second launch adds the slabs' sums in a fixed order

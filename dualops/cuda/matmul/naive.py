@@ -109,18 +109,18 @@ def column_sums_steps(p: Problem, dbias: ArrayMeta) -> list[Step]:
     return [Step(build, (cdiv(p.N, THREADS),), args)]
 
 
-REASON = "a thread an element: each load serves one multiplication"
+REASON = "one thread per element: each load serves one multiplication"
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the way to make y: a thread an element."""
+    """Yield the kernel for y: one thread per element."""
     if not needs_tensor_cores(problem):
         product = forward_product(problem, {**problem.arrays, **results})
         yield Choice("naive", None, REASON, partial(product_steps, product, variant(product, problem)))
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the way to make the gradients: a thread an element."""
+    """Yield the kernels of the gradients: one thread per element."""
     if not needs_tensor_cores(problem):
         workspace = gradient_workspace(problem)
         yield Choice("naive", None, REASON, partial(_backward_steps, problem, results), workspace)

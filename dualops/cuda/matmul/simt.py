@@ -1,15 +1,15 @@
 """matmul in tiles, on CUDA cores: any GPU, dtype, layout and strides.
 
-naive waits for memory: two loads a multiplication. Here a block makes a tile [BLOCK_M, BLOCK_N] of the result, so that
-each element that it loads is used BLOCK_N or BLOCK_M times. Each thread makes a part of that tile in registers, so that
-each number that it reads from shared memory is used TILE_N or TILE_M times (Volkov & Demmel 2008,
+naive waits for memory: it has two loads per multiplication. Here a block computes a tile [BLOCK_M, BLOCK_N] of the
+result, and uses each element that it loads BLOCK_N or BLOCK_M times. Each thread computes a part of that tile in
+registers, and uses each number that it reads from shared memory TILE_N or TILE_M times (Volkov & Demmel 2008,
 doi:10.1109/SC.2008.5214359).
 
     1  slice 0 of a [BLOCK_K, BLOCK_M] and of b [BLOCK_K, BLOCK_N] to shared memory
     2  for each slice:
     3      acc [TILE_M, TILE_N] += outer product of fragments            for each step of the slice
     4      meanwhile load a's next slice to registers, and from the middle on b's; then store each to the other
-           half of shared memory; one barrier a slice
+           half of shared memory; one barrier per slice
     5      every PIECE steps:  totals += acc, acc = 0                    totals are in shared memory
     6  y = act(totals + bias)
 

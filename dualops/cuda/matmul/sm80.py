@@ -13,10 +13,10 @@ that now the factors must arrive in time: several slices are in flight to shared
     7          acc [WARP_M, WARP_N] += a_frag @ b_frag
     8  y = act(acc + bias), 16 rows of a warp at a time through shared memory
 
-One barrier a slice: after it slice t + 1 has arrived, and all threads have read slice t. A stage keeps the layout that
-a factor has in memory, by rows of a or by steps of the sum; the loads of fragments (ldmatrix) transpose one of the two.
-Stages are swizzled against bank conflicts. If 16-byte copies can't read a layout, copies have 8 or 4 bytes, or threads
-copy through registers. Products are exact, sums float32.
+There is one barrier per slice. After it, slice t + 1 has arrived, and all threads have read slice t. A stage has the
+same layout as the factor in memory, by rows of a or by steps of the sum; ldmatrix transposes one of the two. Stages are
+swizzled to avoid bank conflicts. If 16-byte copies can't read a layout, copies have 8 or 4 bytes, or threads copy
+through registers. Products are exact, sums float32.
 
 Factors have 16 bits, or are float32 in a `precision`, whose steps are 8. float32 fragments are rounded to tf32, or
 split in two parts, in registers, before step 7; no memory is needed for that. With two parts, three products are added,

@@ -155,12 +155,12 @@ def forward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: De
     """Yield the kernel with one thread per row."""
     call, config = Call(problem, results, backward=False), NaiveConfig()
     make = partial(_step, naive.build_forward, config, call, cdiv(call.M, config.threads), call.args)
-    yield Choice("naive", config, "one thread a row", make)
+    yield Choice("naive", config, "one thread per row", make)
 
 
 def backward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     call, config = Call(problem, results, backward=True), NaiveConfig()
-    yield Choice("naive", config, "one thread a row, or a column", partial(_naive_steps, config, call))
+    yield Choice("naive", config, "one thread per row, or a column", partial(_naive_steps, config, call))
 
 
 FORWARD = (forward_rows, forward_cluster, forward_ring, forward_long_rows, forward_naive)

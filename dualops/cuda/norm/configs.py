@@ -31,7 +31,7 @@ FORWARD_ROWS = (
     RowsConfig(256, 4, 1),
     RowsConfig(512, 4, 1),  # 16384: 0.97; a ring of two blocks 0.89
 )
-# a warp's two sums cost more than another vector a thread
+# a warp's two sums cost more than another vector per thread
 CENTRED_ROWS = (
     *FORWARD_ROWS[:3],
     RowsConfig(16, 4, 8),
@@ -41,7 +41,7 @@ CENTRED_ROWS = (
     RowsConfig(256, 4, 1),
     RowsConfig(256, 8, 1, min_blocks=2),  # 16384: 0.96; 512 threads with 4 vectors 0.94, a ring 0.87
 )
-# rows that are not aligned: one element a load, so more loads a thread
+# rows that are not aligned: one element per load, so more loads per thread
 FORWARD_UNALIGNED = (
     RowsConfig(32, 4, 4, aligned=False),
     RowsConfig(32, 16, 4, aligned=False),
@@ -55,7 +55,7 @@ FORWARD_UNALIGNED = (
 # of rms_norm 2 MiB 0.56, 4 MiB 0.60; of layer_norm, with a third reading, 1 MiB 0.47, 2 MiB 0.45, 4 MiB 0.46.
 LONG_FORWARD = (
     # with weights wider than x. 64 KiB: 0.91, 128: 0.92, 256 (float32): 0.92 (0.64), 512: 0.92 (0.61); without overlap
-    # 0.85, 0.87, 0.89, 0.87; 512 threads alike, 128 and two blocks an SM 0.90. A ring that copies alone has 0.905
+    # 0.85, 0.87, 0.89, 0.87; 512 threads alike, 128 and two blocks per SM 0.90. A ring that copies alone has 0.905
     *(RingConfig(256, 8, 1, 0, cluster, overlap=True) for cluster in (2, 4, 8, 16)),
     # with a residual
     *(RingConfig(256, 4, 1, 0, cluster, w_shared=cluster < 8) for cluster in (2, 4, 8)),
@@ -97,7 +97,7 @@ FORWARD_RING = (
     *LONG_FORWARD,
 )
 # Two rows in turn on an SM, since a row's two sums leave it idle: 0.87 to 0.90 at 65536 columns with weights of 16 bits
-# (0.77 with float32 ones, 2026-11-26), with one block an SM 0.68 to 0.72, with four blocks of 512 threads a row 0.89.
+# (0.77 with float32 ones, 2026-11-26), with one block an SM 0.68 to 0.72, with four blocks of 512 threads per row 0.89.
 # The second of a pair is for a residual and wide weights.
 CENTRED_FORWARD_RING = (
     *FORWARD_RING[:7],
@@ -133,7 +133,7 @@ def rows_config(N: int, variant: Variant, aligned: bool) -> RowsConfig | None:
         ladder = (CENTRED_ROWS if variant.centred else FORWARD_ROWS) if aligned else FORWARD_UNALIGNED
     found = next((config for config in ladder if config.columns(variant.dtype) >= N), None)
     if found and variant.backward and variant.added and variant.weight_gradients > 1:
-        return replace(found, min_blocks=min(found.min_blocks, 2))  # with three blocks an SM it spills on sm_80
+        return replace(found, min_blocks=min(found.min_blocks, 2))  # with three blocks per SM it spills on sm_80
     return found
 
 

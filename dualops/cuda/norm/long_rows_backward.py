@@ -5,7 +5,7 @@
        dw += dy * xhat, db += dy                                                 (norm_long_rows_backward)
     3  the blocks' dw and db are summed by a third kernel (sums.py)
 
-Names as in naive.py. Registers: vectors * 16 / itemsize numbers a thread for each of x, dy, w, dw and db.
+Names as in naive.py. Registers: vectors * 16 / itemsize numbers per thread for each of x, dy, w, dw and db.
 """
 
 from __future__ import annotations

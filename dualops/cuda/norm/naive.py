@@ -1,4 +1,4 @@
-"""Norms, the first idea: a thread a row, and for dw and db a thread a column. Where a reader starts.
+"""Norms, the plainest kernels: one thread per row, and for dw and db one thread per column. Start reading here.
 
     1  h = x + residual, rounded to x's dtype
     2  layer_norm: mean = sum(h) / N, c = h - mean; rms_norm: c = h
@@ -28,7 +28,7 @@ from .verbs import norm_axes
 
 @dataclass(frozen=True)
 class NaiveConfig:
-    """A thread a row, or a column."""
+    """One thread per row, or a column."""
 
     threads: int = 128
 

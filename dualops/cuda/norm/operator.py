@@ -215,7 +215,7 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
 
 
 def columns_of_warps(row_threads: int, vector: int, number: Any) -> Callable[[Any, Any, Any], Any]:
-    """The verb (part, N, share): how many columns a warp of the cluster has of a row, read by accesses of `vector`."""
+    """Return the verb (part, N, share) -> the number of a row's columns that a warp of the cluster has."""
     WARPS, WARP_COLUMNS = max(row_threads // 32, 1), min(row_threads, 32) * vector
 
     @verb

@@ -16,7 +16,7 @@ is 2 % faster there than stores that leave L2 first.
 
 Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450; merging in step 3: Chan et al. 1979.
 Shared memory: stages * arrays * rows * row_threads * vectors * 16 bytes, w and b, and about 4 KiB. Registers:
-vectors * 16 / itemsize numbers a thread for each of h, w and b, and about 40 more. Backward: ring_backward.py.
+vectors * 16 / itemsize numbers per thread for each of h, w and b, and about 40 more. Backward: ring_backward.py.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
 
     @verb
     def read(frag, at, smem, stage, v):
-        """Read my vector v of h; zeros behind the columns of the row."""
+        """Read my vector v of h; zeros after the row's end."""
         tid, other = cuda.threadIdx.x, cuda.local.array(mem.vector, mem.number)
         first = tid // config.row_threads * pipe.columns + tid % config.row_threads * mem.vector
         index = pipe.begin(stage) + i32(first + v * STEP)

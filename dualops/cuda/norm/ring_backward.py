@@ -12,7 +12,7 @@ Apart from memory, the number of instructions that an SM issues bounds it: an H2
 threads in 370 slots of its schedulers, and layer_norm takes 420 of them, 265 for the elements alone; so two sums share
 their shuffles. xhat is made twice, and dx scaled last: shorter forms leave float32's range where x or dy is far from 1.
 Papers as in ring.py. Shared memory: that of ring.py, and a row of numbers where a block has several rows. Registers:
-vectors * 16 / itemsize numbers a thread for each of w, dw and db, and about 60 more.
+vectors * 16 / itemsize numbers per thread for each of w, dw and db, and about 60 more.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Blocks take one row after another and keep dw and db of their columns in registe
     4  the blocks' dw and db are summed by a second kernel (sums.py)
 
 Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. Registers: vectors * 16 / itemsize numbers a
-thread for each of x, dy, dw and db, and for w where there is no db. Shared memory: four numbers a warp, and a row of
+thread for each of x, dy, dw and db, and for w where there is no db. Shared memory: four numbers per warp, and a row of
 numbers where a block has several rows at once.
 """
 

@@ -45,7 +45,7 @@ def partial_sums(
 ) -> Members:
     """How a block brings its groups' sums together.
 
-    The verbs for `rows` groups of `row_threads` threads, each with `vectors` accesses a row.
+    The verbs for `rows` groups of `row_threads` threads, each with `vectors` accesses per row.
 
     A frag is a thread's part of the block's columns; meet: a barrier of all groups' threads.
     """

@@ -16,7 +16,7 @@ _SIDE = {1: "fewer", -1: "more"}
     "(imm[24..256:8]) -> void", "setmaxnreg.dec.sync.aligned.u32 {count};", section="9.7.19.5", convergent=True
 )
 def setmaxnreg_dec(count):
-    """Keep `count` registers a thread; the others may be taken by setmaxnreg_inc. For all warps of a warpgroup."""
+    """Keep `count` registers per thread, and release the others for setmaxnreg_inc. For all warps of a warpgroup."""
     _change("setmaxnreg.dec", count, -1)
 
 
@@ -38,7 +38,7 @@ def _change(name, count, way):
     if thread.lane == 0:
         have = pool.counts.get(thread.warp, pool.first)
         if way * (count - have) < 0:
-            text = f"warp {thread.warp} has {have} registers a thread, expected {count} or {_SIDE[way]}"
+            text = f"warp {thread.warp} has {have} registers per thread, expected {count} or {_SIDE[way]}"
             raise RuntimeError(f"{name}: {text}")
         while pool.free < WARP * (count - have):
             thread.scheduler.wait(pool.more)

@@ -148,7 +148,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 # Speed as a share of a plain kernel with the same reads and writes: bf16, H200, 2026-11-21, 4 x 8192 tokens, 32 and 8
-# heads of 128. A cap on registers for more blocks an SM costs 4 %, and spills at 8 heads a thread.
+# heads of 128. A cap on registers for more blocks per SM costs 4 %, and spills at 8 heads a thread.
 THREADS = 128
 HEADS, ROUNDS = 4, 2  # 0.96, one round 0.93; 2 heads a round 0.96, 8 heads 0.96. Heads apart: 0.93, one round 0.92
 WAVES, THREADS_PER_SM = 2, 640  # as many threads as the registers allow

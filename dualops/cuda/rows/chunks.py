@@ -36,7 +36,7 @@ MOST_STAGES = 32
 
 @dataclass(frozen=True)
 class ChunksConfig:
-    """`warps` consume, one more copies. A stage holds `vectors` 16-byte vectors a thread of each input."""
+    """`warps` consume, one more copies. A stage holds `vectors` 16-byte vectors per thread of each input."""
 
     warps: int
     vectors: int

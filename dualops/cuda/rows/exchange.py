@@ -1,4 +1,4 @@
-"""Exchange of two numbers a warp, among all warps that share a row."""
+"""Exchange two numbers per warp among all warps that share a row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Exchange = Noun  # what `in_block` and `in_cluster` make
 @cache
 @noun
 def in_block(number: Any, row_threads: int, rows: int) -> Members:
-    """The verbs for `rows` rows a block, each shared by `row_threads` threads. All threads of the block must call them.
+    """The verbs for `rows` rows per block, each shared by `row_threads` threads. All threads must call them.
 
     sent: the shared array; row_round: 0, 1, 0, 1, ...
     """
@@ -102,7 +102,7 @@ def in_block(number: Any, row_threads: int, rows: int) -> Members:
 @cache
 @noun
 def in_cluster(number: Any, row_threads: int, rows: int, cluster: int, kept: int = 2) -> Members:
-    """The verbs for `rows` rows a block, each shared by `row_threads` threads in each of `cluster` blocks.
+    """The verbs for `rows` rows per block, each shared by `row_threads` threads in each of `cluster` blocks.
 
     A warp sends its numbers to every block (`parts`). sent: `PartsSmem`; row_round: the number of the row, from 0 on.
     kept: an argument of `parts`.

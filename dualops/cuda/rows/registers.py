@@ -1,11 +1,11 @@
-"""Rows that are kept in registers between their one reading and their writing.
+"""Rows that are read once and kept in registers until they are written.
 
     1  a row is shared by `row_threads` threads of a block; a thread loads `vectors` times 16 bytes
     2  the operator reduces them: threads of a warp by shuffles, warps of a row by a barrier and shared memory
     3  the operator writes them
 
-Milakov & Gimelshein 2018, arXiv:1805.02867, section 3.1. Registers: vectors * 16 / itemsize numbers a thread and input,
-and about 30 more. Shared memory: four numbers a warp.
+Milakov & Gimelshein 2018, arXiv:1805.02867, section 3.1. Registers: vectors * 16 / itemsize numbers per thread and
+input, and about 30 more. Shared memory: 4 numbers per warp.
 """
 
 from __future__ import annotations

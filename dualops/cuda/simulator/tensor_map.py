@@ -52,7 +52,7 @@ class TensorMap:
     def store(self, coordinates: Sequence[int], data: np.ndarray) -> None:
         """Write a box of bytes.
 
-        Raises IndexError where rows are no multiple of 16 bytes: a GPU then writes zeros behind them.
+        Raises IndexError if rows are not a multiple of 16 bytes long: a GPU then writes zeros after them.
         """
         inside, there = self._slices(coordinates)
         if self.array.shape[-1] * self.array.itemsize % 16:

@@ -18,7 +18,7 @@ from ..tile.storage import storage
 FORWARD_ROWS = (
     (32, 1, 4),
     (32, 2, 4),
-    (64, 2, 2),  # 1024 columns: 0.98; a warp a row with 4 vectors 0.96
+    (64, 2, 2),  # 1024 columns: 0.98; one warp per row with 4 vectors 0.96
     (128, 2, 1),
     (256, 2, 1),  # 4096 columns: 0.97; 128 threads with 4 vectors 0.95
     (256, 4, 1),
@@ -28,35 +28,35 @@ FORWARD_ROWS = (
 BACKWARD_ROWS = (
     (32, 1, 4),
     (32, 2, 4),
-    (64, 2, 2),  # 1024 columns: 1.00; four rows a block 0.97
+    (64, 2, 2),  # 1024 columns: 1.00; four rows per block 0.97
     (128, 2, 1),
     (128, 4, 2),  # 4096 columns: 0.99; 512 threads with 1 vector 0.98
     (256, 4, 1),
     (512, 4, 1),  # 16384 columns: 0.97; 1024 threads with 2 vectors 0.97
 )
-# rows that are not aligned: one element a load, so more loads a thread
+# rows that are not aligned: one element per load, so more loads per thread
 UNALIGNED_ROWS = ((32, 4, 4), (32, 16, 4), (128, 16, 1), (512, 16, 1))
 
 THREADS = 256  # of a block
 # Vectors a thread, at most, and blocks that an SM has registers for. Shares of the roof of 2^29 elements of 2 bytes or
 # 2^28 of 4, H200, 2026-11-26; in brackets what such rows took before: 48 KiB 0.97 (a block of 1024 threads 0.78), 64
 # KiB 0.96 to 0.97 (0.89), 80: 0.97 (a ring 0.78), 128: 0.97 (a ring 0.90), 256: 0.98 and 512: 0.97 (rows in the shared
-# memory of six blocks an SM 0.89, 0.87), 1 MiB 0.91, of 4-byte numbers 0.95 (in stages 0.77, 0.88); 251 KiB 0.98, 297:
+# memory of six blocks per SM 0.89, 0.87), 1 MiB 0.91, of 4-byte numbers 0.95 (in stages 0.77, 0.88); 251 KiB 0.98, 297:
 # 0.95. Less good: numbers in registers, exponentials once: 0.80 at 128 KiB; 512 threads: 0.91 at 512 KiB, 0.77 at 1
 # MiB; 16 blocks of 5 vectors 0.80 at 297 KiB, 4 of these 0.94 at 80; 2 MiB by 512 threads with 16 vectors 0.69. As
 # good, but not as simple: bulk copies to shared memory, 0.97 at 128 KiB.
 BLOCKS = {8: 4, 12: 3, 16: 2}
 # Of y, and as many of dy. Times of 2^29 elements of 2 bytes, one H100 80 GB, 2026-11-27, in brackets those of a ring;
 # the roof is 1051 us. 64 KiB 1051 us (1241), 80: 1053 (1264), 128: 1050 (1107), 256: 1051 (1132), 512: 1053 (1112). Of
-# four vectors four blocks an SM 1056 to 1057; clusters half as large, with eight vectors, 1057 to 1060
+# four vectors four blocks per SM 1056 to 1057; clusters half as large, with eight vectors, 1057 to 1060
 BACKWARD_BLOCKS = {4: 3, 6: 3, 8: 2}
 # stages, 0: as many as there is room for; chunks, 0: all but one of these. Shares of the roof are those of H200,
 # 2026-11-26, 2^29 elements of 2 bytes or 2^28 of 4.
 FORWARD_RING = (
     ChunksConfig(16, 2, 0, 1, 0),  # of shorter rows, for who asks for it
-    ChunksConfig(16, 2, 0, 8, 0),  # 1 MiB: 0.88; two blocks an SM 0.86, read twice 0.63
+    ChunksConfig(16, 2, 0, 8, 0),  # 1 MiB: 0.88; two blocks per SM 0.86, read twice 0.63
     ChunksConfig(8, 2, 0, 16, 0, min_blocks=2),  # 2 MiB: 0.73; one block an SM 0.69, read twice 0.58
-    ChunksConfig(16, 2, 0, 16, 0),  # 4 MiB: 0.79; two blocks an SM 0.67, read twice 0.63
+    ChunksConfig(16, 2, 0, 16, 0),  # 4 MiB: 0.79; two blocks per SM 0.67, read twice 0.63
 )
 # 128 KiB to 512 KiB: 0.95, 1 MiB 0.91 (read twice 0.58), 2 MiB 0.86 (0.56), 4 MiB 0.61 (0.58)
 BACKWARD_RING = tuple(ChunksConfig(12, 2, 0, cluster, 0) for cluster in (1, 2, 4, 8, 16))
@@ -99,7 +99,7 @@ def rows_config(N: int, dtype: str, backward: bool, aligned: bool) -> RowsConfig
 def ring_configs(N: int, dtype: str, inputs: int, device: Device) -> Iterator[ChunksConfig]:
     """The first that keeps a row of N elements; else the last that there is, if it copies again what it can't keep.
 
-    The largest cluster may copy a quarter again, which it finds in L2: two blocks an SM are worth that.
+    The largest cluster may copy a quarter again, which it finds in L2: two blocks per SM are worth that.
     """
     ladder = BACKWARD_RING if inputs == 2 else FORWARD_RING
     found = None

@@ -1,4 +1,4 @@
-"""softmax, the first idea: one thread a row, which reads it three times. Where a reader starts.
+"""softmax, the plainest kernel: one thread per row, which reads it three times. Start reading here.
 
     1  maximum of the row
     2  sum of exp(x - maximum), compensated
@@ -27,7 +27,7 @@ from .arguments import Call
 
 @dataclass(frozen=True)
 class NaiveConfig:
-    """A thread a row."""
+    """One thread per row."""
 
     threads: int = 128
 
@@ -80,11 +80,11 @@ def build_backward(config: NaiveConfig, dtype: str) -> Kernel:
 
 
 def choices(backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """A thread a row, if rows are contiguous."""
+    """One thread per row, if rows are contiguous."""
     call, config = Call(problem, results), NaiveConfig()
     if call.contiguous:
         build = build_backward if backward else build_forward
-        yield Choice("naive", config, "one thread a row", partial(_steps, build, config, call))
+        yield Choice("naive", config, "one thread per row", partial(_steps, build, config, call))
 
 
 def _steps(build: Callable[..., Kernel], config: NaiveConfig, call: Call) -> list[Step]:

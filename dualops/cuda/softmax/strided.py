@@ -4,7 +4,7 @@ A block has `lanes` rows side by side and `columns` threads for each. Where neig
 32 lanes read them together; where the row itself is contiguous, all threads share one. Each row is read twice, as in
 rows/reread.py; the threads of a row merge through shared memory. A thread adds up to N / 8 numbers, eight at once, and
 carries along what each addition loses, so that the sum of a million is as good as one of a hundred. Shared memory: two
-numbers a thread.
+numbers per thread.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class Parts(Namespace):
 
 @cache
 def parts(number: Any, send_pair: Callable[..., None], warps: int, cluster: int, rows: int = 1, kept: int = 2) -> Parts:
-    """The verbs for `warps` warps a row in each of `cluster` blocks; in one block, for up to 14 rows at once.
+    """The verbs for `warps` warps per row in each of `cluster` blocks; in one block, for up to 14 rows at once.
 
     kept: rows whose parts lie there, a power of two: 2, or 4 where those of the next row are sent before a row's are
     waited for.

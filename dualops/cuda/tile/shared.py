@@ -47,7 +47,7 @@ Tile = Noun  # what `Shared.tile` makes
 
 
 class Shared:
-    """Lays out the shared memory of a kernel that works on arrays of a dtype, with `threads` threads a block."""
+    """Lays out the shared memory of a kernel that works on arrays of a dtype, with `threads` threads per block."""
 
     def __init__(self, dtype: str, threads: int):
         self.dtype, self.threads = dtype, threads

@@ -1,6 +1,6 @@
 """Online softmax of rows, one tile of scores after the other, on tensor-core accumulators, in base 2.
 
-    rows.new_max(new_max, scores, row_max)                 two rows a thread, each shared by four lanes
+    rows.new_max(new_max, scores, row_max)                 two rows per thread, each shared by four lanes
     rows.exponents(base, factor, new_max, units)           the exponent of a score is score * factor - base
     rows.rescale_of(rescale, row_max, new_max, base, factor)   factor of the sums and results so far
     rows.exp2(scores, base, factor)                        scores become probabilities

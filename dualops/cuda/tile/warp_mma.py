@@ -130,7 +130,7 @@ def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
     SHIFT, FLIPS, MATRIX = factor.shift, factor.flips, u32(factor.matrix)
     TOGETHER = min(rows, PITCH) // 16  # of along "row": matrices that a box has of them
     if rows % 16 or (not ALONG_DEPTH and (rows % PITCH and PITCH % rows)):
-        raise ValueError(f"{rows} rows a warp, expected a multiple of 16 that fills boxes of {PITCH} or parts them")
+        raise ValueError(f"{rows} rows per warp, expected a multiple of 16 that fills boxes of {PITCH} or parts them")
     load = ldmatrix(4, not ALONG_DEPTH and factor.by_matrices)
 
     @verb

@@ -1,9 +1,9 @@
 """matmul as a ladder: each step is a kernel with one idea more than the one before. See dualops/cuda/matmul/README.md.
 
-    thread_an_element   a thread an element of y, from a row of a and a column of b              matmul/naive.py
+    thread_an_element   one thread per element of y, from a row of a and a column of b              matmul/naive.py
     shared_tiles        a block a tile of y, from slices in shared memory                        tiles.py
-    register_tiles      a thread a tile of y in registers                                        tiles.py
-    tensor_cores        a warp a tile of y: mma.sync multiplies, ldmatrix reads                  warps.py
+    register_tiles      one thread per tile of y in registers                                        tiles.py
+    tensor_cores        one warp per tile of y: mma.sync multiplies, ldmatrix reads                  warps.py
     copies_ahead        several slices are in flight (cp.async) while one is multiplied          warps.py
     boxes               a warpgroup multiplies out of shared memory (wgmma), one thread loads    warpgroups.py
                         boxes (TMA)
@@ -103,14 +103,14 @@ def _on_hopper(device: Device) -> bool:
 
 
 STEPS: dict[str, LadderStep] = {
-    "thread_an_element": LadderStep("a thread an element: all operands come from memory", None, _elements),
+    "thread_an_element": LadderStep("one thread per element: all operands come from memory", None, _elements),
     "shared_tiles": LadderStep(
         "a block a tile: each load to shared memory is used 32 times",
         TilesConfig(lanes=32, rows=1, columns=1, block_k=32),
         partial(_tiles, build_tiles),
     ),
     "register_tiles": LadderStep(
-        "a thread a tile: each read of shared memory is used 8 times",
+        "one thread per tile: each read of shared memory is used 8 times",
         TilesConfig(lanes=16, rows=8, columns=8, block_k=16),
         partial(_tiles, build_tiles),
     ),

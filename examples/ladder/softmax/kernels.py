@@ -103,7 +103,7 @@ def build_read_again(config: ReadAgainConfig, dtype: str) -> Kernel:
         2  x again: the sum of exp(x - maximum) over my elements; the block agrees on the row's
         3  x again: y = exp(x - maximum) / sum
 
-    Shared memory: two numbers a thread by tree, two a warp by shuffles.
+    Shared memory: two numbers per thread by tree, two per warp by shuffles.
     """
     mem = storage(dtype)
     num, block = numbers(mem.number), AGREEMENTS[config.agree](mem.number, config.threads)
@@ -156,7 +156,7 @@ def build_keep(config: KeepConfig, dtype: str) -> Kernel:
         3  e = num.exp(x - maximum) in their place, and the sum of e; the block agrees on the row's
         4  y = e / sum
 
-    Registers: loads * vector numbers a thread, and about 20 more. Shared memory: two numbers a warp.
+    Registers: loads * vector numbers per thread, and about 20 more. Shared memory: two numbers per warp.
     """
     mem, vec = storage(dtype), access(dtype, config.aligned)
     num, block = numbers(mem.number), by_shuffles(mem.number, config.threads)

@@ -7,7 +7,7 @@ the tf32 part of the rest (`tile.tf32`). A row of the copy has 16 upper parts, t
 so on, so that a slice is loaded like any other.
 
     a slice [DEPTH, BLOCK] to shared memory, whatever its layout (`loading`)
-    its numbers, 16 bytes a thread, unchanged, rounded or split, to the copy
+    its numbers, 16 bytes per thread, unchanged, rounded or split, to the copy
 
 The limit: memory, which is read once and written once, or twice for "3xtf32".
 """
