@@ -1,7 +1,8 @@
-"""Registers that the warpgroups of a block hand to one another (sm_90a).
+"""Move registers between the warpgroups of a block (sm_90a).
 
-The twins count: a block begins with what an SM has, in equal parts, and a warp waits that asks for more than others
-have given. So they are right for kernels of one block an SM, which is what these instructions are for.
+The twins count registers. A block begins with all registers of an SM, in equal parts. A warp that wants more waits
+until others have released enough. So the twins are right for kernels with one block on an SM, for which these
+instructions exist.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def setmaxnreg_inc(count):
 
 
 def _change(name, count, way):
-    """Lane 0 settles it for its warp, after the whole warpgroup has come to give, or before it goes on with more."""
+    """Change the count of a warp's registers, by lane 0: after the whole warpgroup has arrived, or before it
+    continues."""
     thread = current()
     pool = thread.block.registers
     meeting = pool.warpgroup(thread.warp // 4, f"{name} {count}")
