@@ -89,13 +89,14 @@ def matmul(
 
     Returns y [..., M, N], row-major, of a's dtype; with return_preactivation also the activation's input, which
     `matmul_backward` needs. Sums are float32 (float64 for float64) and results are rounded once. float32 is multiplied
-    as tf32 only with a precision. With K = 0 the result is act(bias). Bit-equal from run to run. Memory in addition to
-    the results, on Hopper: a copy of each 16-bit factor whose rows are not a multiple of 16 bytes long, if M and N are
-    at least 256; for "tf32" a copy of each factor that is not contiguous along the sum; for "3xtf32" copies of both,
-    twice as large. `dualops.cuda.plan` says which. out: an array for y, or (y, preactivation), of any strides, sharing
-    no memory with the inputs. kernel: a rung instead of the best. stream: a stream object or handle instead of the
-    library's current one. Raises TypeError and ValueError for a wrong call, NotImplementedError if this device or rung
-    does not support it. No gradient is recorded: see dualops.torch_bridge.
+    as tf32 only with a precision. With K = 0 the result is act(bias). Bit-equal from run to run.
+    Memory in addition to the results, on Hopper: a copy of each 16-bit factor whose rows are not a multiple of 16 bytes
+    long, if M and N are at least 256; for "tf32" a copy of each factor that is not contiguous along the sum; for
+    "3xtf32" copies of both, twice as large. `dualops.cuda.plan` says which.
+    out: an array for y, or (y, preactivation), of any strides, sharing no memory with the inputs. kernel: a rung
+    instead of the best. stream: a stream object or handle instead of the library's current one.
+    Raises TypeError and ValueError for a wrong call, NotImplementedError if this device or rung does not support it. No
+    gradient is recorded: see dualops.torch_bridge.
     """
     params = (transpose_a, transpose_b, activation, precision, return_preactivation)
     return forward((a, b, bias), params, out, kernel, stream)
