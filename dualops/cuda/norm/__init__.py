@@ -111,7 +111,7 @@ def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def cluster_steps(config: ClusterRowsConfig, call: Call, device: Device) -> list[Step]:
-    """The launch of such rows."""
+    """Return its launch."""
     return cluster.steps_of(config, Norm(call.variant), call.args, device)
 
 
