@@ -74,10 +74,11 @@ def flash_attention_varlen(
     cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]. cu_seqlens [B + 1] of int32 begin at 0 and are
     nondecreasing. max_seqlen_q and max_seqlen_k are the lengths of the longest sequences, or more. Tokens after the
     last sequence belong to none: their o is 0 and their lse -inf. options are those of `flash_attention`; b counts the
-    sequences, and i and j the tokens within a sequence. k_starts and k_lengths [B] of int32 may replace cu_seqlens_k:
-    sequence b has the keys k_starts[b] to k_starts[b] + k_lengths[b]. Such ranges may overlap, leave gaps and come in
-    any order. A max_seqlen of None means the number of all tokens. Returns o [total_q, H, Dv]; with return_lse also lse
-    [H, total_q].
+    sequences, and i and j the tokens within a sequence.
+    k_starts and k_lengths [B] of int32 may replace cu_seqlens_k: sequence b has the keys k_starts[b] to k_starts[b] +
+    k_lengths[b]. Such ranges may overlap, leave gaps and come in any order.
+    A max_seqlen of None means the number of all tokens.
+    Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
     """
     problem, arrays = bound(SPEC, locals())
     o = np.zeros((problem.total_q, problem.H, problem.Dv), q.dtype)

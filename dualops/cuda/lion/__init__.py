@@ -48,8 +48,8 @@ def lion(
     params: a device array of float64, float32, float16 or bfloat16, of any shape and non-negative strides, or a list of
     them. With a list, grads, momenta and master are lists of the same length, and each combination of dtypes is one
     launch. grads: in the params' dtype or in float32. momenta: in float32, float16 or bfloat16. master: the params in
-    float32. The step updates master, and rounds it to params. With float64 params all are float64. lr: a number, or a
-    float array without axes on the device, which a captured CUDA graph reads again at each replay.
+    float32. The step updates master, and rounds it to params. With float64 params all are float64.
+    lr: a number, or a float array without axes on the device, which a captured CUDA graph reads again at each replay.
 
     Returns the written arrays: (params, momenta) or (params, momenta, master). Bit-equal to the reference: each
     operation is rounded separately, in float32 (float64 for float64 params).

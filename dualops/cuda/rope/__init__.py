@@ -1,7 +1,7 @@
 """rope on the GPU: which kernel serves which problem, and the public functions.
 
 simt.py       a thread rotates the same pairs in several heads of a token
-naive.py one thread per pair
+naive.py      one thread per pair
 tables.py     cos and sin of angles, computed in float64
 arguments.py  the arguments of both kernels
 """
@@ -100,12 +100,12 @@ def rope_tables(
 
     ("linear", factor): divides all frequencies by the factor
     ("llama3", factor, low, high, original): divides frequencies with less than `low` turns in `original` positions by
-    the factor, keeps those with more than `high` turns, and interpolates between the two ("yarn", factor, original,
-    fast=32, slow=1, attention_factor, truncate=True): the same by pair, between `slow` and `fast` turns, rounded
-    outwards to whole pairs; cos and sin are multiplied by attention_factor, by default 0.1 log(factor) + 1, or the
-    value that a dict's mscale and mscale_all_dim give ("dynamic", factor, original, length): the base grows with the
-    length of the sequence beyond `original`; add both to a dict, as "max_position_embeddings" and "seq_len", since
-    Hugging Face's dict lacks them
+    the factor, keeps those with more than `high` turns, and interpolates between the two
+    ("yarn", factor, original, fast=32, slow=1, attention_factor, truncate=True): the same by pair, between `slow` and
+    `fast` turns, rounded outwards to whole pairs; cos and sin are multiplied by attention_factor, by default 0.1
+    log(factor) + 1, or the value that a dict's mscale and mscale_all_dim give
+    ("dynamic", factor, original, length): the base grows with the length of the sequence beyond `original`; add both to
+    a dict, as "max_position_embeddings" and "seq_len", since Hugging Face's dict lacks them
 
     A dict may have the base, as rope_theta, and a partial_rotary_factor: then dim is D and R is int(D * factor).
     longrope, proportional and multimodal scalings raise an error.

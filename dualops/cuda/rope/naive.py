@@ -27,7 +27,7 @@ from .arguments import Variant, argument_types, arguments, find, start, starts, 
 
 @dataclass(frozen=True)
 class NaiveConfig:
-    """Threads of a block, one a pair."""
+    """One thread per pair."""
 
     threads: int = 256
 

@@ -23,14 +23,14 @@ from .operator import Keeping, Kind, argument_types
 
 @dataclass(frozen=True)
 class LongRowsConfig:
-    """A block a row."""
+    """One block per row."""
 
     threads: int  # a power of two, at least 32
-    vectors: int  # independent loads of x that a thread has under way
+    vectors: int  # independent loads of x in flight per thread
     aligned: bool = True
 
     def columns(self, dtype: str) -> int:
-        """That a block has at once."""
+        """Return the columns that a block has at once."""
         return self.threads * self.vectors * (storage(dtype).vector if self.aligned else 1)
 
 
@@ -88,6 +88,6 @@ def build(config: LongRowsConfig, kind: Any) -> Kernel:
 
 
 def steps_of(config: LongRowsConfig, kind: Kind, arguments: tuple[Argument, ...]) -> list[Step]:
-    """The launch for arguments (arrays, params, rows)."""
+    """Return the launch for arguments (arrays, params, rows)."""
     rows: Any = arguments[2]
     return [Step(build(config, kind), (rows.M,), arguments)]
