@@ -87,10 +87,7 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
         frag, other = cuda.local.array(mem.vector, mem.number), cuda.local.array(mem.vector, mem.number)
         tid, columns = cuda.threadIdx.x, columns_of_block(rows.N, share)
         column = i32(tid * mem.vector)
-        left, n = (
-            i32(columns.width - column),
-            i64(columns.begin + column),
-        )  # columns from my first column on, which is n
+        left, n = i32(columns.width - column), i64(columns.begin + column)  # columns from my first one, n, on
         row, step = i64(cuda.blockIdx.x // config.cluster), i64(cuda.gridDim.x // config.cluster)
         here, coming = axes.place(), axes.place()
         axes.locate(coming, row, rows.sizes)
