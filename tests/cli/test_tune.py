@@ -130,7 +130,7 @@ def test_nothing_is_timed_before_all_of_it_can_be(run, monkeypatch: pytest.Monke
         ((), "no operator, expected one of flash_attention, "),
         (("softmax",), "Or --dry-run, which needs no GPU."),
         (("softmax", "--top", "0", "--dry-run"), "--top is 0, expected at least 1"),
-        (("softmax", "--arch", "a100"), "--arch a100: what is timed is this GPU, another one is for --dry-run"),
+        (("softmax", "--arch", "a100"), "--arch a100: tune times this GPU; name another one only with --dry-run"),
         (("softmax", "--dry-run", "--arch", "h900"), "arch is 'h900', expected one of "),
         (("softmax", "--dry-run", "--problem", "x=3x"), "softmax: x=3x, expected a shape"),
         (("softmax", "--dry-run", "--problem", "x=3x4@10"), "arrays are made dense, expected none with @"),
