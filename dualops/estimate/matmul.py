@@ -37,7 +37,7 @@ def rankings(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[Ch
     for each in products.values():
         if gpu.device.has_wgmma and ready(each, p, metas).copies:
             raise NotImplementedError(
-                f"{op}: no estimates where a factor is copied first: rows that are no "
+                f"{op}: no estimates where a factor is copied first: rows that are not a "
                 "multiple of 16 bytes, or sizes past what boxes reach"
             )
     for (name, each), taken in zip(products.items(), own if backward else (own,), strict=True):

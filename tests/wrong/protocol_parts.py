@@ -141,7 +141,7 @@ def every_warp_expects_parts(right, sizes):
     return {"send": send}
 
 
-@mutant("parts", r"copies are still under way when", (2,))
+@mutant("parts", r"copies are still in flight when", (2,))
 def sends_parts_that_nobody_waits_for(right, sizes):
     def send(smem, row_round, a, b):
         right.send(smem, row_round, a, b)

@@ -43,7 +43,7 @@ def waits_one_copy_too_early_for_empty(right, sizes):
     return {"acquire": acquire}
 
 
-@mutant("ring", rf"{STUCK}|copies are still under way")
+@mutant("ring", rf"{STUCK}|copies are still in flight")
 def expects_nothing(right, sizes):
     def acquire(smem, i, rows, width):
         stage = i % sizes.stages

@@ -57,7 +57,7 @@ class TensorMap:
         inside, there = self._slices(coordinates)
         if self.array.shape[-1] * self.array.itemsize % 16:
             rows = f"rows of {self.array.shape[-1] * self.array.itemsize} bytes"
-            raise IndexError(f"a box stored to {rows}, expected a multiple of 16: zeros are written behind them")
+            raise IndexError(f"a box stored to {rows}, expected a multiple of 16: zeros are written after them")
         self.array[inside] = data.view(self.array.dtype).reshape(self.box[::-1])[there]
 
     def add(self, coordinates: Sequence[int], data: np.ndarray) -> None:

@@ -162,7 +162,7 @@ class Scheduler:
                 self.deadlock([thread for thread in threads if not thread.dead])
         under_way = len(self.in_flight) + sum(len(group) for thread in threads for group in thread.copies)
         if under_way:
-            raise RuntimeError(f"{under_way} copies are still under way when the blocks have ended")
+            raise RuntimeError(f"{under_way} copies are still in flight when the blocks have ended")
         for thread in threads:
             for unit in thread.units.values():
                 unit.end()

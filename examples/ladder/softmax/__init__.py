@@ -5,7 +5,7 @@ dualops/cuda/softmax/README.md goes up, step by step.
     thread_a_row   a thread takes a row, which it reads three times                        dualops/cuda/softmax/naive.py
     tree           a block takes a row; its threads agree through shared memory            kernels.py
     shuffles       they agree within a warp first, without shared memory
-    registers      a thread keeps what it has read: x is read once
+    registers a thread keeps what it has read: x is read once
     vectors        a load brings 16 bytes
     online         maximum and sum in one reading, for rows too long to be kept            dualops/cuda/rows/reread.py
 
