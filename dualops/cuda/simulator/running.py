@@ -64,7 +64,7 @@ def launch(
     finally:
         cuda.gridDim, cuda.blockDim = before
     if overlaps and not _waited:
-        raise RuntimeError("a grid that overlaps the one before has ended without waiting for it")
+        raise RuntimeError("a grid that overlaps the previous one has ended without waiting for it")
 
 
 def waited_for_grid() -> None:

@@ -70,7 +70,7 @@ def second_barrier(stages: int, nbytes: int, writers: int = 0) -> Members:
 
     @verb
     def leave():
-        """Order my warp's reads of data that warps wrote before the pipeline's release."""
+        """Let my warp's reads of data that warps wrote happen before the pipeline's release."""
         bar_warp_sync(FULL_WARP)
 
     return locals()
