@@ -18,7 +18,7 @@ STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 
 
 class Counter(NamedTuple):
-    """A line of the table: a metric, in units that a reader can hold against the kernel's source."""
+    """A line of the table: a metric, in units that a reader can compare with the source of the kernel."""
 
     metric: str
     label: str
@@ -41,18 +41,18 @@ class Page(NamedTuple):
 
 # --- the operators -------------------------------------------------------------------------------
 
-ISSUED = "instructions a cycle, of one scheduler"
+ISSUED = "instructions per cycle and scheduler"
 FROM_L2 = "lts__t_sectors_srcunit_tex_op_read.sum"
 INSTRUCTIONS, ISSUES = "smsp__inst_executed.sum", "smsp__issue_active.avg.per_cycle_active"
-TURNS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
+WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
-WAITS = (
-    Counter(STALLED.format("long_scoreboard"), "cycles for memory, between two instructions of a warp", "one", ".1f"),
-    Counter(STALLED.format("barrier"), "cycles at barriers, between two instructions of a warp", "one", ".1f"),
+STALLS = (
+    Counter(STALLED.format("long_scoreboard"), "stall cycles per instruction: memory", "one", ".1f"),
+    Counter(STALLED.format("barrier"), "stall cycles per instruction: barrier", "one", ".1f"),
 )
-ROOM = (
-    Counter("sm__warps_active.avg.pct_of_peak_sustained_active", "warps there, of the most", "percent", ".0f"),
-    Counter("launch__registers_per_thread", "registers a thread", "one", ".0f"),
+OCCUPANCY = (
+    Counter("sm__warps_active.avg.pct_of_peak_sustained_active", "achieved occupancy", "percent", ".0f"),
+    Counter("launch__registers_per_thread", "registers per thread", "one", ".0f"),
 )
 
 SOFTMAX = Page(
@@ -62,17 +62,22 @@ SOFTMAX = Page(
     told=lambda p: f"{p.M} rows of {p.dtype}",
     share="a plain kernel needs that reads and writes as many bytes",
     counters=(
-        Counter("dram__bytes_read.sum", "read from memory, sizes of x", "sizes of x"),
-        Counter("dram__bytes_write.sum", "written to memory, sizes of x", "sizes of x"),
-        Counter("dram__throughput.avg.pct_of_peak_sustained_elapsed", "memory busy", "percent", ".0f"),
-        Counter(FROM_L2, "read from L2, sizes of x", "sizes of x", factor=SECTOR),
-        Counter("l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio", "sectors a load", "one", ".1f"),
-        Counter(INSTRUCTIONS, "instructions an element", "elements", ".1f", LANES),
+        Counter("dram__bytes_read.sum", "DRAM reads, in sizes of x", "sizes of x"),
+        Counter("dram__bytes_write.sum", "DRAM writes, in sizes of x", "sizes of x"),
+        Counter("dram__throughput.avg.pct_of_peak_sustained_elapsed", "DRAM utilization", "percent", ".0f"),
+        Counter(FROM_L2, "L2 reads, in sizes of x", "sizes of x", factor=SECTOR),
+        Counter(
+            "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+            "sectors per load request",
+            "one",
+            ".1f",
+        ),
+        Counter(INSTRUCTIONS, "thread instructions per element", "elements", ".1f", LANES),
         Counter(ISSUES, ISSUED, "one"),
-        *WAITS,
-        Counter(TURNS, "turns of shared memory, a row", "rows", ".1f"),
-        Counter(CONFLICTS, "of them for bank conflicts", "rows", ".1f"),
-        *ROOM,
+        *STALLS,
+        Counter(WAVEFRONTS, "shared-memory wavefronts per row", "rows", ".1f"),
+        Counter(CONFLICTS, "of these, for bank conflicts", "rows", ".1f"),
+        *OCCUPANCY,
     ),
     units=lambda p: {"rows": p.M, "elements": p.M * p.N, "sizes of x": p.nbytes("x")},
 )
@@ -85,17 +90,22 @@ MATMUL = Page(
     share="cuBLAS needs, which was timed right before",
     counters=(
         Counter(
-            "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", "tensor cores busy", "percent", ".0f"
+            "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+            "tensor-core utilization",
+            "percent",
+            ".0f",
         ),
-        Counter("sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active", "CUDA cores busy", "percent", ".0f"),
-        Counter("dram__bytes_read.sum", "read from memory, sizes of a and b", "sizes of a and b"),
-        Counter(FROM_L2, "read from L2, sizes of a and b", "sizes of a and b", ".1f", SECTOR),
-        Counter(INSTRUCTIONS, "instructions, a thousand multiplications", "thousands", ".3g", LANES),
+        Counter(
+            "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active", "CUDA-core utilization", "percent", ".0f"
+        ),
+        Counter("dram__bytes_read.sum", "DRAM reads, in sizes of a and b", "sizes of a and b"),
+        Counter(FROM_L2, "L2 reads, in sizes of a and b", "sizes of a and b", ".1f", SECTOR),
+        Counter(INSTRUCTIONS, "thread instructions per thousand multiplications", "thousands", ".3g", LANES),
         Counter(ISSUES, ISSUED, "one"),
-        *WAITS,
-        Counter(TURNS, "turns of shared memory, a thousand multiplications", "thousands", ".3g"),
-        Counter(CONFLICTS, "of them for bank conflicts", "thousands", ".3g"),
-        *ROOM,
+        *STALLS,
+        Counter(WAVEFRONTS, "shared-memory wavefronts per thousand multiplications", "thousands", ".3g"),
+        Counter(CONFLICTS, "of these, for bank conflicts", "thousands", ".3g"),
+        *OCCUPANCY,
     ),
     units=lambda p: {"thousands": p.M * p.N * p.K / 1e3, "sizes of a and b": p.nbytes("a", "b")},
 )
@@ -135,7 +145,7 @@ def tables(operator: str, source: Path) -> str:
         "",
         f"{page.told(of_counters)} on one {content['gpu']}, {content['date']}, commit `{content['commit'][:8]}`: "
         "the time of a call,",
-        f"and which share of it {page.share}.",
+        f"and the share of it that {page.share}.",
         "",
         *times(content),
         "",

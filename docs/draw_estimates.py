@@ -198,7 +198,7 @@ def groups(found: Sequence[Pair]) -> dict[tuple[str, str], list[Pair]]:
 def table(found: Sequence[Pair]) -> str:
     """A row for each operator and GPU, and behind it every pair."""
     lines = [
-        "| | GPU | figures | rank correlation | median | four of five in | all in |",
+        "| | GPU | figures | rank correlation | median | 80 % within | all within |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for (group, gpu), mine in groups(found).items():
@@ -206,7 +206,7 @@ def table(found: Sequence[Pair]) -> str:
         correlation = f"{rank_correlation(mine):.2f}" if group in RANKED else "–"
         cells = (f"{median:.2f}", f"{low:.2f} to {high:.2f}", f"{least:.2f} to {most:.2f}")
         lines.append(f"| {group} | {gpu} | {len(mine)} | {correlation} | {' | '.join(cells)} |")
-    lines += ["", "<details><summary>Every figure, TFLOP/s, of rows GB/s; * those fitted to</summary>", ""]
+    lines += ["", "<details><summary>Every figure, TFLOP/s (operators on rows: GB/s); * used for the fit</summary>", ""]
     lines += ["| | GPU | measured | estimated | ratio |", "| --- | --- | --- | --- | --- |"]
     for pair in found:
         name = f"{pair.group if pair.group in ROWS else ''} {pair.what}{' *' * pair.fitted}".strip()

@@ -5,7 +5,7 @@ dualops.reference     NumPy, forward and gradient
 dualops.cuda          kernels for arrays on a GPU (or in the simulator)
 dualops.torch_bridge  autograd and torch.compile
 dualops.testing       compares your own kernels with the references
-dualops.block_mask    which tiles a mask_mod of attention shows, for arrays of any library
+dualops.block_mask    lists the tiles that attention's mask_mod leaves visible, for arrays of any library
 
 Subpackages are imported on first use: `import dualops` loads neither numba nor torch.
 """
@@ -25,7 +25,8 @@ _SUBPACKAGES = ("cuda", "reference", "spec", "testing", "torch_bridge")
 
 
 def block_mask(mask_mod: Any, B: int | None, H: int | None, Sq: int, Sk: int, *, like: Any) -> Any:
-    """Build a block mask with the package for like's library: `torch_bridge`, `reference` for NumPy, else `cuda`."""
+    """Build a block mask for arrays of the library of `like`: by `torch_bridge`, by `reference` for NumPy, else
+    `cuda`."""
     library = type(like).__module__.partition(".")[0]
     package = {"torch": "torch_bridge", "numpy": "reference"}.get(library, "cuda")
     return import_module(f"{__name__}.{package}").block_mask(mask_mod, B, H, Sq, Sk, like=like)
@@ -40,6 +41,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name as a subpackage
 
 
 def __dir__() -> list[str]:
-    """List the public names. torch_bridge is left out without torch: a shell imports each name that it completes."""
+    """List the public names. Omits torch_bridge if torch is missing, since a shell imports each name that it
+    completes."""
     subpackages = [name for name in _SUBPACKAGES if name != "torch_bridge" or find_spec("torch")]
     return ["__version__", "block_mask", *subpackages]

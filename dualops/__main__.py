@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command line, which Ctrl-C ends with a line even while it is imported."""
+    """Run the command line. Ctrl-C ends it with one line, also during its imports."""
     try:
         from .cli import main as run
 

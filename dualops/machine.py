@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-LIBRARY = "libcuda.so.1"  # the driver's; no package contains it
-PACKAGES = {"numba-cuda": "numba_cuda", "cuda-core": "cuda.core", "cuda-bindings": "cuda.bindings"}  # and their modules
+LIBRARY = "libcuda.so.1"  # part of the driver, not of any package
+PACKAGES = {"numba-cuda": "numba_cuda", "cuda-core": "cuda.core", "cuda-bindings": "cuda.bindings"}  # package -> module
 NEWEST, OLDEST = 13, 12  # CUDA's major versions with an extra
 FIRST_DRIVERS = {13: 580, 12: 525}  # the first driver versions that support them
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
@@ -27,7 +27,7 @@ class Driver(NamedTuple):
 
     found: bool = False
     version: int = 0  # the CUDA version that it supports: 13000 is 13.0
-    error: int = 0  # error code of its start; 0 is success
+    error: int = 0  # the error code of cuInit; 0 is success
     reason: str = ""  # the error as text
     gpus: int = 0
 
@@ -36,12 +36,13 @@ class Driver(NamedTuple):
         return self.version // 1000
 
     def __str__(self) -> str:
-        """The CUDA version that it supports: "CUDA 13.0"."""
+        """Return the CUDA version that the driver supports: "CUDA 13.0"."""
         return f"CUDA {self.major}.{self.version % 1000 // 10}" if self.found else "not found"
 
 
 def missing() -> tuple[str, ...]:
-    """Return what is missing to run kernels on a GPU of this machine, each with its remedy; empty if nothing is."""
+    """Return what is missing to run kernels on a GPU of this machine, each with its remedy; () if nothing is
+    missing."""
     if platform.system() != "Linux":
         return (f"CUDA needs Linux, this is {platform.system()}.",)
     driver = ask_driver()

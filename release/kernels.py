@@ -64,8 +64,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="release.kernels", description="Build a wheel of compiled kernels.")
     parser.add_argument("--arch", required=True, choices=device.ARCHITECTURES)
     parser.add_argument("--out", type=Path, default=Path("dist"), help="the folder for the wheel; default: dist")
-    parser.add_argument("--jobs", type=int, help="processes that compile side by side; default: one a core")
-    parser.add_argument("--problem", action="append", help="instead of what is usual, as `dualops warm` takes it")
+    parser.add_argument("--jobs", type=int, help="processes that compile in parallel; default: one per core")
+    parser.add_argument(
+        "--problem", action="append", help="problems instead of the usual ones, in the form of `dualops warm`"
+    )
     arguments = parser.parse_args()
     kernels = compiled(arguments.problem or usual(), arguments.arch, arguments.jobs)
     wheel = build_wheel(kernels, arguments.arch, arguments.out)

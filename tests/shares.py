@@ -1,4 +1,4 @@
-"""Shares of what takes long: what CI runs, where running all is for those who change what it is of."""
+"""Shares of long tests: CI runs a share; whoever changes what they test runs all of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Thing = TypeVar("Thing")
 
 
 def share_of(everything: Sequence[Thing], one_in: int, of: str = "") -> list[Thing]:
-    """One in so many, and one of fewer. Which follows from the sources: each change to them has another share.
+    """Return one in `one_in`, or one if there are fewer. The sources decide which: each change to them gives another
+    share.
 
-    of: whose things they are, where many have the same: each then has a share of its own.
+    of: the owner of the things, if several owners share in the same way: each then has another share.
     """
     first = drawn() + crc32(of.encode())
     return list(everything[first % max(min(one_in, len(everything)), 1) :: one_in])
@@ -23,7 +24,7 @@ def share_of(everything: Sequence[Thing], one_in: int, of: str = "") -> list[Thi
 
 @cache
 def drawn() -> int:
-    """A number that one tree of sources always has."""
+    """Return a number that depends only on the sources."""
     number = 0
     for path in sorted(SOURCES.glob("**/*.py")):
         number = crc32(path.read_bytes(), number)

@@ -55,6 +55,16 @@ WORDS = {
     r"sees? to it": "makes sure",
     r"leaves? word": "records, notifies",
     r"(?:there|where|here)(?:of|in|upon|unto)": "of it, in it, in which",
+    r"as a rule": "usually, always",
+    r"as ever": "as usual, as before",
+    r"no multiples? of": "not a multiple of",
+    r"to the bit": "bit for bit, bit-equal",
+    r"under way": "in flight, started, not yet finished",
+    r"everybody|somebody": "all threads, all warps, other code: name the actor",
+    r"strange": "not finite, unexpected, unusual: say how",
+    r"puts? together": "combined, merged, composed",
+    r"(?:registers|vectors|instructions|cycles|shuffles|arrivals|operations|ms|µs) (?-i:an?) "
+    r"(?:thread|row|warp|block|lane|tile|stage|step|key|query|score|second|call)": "per thread, per row",
 }
 PHRASES = [(re.compile(rf"\b(?:{phrase.replace(' ', chr(92) + 's+')})\b", re.IGNORECASE), phrase) for phrase in WORDS]
 
@@ -91,7 +101,8 @@ def files() -> list[Path]:
     sources = [path for folder in ("dualops", "release", "examples") for path in (ROOT / folder).rglob("*.py")]
     pages = [path for folder in ("dualops", "docs") for path in (ROOT / folder).rglob("*.md")]
     pages += (ROOT / "skeleton").glob("*.txt")
-    return sorted([*sources, *pages, ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+    own = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+    return sorted([*sources, *pages, *own])
 
 
 def test_prose_is_plain_english():

@@ -5,7 +5,7 @@
     check   build every kernel of the COMPILE list offline: registers, stack, spills, shared memory
     warm    compile kernels ahead of time, on all cores
     estimate  rank an operator's Configs by their estimated time on a GPU
-    tune    time the ways to serve a problem on this GPU, and keep the fastest for later calls
+    tune    time the rungs and Configs that can run a problem on this GPU, and keep the fastest for later calls
     new     write the files of a new operator, in a clone
 
 Exit codes: 0 success, 1 a wrong result or a failed build, 2 the call was wrong or can't be served, 130 interrupted

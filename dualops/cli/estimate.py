@@ -36,7 +36,7 @@ def simulator_seconds(job: Job, plan: Any) -> float:
     return threads * steps * STEP_SECONDS + job.flops * flop_seconds
 
 
-# A run takes about this long apart from the reference: in the simulator, the start before the first operation; on a
+# A run takes about this long in addition to the reference: in the simulator, the start before the first operation; on a
 # GPU, compiling (if the cache has no kernel) and timing.
 SIMULATOR_START, GPU_RUN = 0.02, 1.0
 

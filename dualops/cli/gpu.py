@@ -33,7 +33,7 @@ class Library(Protocol):
     def download(self, array: Any) -> np.ndarray: ...
 
     def milliseconds(self, work: Callable[[], None]) -> float:
-        """Measure the time between two events around `work`."""
+        """Measure the time between two events, one before and one after `work`."""
         ...
 
     def peak_bytes(self, work: Callable[[], None]) -> int | None:
@@ -171,7 +171,7 @@ class Bench:
         return self.library.peak_bytes(lambda: self.one(0))
 
     def roof_seconds(self) -> float | None:
-        """Return the time of a plain copy kernel for the same bytes; None if arithmetic is the limit or nothing is
+        """Return the time of a plain copy kernel for the same bytes; None if arithmetic is the limit or no bytes are
         moved.
         """
         if self.job.compute_bound or not self.job.bytes_moved:

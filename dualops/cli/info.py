@@ -47,7 +47,7 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 def device() -> Iterator[tuple[str, str]]:
-    """Yield where kernels run, what the GPU can do, or what is missing for one."""
+    """Yield where kernels run, and the GPU's properties, or what is missing to use one."""
     place = choose("auto")
     yield "driver", str(ask_driver())
     if place.name != "gpu":
@@ -57,7 +57,7 @@ def device() -> Iterator[tuple[str, str]]:
         return
     gpu = import_module("dualops.cuda.launch.device").current()
     yield "device", f"{gpu.name}, {gpu.arch}, {gpu.sms} SMs"
-    yield "memory on chip", f"L2 {size(gpu.l2_bytes)}, shared memory a block {size(gpu.shared_memory_per_block)}"
+    yield "memory on chip", f"L2 {size(gpu.l2_bytes)}, shared memory per block {size(gpu.shared_memory_per_block)}"
     for mix, bytes_a_second in import_module("dualops.cuda.tuning.roof").ceilings().items():
         yield f"ceiling, read:write {mix}", f"{bytes_a_second / 1e12:.2f} TB/s"
 

@@ -3,8 +3,8 @@
     PYTHONPATH=TREE python -P machine_code.py '{"operators": ["softmax"], "architectures": ["sm_90a"], "jobs": 2}'
 
 It prints a line with the [name, key] of each kernel of the COMPILE list. It then reads a line with the numbers of the
-kernels to build, and prints each name as it is built. Last it prints a line with [digest, registers, stack bytes] of
-each.
+kernels to build, and prints each name as it is built. Finally it prints a line with [digest, registers, stack bytes]
+of each.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ _TAGS = {"gpu": Tag.DEMO, "simulator": Tag.SIM, "reference": Tag.TEST}
 def own_jobs(task: Task, place: str, params: Mapping[str, Any], dtype: str | None) -> list[Job]:
     """Choose the problems that the demo shows for a function, from the cases for this place.
 
-    They are the case with most optional inputs, after the largest case without any in each other dtype (or in the
-    requested dtype). An operator that is a variant of another has only one. `params` replace those of a case; cases
-    that refuse them are left out. Raises CommandError if no case is left.
+    The last one is the case with the most optional inputs. Before it comes, for each other dtype (or for the requested
+    one), the largest case without optional inputs. An operator that is a variant of another has only one problem.
+    `params` replace those of a case; cases that refuse them are left out. Raises CommandError if no case is left.
     """
     wanted = (dtype,) if dtype else SHOWN_DTYPES
     cases = [case for case in task.spec.tagged(_TAGS[place]) if case.dtype in wanted]
@@ -76,7 +76,7 @@ def _metas(inputs: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], case: C
 
 
 def _forward_params(spec: Spec, case: Case, *, everything: bool = False) -> dict[str, Any]:
-    """Return the case's parameters for forward, with those that ask for every result that backward needs."""
+    """Return the case's parameters for forward, including those that request the results that backward needs."""
     names = [param.name for param in spec.params]
     asked = spec.requests if everything else {}
     return {name: value for name, value in case.params.items() if name in names} | asked

@@ -91,8 +91,8 @@ class Job:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations. Too many for sequences of different lengths: each counts as the longest. See
-        `flops_of`.
+        """Floating-point operations. If sequences differ in length, this is an upper bound: each counts as the longest.
+        `flops_of` counts exactly.
         """
         return self.task.cost.flops(self.problem)
 
@@ -147,7 +147,7 @@ def _value_text(value: Any) -> str:
 
 
 def parse_params(pairs: Sequence[str], task: Task) -> dict[str, Any]:
-    """Parse `["causal=True", "scale=0.1"]` as parameters; what is no Python literal is read as a string.
+    """Parse `["causal=True", "scale=0.1"]` as parameters. A value that is not a Python literal is read as a string.
 
     Raises CommandError for a pair without "=", an unknown name, or a repeated name.
     """

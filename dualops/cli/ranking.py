@@ -106,7 +106,7 @@ def table(ranking: Any, top: int, width: int) -> Table:
 
 
 def cells(place: int, row: Any, ranking: Any, width: int) -> tuple[str, ...]:
-    """Return the cells of one candidate; the compiler's report stands below its Config."""
+    """Return the cells of one candidate; the compiler's report is below its Config."""
     candidate, said, estimate = row.candidate, row.built, row.candidate.estimate
     seconds, busiest = estimate.seconds, max(estimate.busy, key=lambda unit: estimate.busy[unit])
     below = [*map(str, candidate.parts)]

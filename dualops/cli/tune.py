@@ -1,17 +1,18 @@
-"""Time the ways to serve an operator's problems on this GPU. Later calls with such a problem take the fastest.
+"""Time the ways to run an operator's problems on this GPU, and keep the fastest for later calls with such a problem.
+A way is a rung with one of its Configs.
 
     python -m dualops tune matmul                                   at the sizes of the benchmarks
     python -m dualops tune flash_attention --problem "B=2 H=16 S=8192 D=128 causal=True"
     python -m dualops tune softmax --problem "x=8192x4096:bfloat16" --top 4
-    python -m dualops tune matmul --dry-run --arch rtx4090          list the ways: times nothing, needs no GPU
-    python -m dualops tune --clear                                  forget all measured times, or an operator's
+    python -m dualops tune matmul --dry-run --arch rtx4090          only list the ways, without a GPU
+    python -m dualops tune --clear                                  delete all measured times, or an operator's
 
 State a problem as for `estimate` and `warm`: sizes of attention, matmul, retention, softmax and the norms, or arrays.
-What was timed before is not timed again without --anew. Ctrl-C loses nothing that was timed.
+Without --anew, a way that was timed before is not timed again. Ctrl-C keeps all measured times.
 `print(dualops.cuda.plan(...))` shows the way that a call takes.
 
 Exit code 2: the request can't be read or is no problem of the operator's, there is no GPU or none of the ways works on
-it, or the cache can't be written.
+it, or the cache can't be written to.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--forward", action="store_true", help="not the gradient")
     parser.add_argument("--top", type=int, default=8, metavar="N", help="number of ways for each problem; default: 8")
-    parser.add_argument("--anew", action="store_true", help="time again what was timed before")
-    parser.add_argument("--dry-run", action="store_true", help="list the ways, and time none")
+    parser.add_argument("--anew", action="store_true", help="also time ways that were timed before")
+    parser.add_argument("--dry-run", action="store_true", help="list the ways without timing them")
     parser.add_argument("--arch", metavar="GPU", help=f"for --dry-run, such as rtx4090 or sm_80; default: {DEFAULT}")
-    parser.add_argument("--clear", action="store_true", help="forget measured times, and time nothing")
+    parser.add_argument("--clear", action="store_true", help="delete measured times, and time nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,10 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.top < 1:
         raise CommandError(f"--top is {arguments.top}, expected at least 1")
     if arguments.arch and not arguments.dry_run:
-        raise CommandError(f"--arch {arguments.arch}: what is timed is this GPU, another one is for --dry-run")
+        raise CommandError(f"--arch {arguments.arch}: tune times this GPU; name another one only with --dry-run")
     if arguments.clear:
         if arguments.dry_run or arguments.problem or arguments.forward or arguments.anew:
-            raise CommandError("--clear forgets all times of an operator, expected no other option with it")
+            raise CommandError("--clear deletes all times of an operator, expected no other option with it")
         _without_compiler()
         return _clear(name)
     if name is None:
@@ -96,7 +97,7 @@ def _without_compiler() -> None:
 
 
 def _clear(name: str | None) -> int:
-    """Forget the records of an operator and its gradient, or all records."""
+    """Delete the records of an operator and its gradient, or all records."""
     clear = import_module("dualops.cuda.tuning.records").clear
     try:
         count = clear() if name is None else clear(name) + clear(f"{name}_backward")
@@ -123,7 +124,7 @@ def _case(spec: Spec, text: str) -> Case:
 
 
 def _of_case(found: Sequence[Task], case: Case) -> list[Task]:
-    """Leave out the gradient of a case that has none."""
+    """Return the tasks of a case: without the gradient, if the case has none."""
     return [task for task in found if case.backward or not task.backward]
 
 

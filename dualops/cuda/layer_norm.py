@@ -61,19 +61,19 @@ def layer_norm(
     kernel: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """(h - mean) * rstd * w + b, with h = x + residual and rstd = 1 / sqrt(mean((h - mean)^2) + eps) of each row.
+    """Normalize rows: (h - mean) * rstd * w + b, with h = x + residual and rstd = 1 / sqrt(mean((h - mean)^2) + eps).
 
     Ba, Kiros & Hinton 2016, arXiv:1607.06450. x [..., N]: a device array of float64, float32, float16 or bfloat16, any
-    non-negative strides with a contiguous last axis; residual: of x's shape and dtype; w and b [N]: of x's dtype or
-    float32 (float64 for float64), None is 1 and 0. eps: 0 or more.
+    non-negative strides with a contiguous last axis. residual: of x's shape and dtype. w and b [N]: of x's dtype or
+    float32 (float64 for float64); None means 1 and 0. eps: 0 or more.
 
-    Returns y in x's dtype and memory order; with a residual also summed = x + residual, rounded to x's dtype, which is
-    what is normalised; with return_stats also mean and rstd [...], float32 (float64 for float64), for
-    `layer_norm_backward`. Arithmetic is float32 (float64 for float64), and the variance is that of the differences from
-    the mean. A NaN in a row stays in that row.
+    Returns y in x's dtype and memory order. With a residual also summed = x + residual, rounded to x's dtype; the rows
+    of summed are normalized. With return_stats also mean and rstd [...], float32 (float64 for float64), for
+    `layer_norm_backward`. Arithmetic is float32 (float64 for float64). The variance is computed from the differences
+    to the mean. A NaN in a row does not affect other rows.
     out: an array for y, or a tuple for all results; y and summed may be x or residual itself. kernel: "naive", "simt"
     or "sm90" instead of the best. stream: a stream object or handle instead of the library's current one.
-    Raises TypeError and ValueError for a wrong call, NotImplementedError where a rung that was asked for can't do it.
+    Raises TypeError and ValueError for a wrong call, NotImplementedError if the requested rung does not support it.
     No gradient is recorded: see dualops.torch_bridge.
     """
     return forward((x, w, b, residual), (eps, return_stats), out, kernel, stream)
@@ -96,17 +96,17 @@ def layer_norm_backward(
     kernel: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """The gradient of `layer_norm`: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) + dsummed, and, summed over all
-    rows, dw = sum(dy * xhat) and db = sum(dy).
+    """Return the gradient of `layer_norm`: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) + dsummed.
 
-    g = dy * w, xhat = (x - mean) * rstd. x [..., N]: what was normalised, which is summed where there was a residual;
-    mean, rstd [...]: as `layer_norm` returned them; dy, dsummed: the gradients of y and, if it was used, of summed.
-    Of b its dtype alone counts; eps and return_stats are in rstd. w_gradient, b_gradient: whether dw and db are wanted.
+    Summed over all rows, dw = sum(dy * xhat) and db = sum(dy). Here g = dy * w and xhat = (x - mean) * rstd.
+    x [..., N]: forward's x, or summed if there was a residual. mean, rstd [...]: as `layer_norm` returned them. dy,
+    dsummed: the gradients of y and, if it was used, of summed. b: only its dtype is used. eps, return_stats: not used,
+    rstd is enough. w_gradient, b_gradient: whether to compute dw and db.
 
-    Returns dx, which is the residual's gradient too, in x's dtype and memory order; with w and with b, if they are
-    wanted, also dw [N] in w's dtype and db [N] in b's. Bit-equal from run to run on GPUs of a kind: no atomics. Besides
-    the results it needs a row of partial sums of dw and db, in float32, for each block. out: arrays for all results; dx
-    may be x, dy or dsummed itself. kernel, stream and errors as for `layer_norm`.
+    Returns dx, which is the residual's gradient too, in x's dtype and memory order. With w and b, on request, also
+    dw [N] in w's dtype and db [N] in b's. Bit-equal from run to run on GPUs of the same model: no atomics. Memory in
+    addition to the results: a row of partial sums of dw and db, in float32, for each block. out: arrays for all
+    results; dx may be x, dy or dsummed itself. kernel, stream and errors are those of `layer_norm`.
     """
     arrays, params = (x, mean, rstd, dy, w, b, dsummed), (eps, return_stats, w_gradient, b_gradient)
     return backward(arrays, params, out, kernel, stream)

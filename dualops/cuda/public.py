@@ -1,4 +1,4 @@
-"""Public functions that are declared: signature and docstring are written, the call follows from the spec.
+"""Declare public functions: a person writes signature and docstring, and the call is derived from the spec.
 
     @calls("backward", SPEC, backward=True)
     def flash_attention_backward(q, k, v, o, lse, do, dlse=None, *, out=None, kernel=None, stream=None, **options): ...
@@ -9,8 +9,8 @@ becomes, with every option by its name,
         return backward((q, k, v, o, lse, do, dlse, bias, ...), (scale, ...), out, kernel, stream)
 
 Python binds an argument to the name of a parameter in nanoseconds. Collecting `**options` and sorting them into the
-spec's order takes 0.4 to 1 microsecond, while a whole call takes the host 10 to 20. So the function's text is made
-once, as dataclasses do.
+spec's order takes 0.4 to 1 microsecond, while a whole call takes the host 10 to 20. So the source of the function is
+generated once, as dataclasses do.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Launch(TypedDict, total=False):
 def calls(
     operation: str, spec: Spec, *, backward: bool = False, settled: Callable[..., Any] | None = None
 ) -> Callable[[Function], Function]:
-    """Decorate a function with `**options`, whose body is never run, so that it calls an `Operation`.
+    """Decorate a function with `**options` so that it calls an `Operation`. The function's own body never runs.
 
-    operation: its name in the function's module. settled: a function that replaces the parameters that its own
-    parameters name; it is called if one of them is not None.
+    operation: its name in the function's module. settled: a function whose parameters are some of the operator's. If
+    one of these is not None, the call replaces them by the results of `settled`.
     """
 
     def made(declared: Any) -> Any:

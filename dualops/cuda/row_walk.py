@@ -1,4 +1,4 @@
-"""Rows of arrays of any layout: the fewest axes along which they lie in all arrays of a call, and where each begins.
+"""Addresses of rows in arrays of any layout, with as few axes as all arrays of a call allow.
 
     walked = walk({"y": y, "x": x})                              # on the host: sizes of the axes, strides of each array
     Step(kernel, (M,), (*walked.of("y", "x"), walked.sizes))
@@ -8,8 +8,8 @@
     axes.locate(place, row, sizes)
     x_row = axes.start(place, x)                                 # then x.data[x_row + n]
 
-An array is a `Strided` with its strides between rows, of type `views.strided(dtype, rank)`. An absent one is a null
-pointer, which a kernel that is built for such calls never reads.
+An array is a `Strided` with its strides between rows, of type `views.strided(dtype, rank)`. A missing array is a null
+pointer. A kernel that is built for such calls never reads it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .launch.views import absent
 
 
 class Walk(NamedTuple):
-    """The layout of a call's arrays: their rows along the fewest axes that all of them share."""
+    """The layout of a call's arrays: the fewest axes that describe the rows of all of them."""
 
     sizes: tuple[int, ...]  # of the axes
     rows: Mapping[str, Strided]
@@ -36,7 +36,7 @@ class Walk(NamedTuple):
         return len(self.sizes)
 
     def of(self, *names: str) -> tuple[Strided, ...]:
-        """Return the arrays as arguments; null pointers for absent ones."""
+        """Return the arrays as arguments; null pointers for missing ones."""
         return tuple(self.rows.get(name, absent(self.rank)) for name in names)
 
 
@@ -51,16 +51,16 @@ def walk(metas: Mapping[str, ArrayMeta], numbers: Collection[str] = ()) -> Walk:
 
 
 class RowAxes(Namespace):
-    """The verbs that find where rows along `rank` axes begin."""
+    """The verbs that compute the addresses of rows along `rank` axes."""
 
-    place: Callable[..., Any]  # (): a local array for a row's place along each axis
-    locate: Callable[..., None]  # (place, row, sizes): find it
-    start: Callable[..., Any]  # (place, x): where the row begins in an array with strides
+    place: Callable[..., Any]  # (): a local array for a row's index along each axis
+    locate: Callable[..., None]  # (place, row, sizes): compute these indices
+    start: Callable[..., Any]  # (place, x): the index of the row's first element in a strided array
 
 
 @cache
 def row_axes(rank: int) -> RowAxes:
-    """The verbs."""
+    """Return the verbs for `rank` axes."""
 
     @verb
     def place():

@@ -1,7 +1,7 @@
-"""Tokens of varlen after the last sequence: cu_seqlens end before them, for example if a batch is padded at its end.
+"""Fill the results of varlen tokens that belong to no sequence, for example padding after the last sequence.
 
-An operator's kernels process sequences and write nothing to these tokens. Only the GPU knows where they begin, so one
-more launch of few blocks checks, and usually finds none.
+An operator's kernels process sequences and write nothing to these tokens. Only the GPU knows where the last sequence
+ends, so an additional launch of a few blocks checks. Usually it finds no such token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Filled(NamedTuple):
 
 
 def filled(metas: Mapping[str, ArrayMeta], name: str, value: float = 0.0, *, heads_first: bool = False) -> Filled:
-    """[total, H, width] or [total, H]; heads_first: [H, total]."""
+    """Return the Filled of a result [total, H, width] or [total, H]; heads_first: [H, total]."""
     shape, strides = metas[name].shape, metas[name].strides
     token, head = (1, 0) if heads_first else (0, 1)
     width = shape[2] if len(shape) == 3 else 1
@@ -84,7 +84,7 @@ def unowned_steps(problem: Problem, metas: Mapping[str, ArrayMeta], ends: str, r
 
 
 def with_steps(choices: Choices, more: Callable[[Problem, Mapping[str, ArrayMeta]], Sequence[Step]]) -> Choices:
-    """Yield a rung's choices with more launches at the end. Without a sequence the other launches have no blocks."""
+    """Yield a rung's choices with more launches at the end. With no sequence, only these launches have blocks."""
 
     def found(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
         for choice in choices(problem, results, device):

@@ -1,6 +1,6 @@
 """The cost model: estimated times of Configs, for a GPU that may be absent, and a problem's Configs ranked by them.
 
-architectures.py       what GPUs can do, as data
+architectures.py       the rates and sizes of each GPU, as data
 model.py               from a kernel's work to its time: units, waits, waves, memory
 attention_work.py      what attention's kernels do in a step;  attention.py: its Configs
 matmul.py, retention.py
@@ -9,7 +9,7 @@ candidates.py          what is ranked, and compiled on request
 problems.py            problems by their sizes
 ranking.py             `estimate`
 
-README.md says how to read an estimate, what it rests on, and how far from what was measured it is.
+README.md explains how to read an estimate, what it is based on, and how much it differs from measured times.
 """
 
 from .. import cuda as cuda  # first, since it imports `estimate` from ranking.py

@@ -1,4 +1,4 @@
-"""Attention's Configs: those that the operator has for a problem, and on Hopper other tiles that there is room for."""
+"""Attention's Configs: those that the operator has for a problem, and on Hopper other tile sizes that fit."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .attention_work import dkv_work, dq_work, forward_work, sums_bytes
 from .candidates import Candidate, Part
 from .model import Estimate, copying, estimate_of
 
-KNOWN_OPTIONS = ("band", "sinks")  # their cost is known: fewer tiles, nothing else
-FORWARD_REGISTERS, GRADIENT_REGISTERS = 32, 40  # of a thread, besides scores, probabilities and sums
-KEYS = range(48, 129, 16)  # of which a thread has 64 pairs of scores at most, the bits that `dropout_mask` has
+KNOWN_OPTIONS = ("band", "sinks")  # their cost is known: they change only the number of tiles
+FORWARD_REGISTERS, GRADIENT_REGISTERS = 32, 40  # per thread, besides scores, probabilities and sums
+KEYS = range(48, 129, 16)  # at most 64 pairs of scores per thread, as many as `dropout_mask` has bits
 DQ_KEYS, DKV_QUERIES = range(32, 129, 16), range(16, 113, 16)
-BEST = 8  # Configs of each of two kernels, of which every pair is one candidate
+BEST = 8  # Configs of each of the two kernels; every pair is one candidate
 
 
 def refuse_unknown(p: Problem, backward: bool) -> None:
-    """Raise NotImplementedError for what the model does not know."""
+    """Raise NotImplementedError for a problem whose cost the model does not know."""
     op = p.spec.name
     if p.dtype not in ("bfloat16", "float16"):
         raise NotImplementedError(f"{op}: no estimates for {p.dtype}, expected bfloat16 or float16")
@@ -44,7 +44,7 @@ def refuse_unknown(p: Problem, backward: bool) -> None:
 
 
 def candidates(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[Choice]) -> Iterator[Candidate]:
-    """The operator's own first, then those of Hopper's tiles that it does not have."""
+    """Yield the operator's own Configs, then those on Hopper that the operator does not have."""
     for choice in choices:
         yield _candidate(choice.rung, [_part(*each, p, gpu) for each in _kernels(choice.config)], p, gpu, choice.steps)
     if choices[0].rung != "sm90":
@@ -63,7 +63,7 @@ def candidates(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[
 
 
 def _kernels(config: Any) -> list[tuple[str, Any]]:
-    """Return what each kernel makes, and its Config."""
+    """Return the results of each kernel, and its Config."""
     if isinstance(config, FusedConfigs):
         return [("dq, dk, dv", config.fused)]
     return [("dq", config.dq), ("dk, dv", config.dkv)] if hasattr(config, "dkv") else [("o", config)]
@@ -77,7 +77,9 @@ def _part(makes: str, config: Any, p: Problem, gpu: Architecture) -> tuple[Part,
 def _candidate(
     rung: str, kernels: Iterable[tuple[Part, Estimate]], p: Problem, gpu: Architecture, steps: Any
 ) -> Candidate:
-    """With the passes before and after: delta; flags that are cleared and dq from its sums, where it has such."""
+    """Add the passes before and after these kernels: delta; and, if dq is summed in memory, clearing flags and rounding
+    dq.
+    """
     parts, estimates = zip(*kernels, strict=True)
     if parts[0].makes != "o":
         estimates = copying(p.nbytes("o", "do", "lse"), gpu), *estimates
@@ -98,7 +100,7 @@ def _steps(p: Problem, *configs: Any) -> Sequence[Step]:
 
 
 def forward_grid(own: Sm90Config, p: Problem, gpu: Architecture) -> Iterator[Sm90Config]:
-    """With two places for Q if there is room, else with one, else with o stored over Q."""
+    """Yield Configs with two stages of Q if they fit, else with one, else with o stored over Q."""
     D, Dv, columns = padded(p.D), padded(p.Dv), own.columns(padded(p.Dv))
     for consumers, keys, turns in product((2, 3), KEYS, (True, False)):
         if 3 * keys / 4 + columns / 2 + FORWARD_REGISTERS > REGISTERS[consumers][1]:
@@ -111,7 +113,7 @@ def forward_grid(own: Sm90Config, p: Problem, gpu: Architecture) -> Iterator[Sm9
 
 
 def dq_grid(p: Problem, gpu: Architecture) -> Iterator[DqConfig]:
-    """Tiles for dq."""
+    """Yield the Configs for dq that fit."""
     D, Dv, wide = padded(p.D), padded(p.Dv), max(p.D, p.Dv) > 128
     for keys, turns in product(DQ_KEYS, (True, False)):
         config = DqConfig(2, keys, turns=turns, dq_over_q=wide, zeroed=wide)
@@ -121,7 +123,7 @@ def dq_grid(p: Problem, gpu: Architecture) -> Iterator[DqConfig]:
 
 
 def dkv_grid(p: Problem, gpu: Architecture) -> Iterator[AnyDkvConfig]:
-    """Tiles for dk and dv, of three stages, or two where there is no room for them."""
+    """Yield the Configs for dk and dv: with three stages if they fit, else with two."""
     D, Dv, wide = padded(p.D), padded(p.Dv), max(p.D, p.Dv) > 128
     for queries, overlap in product(DKV_QUERIES, (True, False)):
         for stages in (3, 2):

@@ -16,8 +16,8 @@ from ..spec.attention.band import band
 from .architectures import Architecture
 from .model import Product, Work, units, waits
 
-INSTRUCTIONS = 3.5  # of a score: maximum, multiplication and sum, sum, half a conversion; in the gradient as many
-FORWARD_EXPOSED = 0.47  # of forward's exponentials and arithmetic what no product hides without turns, fitted; else all
+INSTRUCTIONS = 3.5  # per score: maximum, multiply-add, sum, half a conversion; in the gradient as many
+FORWARD_EXPOSED = 0.47  # fitted: the share of forward's arithmetic that no product hides without turns; else all
 SM80 = (Sm80Config, Sm80DqConfig, Sm80DkvConfig)
 
 
@@ -34,8 +34,10 @@ def _work(
     handed: int = 0,
     late: int = 0,
 ) -> Work:
-    """Return the work of a kernel whose first product is scores. handed: bytes that threads exchange; late: steps after
-    which a stage is free; exposed, times: those of `waits`.
+    """Return the work of a kernel whose first product is the scores.
+
+    handed: bytes that threads exchange per step; late: steps that a stage remains in use after its own; exposed, times:
+    as in `waits`.
     """
     scores, blocks = products[0].rows * products[0].columns, 1
     warp, groups = None, getattr(config, "consumers", CONSUMERS)
@@ -52,7 +54,7 @@ def _widths(config: Any, p: Problem) -> tuple[int, int]:
 
 
 def forward_work(config: Sm90Config | Sm80Config, p: Problem, gpu: Architecture) -> Work:
-    """Q @ K.T, and P @ V with P in registers."""
+    """Return the work of Q @ K.T, and P @ V with P in registers."""
     (D, Dv), queries, keys, slices = _widths(config, p), config.block_q, config.block_kv, 1
     if isinstance(config, Sm90Config):
         Dv, slices = config.columns(Dv), config.slices
@@ -64,7 +66,7 @@ def forward_work(config: Sm90Config | Sm80Config, p: Problem, gpu: Architecture)
 
 
 def dq_work(config: DqConfig | Sm80DqConfig, p: Problem, gpu: Architecture) -> Work:
-    """S = Q @ K.T and dP = dO @ V.T, and dq += dS @ K with dS in registers."""
+    """Return the work of S = Q @ K.T and dP = dO @ V.T, and dq += dS @ K with dS in registers."""
     (D, Dv), queries, keys = _widths(config, p), config.block_q, config.block_kv
     left = not getattr(config, "held", False)
     products = Product(queries, keys, D, left), Product(queries, keys, Dv, left), Product(queries, D, keys, False)
@@ -73,8 +75,8 @@ def dq_work(config: DqConfig | Sm80DqConfig, p: Problem, gpu: Architecture) -> W
 
 
 def dkv_work(config: AnyDkvConfig | FusedConfig | Sm80DkvConfig, p: Problem, gpu: Architecture) -> Work:
-    """S.T and dP.T, and dv += P.T @ dO, dk += dS.T @ Q with P.T and dS.T in registers; where dq is made too, its
-    product, and its sums on their way to memory.
+    """Return the work of S.T and dP.T, and dv += P.T @ dO, dk += dS.T @ Q with P.T and dS.T in registers; in a kernel
+    that computes dq too, also dq's product and the additions of its sums to memory.
     """
     (D, Dv), queries, keys = _widths(config, p), config.block_q, config.block_kv
     products = [
@@ -89,7 +91,7 @@ def dkv_work(config: AnyDkvConfig | FusedConfig | Sm80DkvConfig, p: Problem, gpu
         dq = [Product(ROWS, BOX, keys, True)] * CONSUMERS
         handed = 2 * keys * queries + 2 * CONSUMERS * FRAGMENT_BYTES
         return work([*products, *dq], pieces, memory_bytes + sums_bytes(p), times=2, handed=handed)
-    if isinstance(config, DkvApartConfig) and config.overlap:  # with the products of the tile before
+    if isinstance(config, DkvApartConfig) and config.overlap:  # with the products of the previous tile
         return work(products, pieces, memory_bytes, exposed=0, late=1)
     return work(products, pieces, memory_bytes, times=2, late=not isinstance(config, SM80))
 
@@ -120,7 +122,7 @@ def _band(p: Problem) -> tuple[int, int]:
 
 
 def _pieces(rows: int, columns: int, block_rows: int, block_columns: int, least: int, most: int, heads: int) -> Counter:
-    """Row i sees columns i + least to i + most."""
+    """Count the tiles of rows by the tiles of columns that they see; row i sees columns i + least to i + most."""
     found: Counter[int] = Counter()
     for first in range(0, rows, block_rows):
         last = min(rows, first + block_rows) - 1

@@ -1,4 +1,4 @@
-"""What is ranked: Configs of kernels, each with its work, its time and the launches that would build it."""
+"""The candidates of a ranking: Configs of kernels, each with its estimated time and the launches that use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .model import Estimate
 
 
 class Part(NamedTuple):
-    """One kernel of a candidate: what it makes ("dq"), and its Config."""
+    """One kernel of a candidate: its results ("dq"), and its Config."""
 
     makes: str
     config: Any
@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """One way to do a problem. steps: its launches, of which `build` compiles the kernels."""
+    """One way to solve a problem. steps: its launches, whose kernels `build` compiles."""
 
     rung: str
     parts: tuple[Part, ...]
@@ -36,20 +36,20 @@ class Candidate(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block of the kernel that needs most."""
+        """Shared memory per block, of the kernel that needs most."""
         return max(step.shared_bytes for step in self.steps())
 
 
 class Built(NamedTuple):
     """The assembler's report on a candidate's kernels."""
 
-    registers: int  # of a thread, where most are needed
+    registers: int  # per thread, of the kernel that needs most
     spill_bytes: int
     allowed: bool
 
 
 class Ranked(NamedTuple):
-    """A candidate in its place. taken: whether a call uses it today; built: None if it was not compiled."""
+    """A candidate in a ranking. taken: whether a call uses it today; built: None if it was not compiled."""
 
     candidate: Candidate
     taken: bool
@@ -61,12 +61,12 @@ class Ranking(NamedTuple):
 
     title: str
     flops: int  # of the problem, not of tiles
-    nbytes: int  # that it must read and write, at least
+    nbytes: int  # that the problem must read and write, at least
     rows: tuple[Ranked, ...]
 
 
 def rank(title: str, flops: int, nbytes: int, candidates: Iterable[Candidate]) -> Ranking:
-    """Rank by time. The first of the candidates is the one that a call takes."""
+    """Rank by time. The first of the `candidates` is the one that a call uses."""
     rows = [Ranked(each, not place) for place, each in enumerate(candidates)]
     rows.sort(key=lambda row: row.candidate.estimate.seconds)
     return Ranking(title, flops, nbytes, tuple(rows))

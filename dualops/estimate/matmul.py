@@ -18,13 +18,13 @@ from .architectures import Architecture
 from .candidates import Candidate, Part, Ranking, rank
 from .model import BEYOND, STEP, Product, Work, estimate_of, units
 
-SECONDS = 1e-12  # of what matmul/sm90/config.py counts in
+SECONDS = 1e-12  # in the unit of matmul/sm90/config.py, a picosecond
 
 
 def rankings(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[Choice]) -> Iterator[Ranking]:
-    """Rank the Configs that the GPU has room for: of the product, or of each product of the gradient.
+    """Rank the Configs that fit on the GPU: of the product, or of each product of the gradient.
 
-    Raises NotImplementedError for what the model does not know.
+    Raises NotImplementedError for a problem whose cost the model does not know.
     """
     op = p.spec.name
     if p.dtype not in ("bfloat16", "float16"):
@@ -37,7 +37,7 @@ def rankings(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[Ch
     for each in products.values():
         if gpu.device.has_wgmma and ready(each, p, metas).copies:
             raise NotImplementedError(
-                f"{op}: no estimates where a factor is copied first: rows that are no "
+                f"{op}: no estimates where a factor is copied first: rows that are not a "
                 "multiple of 16 bytes, or sizes past what boxes reach"
             )
     for (name, each), taken in zip(products.items(), own if backward else (own,), strict=True):
@@ -61,7 +61,9 @@ def _candidates(
 
 
 def sm90_work(config: Sm90Config, each: Matrices, gpu: Architecture) -> Work:
-    """Of matmul/sm90: both factors from shared memory. Blocks that split a sum meet in the end."""
+    """Return the work of matmul/sm90: it reads both factors from shared memory. Blocks that split a sum add their parts
+    at the end.
+    """
     return Work(
         units(gpu, [Product(config.block_m, config.block_n, config.block_k, True)], moved_bytes=config.stage_bytes),
         0,
@@ -74,7 +76,7 @@ def sm90_work(config: Sm90Config, each: Matrices, gpu: Architecture) -> Work:
 
 
 def sm80_work(config: Sm80Config, each: Matrices, gpu: Architecture) -> Work:
-    """Of matmul/sm80.py: a barrier for each slice."""
+    """Return the work of matmul/sm80.py, with a barrier per slice."""
     product, copied = Product(config.block_m, config.block_n, config.block_k, True), config.itemsize * config.stage
     return Work(
         units(gpu, [product], moved_bytes=copied, warp=(config.warp_m, config.warp_n)),
@@ -88,7 +90,9 @@ def sm80_work(config: Sm80Config, each: Matrices, gpu: Architecture) -> Work:
 
 
 def product_bytes(each: Matrices) -> int:
-    """Return the bytes of both factors and the result in 16 bits, each once, also a factor that is broadcast."""
+    """Return the bytes of both factors and the result in 16 bits, each once. A factor that is broadcast counts once
+    too.
+    """
     a, b = (prod(axis.size for axis in (*each.batch, *each.outer) if getattr(axis, which)) for which in "ab")
     m, n, k = each.m.size, each.n.size, each.k.size
     return 2 * (a * m * k + b * n * k + each.batches * m * n)

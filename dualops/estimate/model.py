@@ -1,14 +1,15 @@
 """From a kernel's work to its time: a roofline with tiles and waves.
 
-A kernel is pieces of work, each of a number of steps: an attention block's queries and the tiles of keys that they see,
-a tile of a product and the slices of its sum. A step keeps each unit of an SM busy for some clocks, all at the same
-time. It takes as long as the busiest one, plus clocks in which none is busy: threads wait for one another, or for a
-product that has just begun. The SM that is busy longest decides.
+A kernel is a number of pieces of work, and a piece is a number of steps. In attention, a piece is a block's queries,
+with a step per tile of keys that they see. In matmul, a piece is a tile of the product, with a step per slice of its
+sum. A step keeps each unit of an SM busy for some clocks, all at the same time. It takes as long as the busiest unit,
+plus the clocks in which no unit is busy: threads wait for one another, or for a product that has just begun. The kernel
+takes as long as the SM that is busy longest.
 
-    step = max(clocks of each unit) + waits, or what a copy takes to arrive, where that is longer
+    step = max(clocks of each unit) + waits, or the clocks until its copies arrive, if they are more
     piece = steps * step / clock + BEYOND
     kernel = max(makespan of its pieces, bytes / bandwidth) + LAUNCH * launches
-    clock = the working clock, or less where tensor cores are busier than the chip has power for
+    clock = the working clock, or less if tensor cores would exceed the chip's power limit
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ import numpy as np
 from .architectures import Architecture
 
 # seconds; measured for matmul on an H200: START and TILE of matmul/sm90/config.py
-LAUNCH = 2.6e-6  # of a launch
+LAUNCH = 2.6e-6  # per launch
 BEYOND = 1.0e-6  # before and after a piece's own steps
-REACHED = 0.875  # of the data sheet's bandwidth what a plain copy reaches: 4.2 TB/s of an H200's 4.8 (`dualops info`)
-# clocks from asking for a tile that lies in L2 to the first of it, assumed; bytes that come to an SM in each thereafter
+REACHED = 0.875  # share of the data sheet's bandwidth in a plain copy: 4.2 TB/s of an H200's 4.8 (`dualops info`)
+# assumed: clocks from a request for a tile in L2 to its first bytes; bytes per clock that an SM then receives
 LATENCY, COPIED = 1000, 64
-# clocks of a step that threads wait for a barrier and the first of a product's results; and more, for each warpgroup
-# that takes turns with others. They and FORWARD_EXPOSED of attention_work.py were fitted to ten figures (README.md)
+# clocks per step that threads wait for a barrier and for the first results of a product; and further clocks, for each
+# warpgroup in turns. They and FORWARD_EXPOSED of attention_work.py were fitted to ten figures (README.md)
 STEP, HANDOVER = 230, 385
 Units = dict[str, float]  # clocks of each unit of an SM
 
 
 class Product(NamedTuple):
-    """[rows, depth] @ [depth, columns] by a block. left: whether the left factor is read from shared memory."""
+    """A product [rows, depth] @ [depth, columns] of one block. left: whether shared memory holds the left factor."""
 
     rows: int
     columns: int
@@ -63,8 +64,8 @@ def units(
     moved_bytes: float = 0,
     warp: tuple[int, int] | None = None,
 ) -> Units:
-    """Return the clocks of a step. scores: exponentials. moved_bytes: what else goes into shared memory or out of it.
-    warp: rows and columns of a warp's part, 0 columns for all; None for Hopper's warpgroups.
+    """Return the clocks per step. scores: number of exponentials. moved_bytes: further bytes that are written to or
+    read from shared memory. warp: rows and columns of a warp's part, 0 columns for all; None for Hopper's warpgroups.
     """
     products = list(products)
     shared = sum(each.shared_bytes(*(warp or ())) for each in products) + moved_bytes
@@ -77,9 +78,11 @@ def units(
 
 
 def waits(step: Units, exposed: float, groups: int, turns: bool = False, times: float = 1) -> float:
-    """Return the clocks of a step in which no unit is busy. exposed: of its exponentials and arithmetic what no product
-    hides; groups: of threads that have steps of their own: one alone hides nothing; in turns, each computes its
-    exponentials during the other's products. times: products that are waited for.
+    """Return the clocks per step in which no unit is busy.
+
+    exposed: the share of a step's exponentials and arithmetic that no product hides. groups: the number of groups of
+    threads with steps of their own; one group alone hides nothing. turns: each group computes its exponentials during
+    the other's products. times: the number of products that threads wait for.
     """
     if turns and groups > 1:
         return STEP + HANDOVER * groups
@@ -88,23 +91,25 @@ def waits(step: Units, exposed: float, groups: int, turns: bool = False, times: 
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel does. All blocks that an SM has at once count as slots; `step` and `waits` are those of one."""
+    """What a kernel does. Each block on an SM is a slot; `step` and `waits` are for one block."""
 
     step: Units
     waits: float
     pieces: Mapping[int, int]  # steps of a piece -> how many pieces have that many
     memory_bytes: int  # read and written, each once
-    blocks: int = 1  # that an SM has at once
-    copied_bytes: int = 0  # of a step's tiles
-    ahead: int = 1  # steps before they are needed that tiles are asked for
+    blocks: int = 1  # that an SM runs at the same time
+    copied_bytes: int = 0  # the tiles of a step
+    ahead: int = 1  # how many steps before their use tiles are requested
     beyond: float = BEYOND
     launches: int = 1
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A time, and where it goes. busy: of each unit and of memory the seconds that it is at work; lost: seconds that
-    are lost in waits, before and after pieces, in waves, that is for slots that have nothing left, and in launches.
+    """An estimated time, and where it goes.
+
+    busy: the busy seconds of each unit and of memory. lost: the seconds in waits; before and after pieces; in waves,
+    when some slots have no piece left; and in launches.
     """
 
     seconds: float
@@ -113,17 +118,17 @@ class Estimate:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of each unit and loss, the part of the time; units work side by side, so that it may come to more than 1."""
+        """The share of the time, for each unit and loss. Units work in parallel, so the sum may exceed 1."""
         return {name: value / self.seconds for name, value in (*self.busy.items(), *self.lost.items())}
 
     @property
     def reason(self) -> str:
-        """The three largest shares, of a tenth or more; the first is what bounds it."""
+        """The three largest shares, if they are a tenth or more; the first one is the bound."""
         first, *others = sorted(self.shares.items(), key=lambda item: -item[1])[:3]
         return ", ".join(f"{name} {share:.0%}" for name, share in (first, *(each for each in others if each[1] >= 0.1)))
 
     def __add__(self, other: Estimate) -> Estimate:
-        """Of one kernel after the other."""
+        """Estimate one kernel after the other."""
         busy, lost = (
             {name: one.get(name, 0.0) + two.get(name, 0.0) for name in {**one, **two}}
             for one, two in ((self.busy, other.busy), (self.lost, other.lost))
@@ -132,7 +137,7 @@ class Estimate:
 
 
 def estimate_of(work: Work, gpu: Architecture) -> Estimate:
-    """Return how long it takes on a GPU, launches counted."""
+    """Estimate the time on a GPU, including launches."""
     busiest = work.blocks * max(work.step.values())
     arrival = LATENCY + work.blocks * work.copied_bytes / COPIED
     clocks = busiest + work.waits
@@ -161,7 +166,10 @@ def copying(count: float, gpu: Architecture, launches: int = 1) -> Estimate:
 
 
 def makespan(times: Mapping[float, int], slots: int) -> float:
-    """Return when the last piece ends, the longest first: a free slot takes the next. times: seconds -> pieces."""
+    """Return the time at which the last piece ends, if free slots take the pieces in order, the longest first.
+
+    times: seconds -> number of pieces.
+    """
     ends = np.zeros(slots)
     for time in sorted(times, reverse=True):
         rounds, rest = divmod(times[time], slots)

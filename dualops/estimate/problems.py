@@ -10,9 +10,9 @@ from ..spec.text import case_of, value_of
 
 
 class Sizes(NamedTuple):
-    """How an operator's arrays are made of sizes; usual: the problem where none is stated.
+    """The shapes of an operator's arrays in terms of sizes. usual: the problem if none is stated.
 
-    defaults: of a size that is not stated the one whose value it takes, or "" where the axis is then left out.
+    defaults: for a size that may be missing, the size whose value it then takes, or "" if its axis is then left out.
     """
 
     usual: str
@@ -39,13 +39,13 @@ SIZES = {
     "rope": Sizes("q=4x32x8192x128:bfloat16 k=4x8x8192x128 cos=8192x64 sin=8192x64"),
     "lion": Sizes("params=268435456:bfloat16 grads=268435456 momenta=268435456:bfloat16"),
 }
-DTYPE = "bfloat16"  # where none is stated
+DTYPE = "bfloat16"  # if none is stated
 
 
 def problem_of(text: str) -> tuple[Spec, Case]:
-    """The operator that a text begins with, and its case: by sizes, or by arrays; without either a usual one.
+    """Return the operator that a text begins with, and its case: by sizes, or by arrays; without either, a usual case.
 
-    Raises ValueError for what can't be read, with the word, and for an operator without estimates.
+    Raises ValueError for a word that can't be read, and for an operator without estimates.
     """
     name, *words = text.split() or [""]
     if name not in SIZES:
@@ -57,7 +57,7 @@ def problem_of(text: str) -> tuple[Spec, Case]:
 
 
 def _arrays(name: str, words: list[str]) -> list[str]:
-    """Return the same problem by its arrays."""
+    """Return the same problem, stated by its arrays."""
     arrays, defaults = SIZES[name].arrays, SIZES[name].defaults
     axes = {axis for of in arrays.values() for axis in of}
     sizes, params = axes | {*defaults.values()} - {""}, {param.name for param in OPERATORS[name].params}

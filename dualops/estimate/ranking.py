@@ -1,4 +1,4 @@
-"""The Configs of a problem, ranked by what they are estimated to take. Needs no GPU."""
+"""The Configs of a problem, ranked by their estimated time. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TENSOR_CORES = ("sm90", "sm80")  # rungs
 
 
 def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: int = 0) -> list[Ranking]:
-    """What the Configs of a problem would take on a GPU that need not be here, and what holds each up.
+    """Estimate the time of a problem's Configs on a GPU that need not be present, and what bounds each.
 
         estimate("flash_attention B=2 H=16 S=8192 D=128 causal=True", "h200")
         estimate("matmul M=4096 N=4096 K=4096", "rtx4090", build=3)
@@ -42,7 +42,7 @@ def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: 
 
 
 def rankings(text: str, gpu: Architecture, *, backward: bool = True) -> list[Ranking]:
-    """The same, nothing compiled."""
+    """Return the rankings of `estimate`, without compiling."""
     spec, case = problem_of(text)
     found = [*_rankings(absent_problem(spec, case), False, gpu)]
     if backward and spec.backward_cost:
@@ -66,8 +66,9 @@ def _rankings(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking
 
 
 def _by_bytes(p: Problem, backward: bool, nbytes: int, gpu: Architecture, choice: Choice) -> Candidate:
-    """Of rows, the time of reading each input and writing each result once, and of launches. It does not order Configs,
-    which differ by a few percent: `tune` times them.
+    """Estimate an operator along rows: the time to read each input and write each result once, and that of launches.
+
+    This does not rank Configs, which differ by a few percent: `tune` times them.
     """
     makes = ", ".join(p.outputs(OPERATIONS[p.spec.name][backward].outputs))
     return Candidate(
@@ -76,9 +77,10 @@ def _by_bytes(p: Problem, backward: bool, nbytes: int, gpu: Architecture, choice
 
 
 def _choices(p: Problem, backward: bool, gpu: Architecture, rungs: Container[str] = ()) -> list[Choice]:
-    """Return the operator's own ways, of `rungs` alone or all but the slowest; the first is the one that a call takes.
+    """Return the operator's own choices: those of `rungs`, or all but the slowest. The first is the one that a call
+    uses.
 
-    Raises NotImplementedError where a call takes another rung, or none.
+    Raises NotImplementedError if a call uses another rung, or none.
     """
     operation = OPERATIONS[p.spec.name][backward]
     choices = [*operation.choices(p, p.outputs(operation.outputs), gpu.device)]

@@ -18,20 +18,20 @@ from .architectures import Architecture
 from .candidates import Candidate, Part
 from .model import Estimate, Product, Work, copying, estimate_of, units, waits
 
-# ordinary instructions, counted in the kernels' loops, of a number each: of a score its decay, whether it is seen, and
-# half a conversion; of a key that goes to the state two conversions and its decay; of the state its fade, half a
-# conversion and half a store; of a result its decay, half a conversion and half a store
+# ordinary instructions per number, counted in the kernels' loops. Per score: its decay, the test whether it is seen,
+# half a conversion. Per number of a key for the state: two conversions and its decay. Per number of the state: its
+# decay, half a conversion and half a store. Per number of a result: its decay, half a conversion and half a store
 SCORE, KEY, STATE, RESULT = 4.5, 2.75, 2.0, 2.0
-# times that threads wait, for a product each and then for barriers: in a chunk of sm90, where heads are wide for two
-# products at once; in a tile of scores of sm80, and in a slice of a state
+# how often threads wait, for one product each (two at the same time if heads are wide) and then for barriers: per chunk
+# of sm90; per tile of scores, and per slice of a state, of sm80
 CHUNK_WAITS, WIDE_WAITS, TILE_WAITS, SLICE_WAITS = 4 + 2, 3 + 1, 2 + 1, 1 + 1
-EXPOSED = 1.0  # of a step's arithmetic what no product hides: each waits for the one before
-THREADS = 256  # of an SM, each with all the registers that one can have
-FOUND = 0.51  # of the bandwidth at which states between chunks are found: 126 MB in 85 us of an H100
+EXPOSED = 1.0  # share of a step's arithmetic that no product hides: each product waits for the previous one
+THREADS = 256  # per SM, each with the most registers that a thread can have
+FOUND = 0.51  # share of the bandwidth while states between chunks are computed: 126 MB in 85 us on an H100
 
 
 def refuse_unknown(p: Problem, backward: bool) -> None:
-    """Raise NotImplementedError for what the model does not know."""
+    """Raise NotImplementedError for a problem whose cost the model does not know."""
     for unknown, problem in (
         (not (p.B and p.H and p.Sk), "of an empty problem"),
         (p.form != "chunk", f"for form={p.form!r}, expected 'chunk'"),
@@ -44,7 +44,7 @@ def refuse_unknown(p: Problem, backward: bool) -> None:
 
 
 def candidates(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[Choice]) -> Iterator[Candidate]:
-    """The operator's own first, then other numbers of segments on Hopper."""
+    """Yield the operator's own Configs, then those with other numbers of segments on Hopper."""
     makes = ", ".join(f"d{name}" for name in "qvk") if backward else "o"
     for choice in choices:
         config, parts = choice.config, (Part(makes, choice.config),)
@@ -59,7 +59,7 @@ def candidates(p: Problem, backward: bool, gpu: Architecture, choices: Sequence[
 
 
 def segments_grid(own: Config, p: Problem, backward: bool, gpu: Architecture) -> Iterator[Config]:
-    """Yield segments of two chunks or more, as long as fewer would leave SMs without a block."""
+    """Yield Configs with segments of two chunks or more, as long as fewer segments would leave SMs without a block."""
     blocks = min(p.B * p.H * own.slices(D, Dv) for D, Dv in passes_of(p, backward))
     for segments in (1 << power for power in range(16)):
         fits = segments * sm90.LEAST_CHUNKS * own.chunk <= p.Sk and blocks * segments < 2 * gpu.device.sms
@@ -68,14 +68,16 @@ def segments_grid(own: Config, p: Problem, backward: bool, gpu: Architecture) ->
 
 
 def passes_of(p: Problem, backward: bool) -> list[tuple[int, int]]:
-    """Return the widths of each pass's q and v: of that for o, or of those for dq, dv and dk."""
+    """Return the widths of q and v in each pass: the pass for o, or the passes for dq, dv and dk."""
     D, Dv = int(p.D), int(p.Dv)
     return [(Dv, D), (D, Dv), (Dv, D)] if backward else [(D, Dv)]
 
 
 def retention_estimate(config: Config | Sm80Config, p: Problem, backward: bool, gpu: Architecture) -> Estimate:
-    """Of passes side by side where a block of sm90 walks a sequence. Else one after another, each behind two launches
-    that find the states between chunks or segments: they read K and V, write states, read and write them again.
+    """Estimate all passes: in parallel if a block of sm90 computes a whole sequence, else one after another.
+
+    In the latter case each pass follows two launches that compute the states between chunks or segments: they read K
+    and V, write states, then read and write them again.
     """
     passes, found = passes_of(p, backward), list[Estimate]()
     if not isinstance(config, Sm80Config) and config.segments == 1:
@@ -92,8 +94,8 @@ def retention_estimate(config: Config | Sm80Config, p: Problem, backward: bool, 
 
 
 def walk_work(config: Config, D: int, Dv: int, passes: int, p: Problem, gpu: Architecture) -> Work:
-    """Of sm90, of passes side by side that are taken to be alike. A step is a chunk: K.T @ V to the state, and Q @ K.T,
-    Q @ state, P @ V. Of wide heads each warpgroup has 64 columns.
+    """Return the work of sm90, for parallel passes that are assumed to be alike. A step is a chunk: K.T @ V is added to
+    the state, then Q @ K.T, Q @ state and P @ V. If heads are wide, each warpgroup has 64 columns.
     """
     n, wide = config.chunk, config if isinstance(config, WideConfig) else None
     keys, columns, groups = (wide.keys(D), BOX, CONSUMERS) if wide else (KEY_WIDTH, padded(Dv), 1)
@@ -115,8 +117,8 @@ def walk_work(config: Config, D: int, Dv: int, passes: int, p: Problem, gpu: Arc
 
 
 def rows_work(config: Sm80Config, D: int, Dv: int, p: Problem, gpu: Architecture) -> Work:
-    """Of sm80/rows.py: a step is a block's rows, with the state and half of the tokens of a chunk. Nothing overlaps
-    with its first copy. States and P of float16 are tf32.
+    """Return the work of sm80/rows.py: a step is a block's rows, with the state and half of the tokens of a chunk.
+    Nothing overlaps with its first copy. For float16, states and P are tf32.
     """
     own, columns, half, n = config.rows, columns_of(Dv), p.dtype == "float16", min(config.chunk, p.Sk)
     rows, tokens, width = own.block_q, cdiv(n + own.block_q, 2), SM80_BOX * cdiv(D, SM80_BOX)

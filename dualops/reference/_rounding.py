@@ -45,7 +45,7 @@ def bound(spec: Spec, given: Mapping[str, Any], *, backward: bool = False) -> tu
 
 
 def abs_strides(array: np.ndarray) -> np.ndarray:
-    """Return `array`, or a copy if a stride is negative or no multiple of the item size."""
+    """Return `array`, or a copy if a stride is negative or not a multiple of the item size."""
     odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
     return array.copy() if odd else array
 

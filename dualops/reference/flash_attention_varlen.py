@@ -71,10 +71,10 @@ def flash_attention_varlen(
     """`flash_attention` of B sequences of different lengths, packed without padding.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]. cu_seqlens [B + 1] of int32 begin at 0 and
-    never fall. max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence
-    belong to none: their o is 0 and their lse -inf. options are those of `flash_attention`; b counts the sequences, and
-    i and j the tokens within a sequence.
+    cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]. cu_seqlens [B + 1] of int32 begin at 0 and are
+    nondecreasing. max_seqlen_q and max_seqlen_k are the lengths of the longest sequences, or more. Tokens after the
+    last sequence belong to none: their o is 0 and their lse -inf. options are those of `flash_attention`; b counts the
+    sequences, and i and j the tokens within a sequence.
     k_starts and k_lengths [B] of int32 may replace cu_seqlens_k: sequence b has the keys k_starts[b] to k_starts[b] +
     k_lengths[b]. Such ranges may overlap, leave gaps and come in any order.
     A max_seqlen of None means the number of all tokens.

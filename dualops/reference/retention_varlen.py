@@ -33,9 +33,9 @@ def retention_varlen(
     """`retention` in its chunk form, of B sequences of different lengths, packed without padding.
 
     q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]. cu_seqlens [B + 1]
-    of int32 begin at 0 and never fall; max_seqlen is the length of the longest, or more. Tokens behind the last
-    sequence belong to none: their o and row_sum are 0. normalize: None or "signed". log_decay is [total, H]. options
-    are those of `retention`; each sequence has its own state.
+    of int32 begin at 0 and are nondecreasing; max_seqlen is the length of the longest sequence, or more. Tokens after
+    the last sequence belong to none: their o and row_sum are 0. normalize: None or "signed". log_decay is [total, H].
+    options are those of `retention`; each sequence has its own state.
     A max_seqlen of None means the number of all tokens.
     Returns o [total, H, Dv], then the results on request: the states [B, H, D, Dv], their norms [B, H, D], and
     row_sum [H, total].

@@ -30,7 +30,8 @@ def longest_of(said: Any, total: Any) -> Any:
 
 
 def check_ends(op: str, name: str, values: np.ndarray, tokens: tuple[str, str, int], longest: tuple[str, int]) -> None:
-    """Raise ValueError unless the ends begin at 0, never fall, stay within the tokens, and no sequence is too long.
+    """Raise ValueError unless the ends begin at 0, are nondecreasing, stay within the tokens, and no sequence is too
+    long.
 
     tokens: the array of tokens, its token axis and the size of that axis. longest: the parameter that limits the length
     of a sequence, and its value.

@@ -8,7 +8,7 @@ For each element, in float32 (float64 for float64 params), every operation round
 
 lr, weight_decay, the betas and their differences from 1 are first rounded from float64 to float32, once each. The
 product lr * weight_decay and 1 minus it are float32 operations like the others, since lr may be on the device. So the
-result is defined to the bit, and kernels give the reference's bits.
+result is defined bit for bit, and kernels give the reference's bits.
 
 The spec describes one tensor; the public functions take lists of them, which `bind_list` binds. In a call with
 `master`, float32 copies of the params, p is read from master and written to it, and params get it rounded to their

@@ -172,7 +172,7 @@ def _cases() -> tuple[Case, ...]:
     add("batch16_1024", (1024, 1024, 1024), single, {Tag.BENCH}, a=(16,), b=(16,))
     add("linear8192x4096x4096", (8192, 4096, 4096), half, {Tag.BENCH}, **linear)
     add("linear2048x2048x1024", (2048, 2048, 1024), both, {Tag.DEMO}, **linear)
-    # comparisons with cuBLAS: every layout, small and thin matrices, one that is no multiple of a tile
+    # comparisons with cuBLAS: every layout, small and thin matrices, sizes that are not multiples of a tile
     forward: dict[str, Any] = {"dtypes": half, "tags": {Tag.COMPARE}, "backward": False}
     for layout in ("nt", "tn", "tt"):
         add(f"square4096_{layout}", (4096, 4096, 4096), **forward, layout=layout)

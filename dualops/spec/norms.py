@@ -58,17 +58,17 @@ def data(name: str, *, optional: bool = False) -> Input:
 
 
 def vector(name: str) -> Input:
-    """An input with one number a column: weights or shifts."""
+    """An input with one number per column: weights or shifts."""
     return Input(name, ("N",), optional=True, contiguous_last=True, role=Role.WEIGHT)
 
 
 def statistic(name: str) -> Input:
-    """An input with one number a row."""
+    """An input with one number per row."""
     return Input(name, None, role=Role.STATISTIC)
 
 
 def statistic_result(name: str, request: str) -> Output:
-    """A result with one number a row, returned if the parameter `request` is set."""
+    """A result with one number per row, returned if the parameter `request` is set."""
     return Output(
         name,
         lambda p: p.arrays["x"].shape[:-1],

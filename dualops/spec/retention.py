@@ -201,7 +201,7 @@ def check_decay(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> 
 
 
 def check_values_varlen(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
-    """Check the decays, and that cu_seqlens begin at 0, never fall, stay within the tokens and within max_seqlen."""
+    """Check the decays, and that cu_seqlens begin at 0, are nondecreasing, within the tokens and within max_seqlen."""
     check_decay(op, arrays, problem)
     check_ends(
         op, "cu_seqlens", arrays["cu_seqlens"], ("q", "total", problem.total), ("max_seqlen", problem.max_seqlen)

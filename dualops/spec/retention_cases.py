@@ -128,7 +128,7 @@ def _cases() -> tuple[Case, ...]:
     add("segments", (3, 7, 1600, 72), 40, half, test, **states)
     add("states_long", (1, 16, 2000, 128), 128, half, test, **states)
     add("states_long_wide", (1, 24, 2000, 136), 264, half, test, **states)
-    # a decay per step
+    # log_decay: a decay per step
     for S in (1, 64, 65, 300):
         add(f"steps_s{S}", (2, 2, S, 32), 48, FLOATS, edge, normalize="signed", **steps)
     add("steps_wide", (1, 2, 200, 128), 128, FLOATS, test, steps=1)
@@ -229,7 +229,7 @@ def _varlen_cases() -> tuple[Case, ...]:
     add(
         "sim_varlen_steps", 3, (19, 1, 8, 12), ("float32", "bfloat16"), {Tag.SIM}, normalize="signed", steps=1, states=1
     )
-    # tokens behind the last sequence belong to none: the sequences are too short for all tokens
+    # tokens after the last sequence belong to none: the sequences are shorter than all tokens
     early: dict[str, Any] = {"normalize": "signed", "return_row_sum": True, "return_state": True}
     add(
         "varlen_ends_early", 4, (150, 2, 33, 7), FLOATS, {Tag.TEST, Tag.EDGE}, max_seqlen=20, steps=1, states=1, **early

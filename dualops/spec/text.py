@@ -70,5 +70,5 @@ def _array(op: str, given: Input, value: str) -> tuple[tuple[int, ...], tuple[in
     if not all(part.isdecimal() for part in parts):
         raise ValueError(f"{op}: {given.name}={value}, expected a shape such as 2x32x4096x128, and :dtype")
     if at and sorted(order) != [str(axis) for axis in range(len(parts))]:
-        raise ValueError(f"{op}: {given.name}={value}, expected each of its {len(parts)} axes once behind the @")
+        raise ValueError(f"{op}: {given.name}={value}, expected each of its {len(parts)} axes once after the @")
     return tuple(map(int, parts)), tuple(map(int, order)), dtype

@@ -76,8 +76,9 @@ def flash_attention(
     seed: int | Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """softmax(scale * q @ k.T + mask) @ v; o and lse are differentiable once, by q, k, v, bias and sinks. Dao 2023,
-    arXiv:2307.08691.
+    """Attention: softmax(scale * q @ k.T + mask) @ v. Dao 2023, arXiv:2307.08691.
+
+    o and lse are differentiable once, with respect to q, k, v, bias and sinks.
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of one dtype (float64, float32, float16, bfloat16) on a CUDA
     device or the CPU, any strides with a contiguous last axis, H a multiple of Hkv, D and Dv at most 512. The position
@@ -103,7 +104,7 @@ def flash_attention(
     torch.manual_seed repeats it. Compiled functions do the same; Inductor uses its own generator unless its
     fallback_random is set.
 
-    Returns o [B, H, Sq, Dv] of q's dtype, its axes in memory in the order of q's; with return_lse also lse [B, H, Sq]
+    Returns o [B, H, Sq, Dv] of q's dtype and order of axes in memory; with return_lse also lse [B, H, Sq]
     (float32, float64 for float64), the natural logarithm of the sum of exponentials. A query that sees no key, or only
     scores of -inf, gives o = 0 and lse = -inf (or the sink). A row with a score of NaN or +inf is NaN. Its gradient
     sets dk and dv to NaN for all keys that it sees, even if a score is -inf. Keys that a mask hides are not affected.
@@ -114,19 +115,19 @@ def flash_attention(
     attributes of modules and objects, and functions. The values become part of the kernel: other values need another
     kernel. If they have changed when torch.utils.checkpoint repeats the call, backward raises RuntimeError.
 
-    Works under torch.compile (fullgraph, dynamic B, H, Sq and Sk; a seed may change, other numbers compile again),
-    torch.export and, outside torch.compile, torch.func.grad. score_mod and mask_mod do too: a graph has their name and
-    a digest, and finds them in this process when it runs. If numbers or strings that they read, or functions that they
-    call, change, torch.compile compiles again. It can't see a change of an array or a NumPy number; the graph then
-    raises RuntimeError until the old value is back. torch 2.11 refuses arrays as default values. A function may be made
-    inside the compiled one: its enclosing variables must be constant to torch.compile, and a changed global raises
-    RuntimeError. An exported program keeps the values of its export. In another process, call the same functions once
-    before it.
+    Works under torch.compile (fullgraph, dynamic B, H, Sq and Sk; a new seed needs no compilation, other new numbers
+    do), torch.export and, outside torch.compile, torch.func.grad. score_mod and mask_mod work there, too: a graph has
+    their name and a digest, and finds them in this process when it runs. If numbers or strings that they read change,
+    or functions that they call, torch.compile compiles again. It can't see a change of an array or a NumPy number. The
+    graph then raises RuntimeError until the old value is restored. torch 2.11 refuses arrays as default values. A
+    function may be defined inside the compiled one. Then its enclosing variables must be constant to torch.compile, and
+    a changed global raises RuntimeError. An exported program keeps the values of its export. In another process, call
+    the same functions once before you run it.
 
-    CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is not fast.
+    CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is slow.
 
     Raises TypeError and ValueError for a wrong call. Raises NotImplementedError for vmap, for a gradient of the
-    gradient or of alibi_slopes, and for a call that the device can't serve.
+    gradient or of alibi_slopes, and for a call that the device does not support.
 
     >>> import torch
     >>> q = k = torch.zeros(1, 1, 2, 4)
@@ -143,14 +144,15 @@ def flash_attention(
 
 
 def block_mask(mask_mod: Function, B: int | None, H: int | None, Sq: int, Sk: int, *, like: Tensor) -> BlockMask:
-    """Build the block mask of a mask_mod for `flash_attention`: which tiles of 128 x 128 (query, key) it hides, cuts
-    and shows.
+    """Build the block mask of a mask_mod for `flash_attention`.
 
-    mask_mod: (b, h, i, j) -> whether query i sees key j. B, H: batches and heads that it distinguishes; None or 1 if
-    they are all alike, and it is then called with number 0. Sq, Sk: queries and keys. like: a tensor (q), whose device
-    gets the mask. Masks are reused: a call with an equal function and the same sizes, device and stream returns the
-    same BlockMask, as long as it is alive. Make it outside of torch.compile; `flash_attention` may use it inside,
-    without a check that its function is the one of the mask.
+    The mask says which tiles of 128 x 128 (query, key) are hidden, partly visible or fully visible.
+
+    mask_mod: (b, h, i, j) -> whether query i sees key j. B, H: the number of batches and heads with different masks;
+    None or 1 if the mask is the same for all, and mask_mod is then called with index 0. Sq, Sk: the number of queries
+    and keys. like: a tensor (q); the mask is built on its device. Masks are reused: a call with an equal function and
+    the same sizes, device and stream returns the same BlockMask, as long as it is alive. Make it outside of
+    torch.compile. Inside, `flash_attention` may use it, without a check that mask_mod is the mask's function.
     Raises TypeError and ValueError for a wrong call.
     """
     if not isinstance(like, Tensor):
@@ -219,10 +221,11 @@ def flash_attention_varlen(
     """`flash_attention` of B sequences of different lengths, packed without padding.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]. cu_seqlens [B + 1] of int32 begin at 0 and
-    never fall. max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence
-    belong to none: their o is 0, their lse -inf and their gradients 0. In options b counts the sequences, and i and j
-    the tokens within a sequence. The other arguments are those of `flash_attention`, whose docstring applies here too.
+    cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]. cu_seqlens [B + 1] of int32 begin at 0 and are
+    nondecreasing. max_seqlen_q and max_seqlen_k are the lengths of the longest sequences, or more. Tokens after the
+    last sequence belong to none: their o is 0, their lse -inf and their gradients 0. In options b counts the sequences,
+    and i and j the tokens within a sequence. The other arguments are those of `flash_attention`, whose docstring
+    applies here too.
 
     k_starts, k_lengths [B] of int32, in place of cu_seqlens_k: sequence b has the keys k_starts[b] to k_starts[b] +
         k_lengths[b]. Ranges may overlap, repeat, leave gaps, be empty and come in any order. So pieces of a document

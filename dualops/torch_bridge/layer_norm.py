@@ -77,7 +77,7 @@ def layer_norm(
 
     Works under torch.compile (fullgraph, dynamic shapes; another eps compiles again), torch.export and, outside
     torch.compile, torch.func.grad. CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference,
-    which is not fast.
+    which is slow.
 
     Raises ValueError for incompatible arrays, TypeError for dtypes other than those above, NotImplementedError for vmap
     and for a gradient of the gradient.

@@ -74,7 +74,7 @@ def matmul(
     autocast a and b take autocast's dtype; bias keeps its own or becomes float32.
 
     Works under torch.compile (fullgraph, dynamic shapes), torch.export and, outside torch.compile, torch.func.grad.
-    CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is not fast.
+    CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is slow.
 
     Raises TypeError and ValueError for a wrong call. Raises NotImplementedError for vmap, for a gradient of the
     gradient and for float32 with a precision on a CUDA device that has no tensor cores for it, below 8.0.

@@ -60,12 +60,12 @@ def retention(
         0; gamma's dtype. gamma^(i - j) is then the product of the decays of the steps after j, up to i; Sq is Sk
     scale: of q @ k.T, 1 / sqrt(D) if None
     form: "chunk", in time and memory linear in the length; "recurrent", from token to token, for decoding; "parallel",
-        all pairs at once. Their results are the same. Sq is Sk except in the parallel form, where i - j is i + Sk - Sq
-        - j
-    normalize: None: n = 1; "signed": n_i = max(1, |sum_j s_ij|); "abs", only in the parallel form: n_i =
-        max(1, sum_j |s_ij|), which has no gradient
-    mask [H, Sq, Sk]: in place of the decay, for all j; only in the parallel form; q's dtype or gamma's initial_state
-    [B, H, D, Dv]: the state that an earlier call returned; gamma's dtype. With "signed" also
+        all pairs at once. Their results are the same. Sq is Sk except in the parallel form, where the distance is
+        i + Sk - Sq - j
+    normalize: None: n = 1; "signed": n_i = max(1, |sum_j s_ij|); "abs", only in the parallel form:
+        n_i = max(1, sum_j |s_ij|), which has no gradient
+    mask [H, Sq, Sk]: in place of the decay, for all j; only in the parallel form; q's dtype or gamma's
+    initial_state [B, H, D, Dv]: the state that an earlier call returned; gamma's dtype. With "signed" also
         initial_norm [B, H, D], that call's state_norm
 
     Returns o [B, H, Sq, Dv] of q's dtype, its axes in memory in the order of q's; with return_state (o, state), and
@@ -74,7 +74,7 @@ def retention(
     keep their dtypes, a mask becomes float32.
 
     Works under torch.compile (fullgraph, dynamic B, H, Sq and Sk), torch.export and, outside torch.compile,
-    torch.func.grad. CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is not fast.
+    torch.func.grad. CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is slow.
     Values of gamma and log_decay are only checked on the CPU.
 
     With its decays, this operator also computes the following; C and B of [B, S, D] are shared by all heads:
@@ -88,7 +88,7 @@ def retention(
     are float32.
 
     Raises TypeError and ValueError for a wrong call. Raises NotImplementedError for vmap, for a gradient of the
-    gradient, of gamma or of mask, and for a call that the device can't serve.
+    gradient, of gamma or of mask, and for a call that the device does not support.
 
     >>> import torch
     >>> q = k = torch.ones(1, 1, 3, 1)
@@ -120,11 +120,11 @@ def retention_varlen(
     """`retention` in its chunk form, of B sequences of different lengths, packed without padding.
 
     q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]. cu_seqlens [B + 1]
-    of int32 begin at 0 and never fall; max_seqlen is the length of the longest, or more. Tokens behind the last
-    sequence belong to none: their o and their gradients are 0. On a CUDA device the values of cu_seqlens are not
-    checked: that would wait for the device. normalize: None or "signed". Each sequence has its own state: initial_state
-    [B, H, D, Dv], initial_norm [B, H, D]. log_decay is [total, H]. The other arguments are those of `retention`, whose
-    docstring applies here too.
+    of int32 begin at 0 and are nondecreasing; max_seqlen is the length of the longest sequence, or more. Tokens after
+    the last sequence belong to none: their o and their gradients are 0. On a CUDA device the values of cu_seqlens are
+    not checked: that would wait for the device. normalize: None or "signed". Each sequence has its own state:
+    initial_state [B, H, D, Dv], initial_norm [B, H, D]. log_decay is [total, H]. The other arguments are those of
+    `retention`, whose docstring applies here too.
 
     A max_seqlen of None means the number of all tokens: the same result, maybe later.
     Returns o [total, H, Dv]; with return_state (o, state), and with "signed" (o, state, state_norm). A compiled

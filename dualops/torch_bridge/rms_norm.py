@@ -77,7 +77,7 @@ def rms_norm(
 
     Works under torch.compile (fullgraph, dynamic shapes; another eps or offset compiles again), torch.export and,
     outside torch.compile, torch.func.grad. CUDA tensors run on torch's current stream. CPU tensors use the NumPy
-    reference, which is not fast.
+    reference, which is slow.
 
     Raises ValueError for incompatible arrays and for an offset without w, and TypeError for dtypes other than those
     above. Raises NotImplementedError for vmap and for a gradient of the gradient.

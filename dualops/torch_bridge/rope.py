@@ -56,7 +56,7 @@ def rope(
     rounded once; dimensions from R on are unchanged. Autocast changes nothing. Gradients are deterministic.
 
     Works under torch.compile (fullgraph, dynamic B, H and S), torch.export and, outside torch.compile, torch.func.grad.
-    CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is not fast.
+    CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is slow.
 
     Raises TypeError and ValueError for a wrong call. Raises NotImplementedError for vmap, for a gradient of the
     gradient or of cos and sin, and for inplace if a gradient would be recorded.

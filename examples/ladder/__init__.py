@@ -1,1 +1,1 @@
-"""Ladders: an operator in steps, each a kernel with one idea more than the one before."""
+"""Ladders: an operator in steps, each a kernel with one idea more than the previous one."""

@@ -315,14 +315,14 @@ def rows_of(text: str) -> dict[str, list[str]]:
 # 32768 rows of 4096 elements of two bytes; 4096**3 multiplications of two matrices of 4096 x 4096
 EXPECTED: dict[str, dict[str, float]] = {
     "softmax": {
-        "read from memory, sizes of x": 6400 / 2**28,
-        "read from L2, sizes of x": 32 * 6400 / 2**28,
-        "instructions an element": 32 * 6400 / 2**27,
-        "turns of shared memory, a row": 6400 / 2**15,
+        "DRAM reads, in sizes of x": 6400 / 2**28,
+        "L2 reads, in sizes of x": 32 * 6400 / 2**28,
+        "thread instructions per element": 32 * 6400 / 2**27,
+        "shared-memory wavefronts per row": 6400 / 2**15,
     },
     "matmul": {
-        "read from memory, sizes of a and b": 6400 / 2**26,
-        "instructions, a thousand multiplications": 32 * 6400 / 2**36 * 1000,
+        "DRAM reads, in sizes of a and b": 6400 / 2**26,
+        "thread instructions per thousand multiplications": 32 * 6400 / 2**36 * 1000,
     },
 }
 
@@ -336,7 +336,7 @@ def test_the_tables(operator: str, tmp_path: Path):
     assert "by Nsight Compute 2025.3.1.0" in text
     rows = rows_of(text)
     assert rows["`one`"] == ["0.4 ms, 25%", "0.2 ms, 50%"] and rows["`other`"] == ["–", "0.1 ms, 100%"]
-    assert rows["registers a thread"] == ["6400", "31"] and rows["warps there, of the most"] == ["6400%", "–"]
+    assert rows["registers per thread"] == ["6400", "31"] and rows["achieved occupancy"] == ["6400%", "–"]
     for label, value in EXPECTED[operator].items():
         assert rows[label] == [f"{value:{forms[label]}}", "–"], label
     assert forms.keys() <= rows.keys()
@@ -347,7 +347,7 @@ def test_a_counter_that_no_kernel_has_is_no_row(tmp_path: Path):
     content["counters"]["kernels"].pop(0)
     (tmp_path / "h200.json").write_text(json.dumps(content))
     rows = rows_of(ladder_table.tables("matmul", tmp_path / "h200.json"))
-    assert "registers a thread" in rows and "tensor cores busy" not in rows
+    assert "registers per thread" in rows and "tensor-core utilization" not in rows
 
 
 @pytest.mark.parametrize("operator", PAGES)

@@ -150,7 +150,7 @@ def test_compute_bound_problems_tell_arithmetic_and_no_roof(run, host, tmp_path)
 def test_info_tells_device_and_ceilings(run, host):
     code, out, _ = run("info")
     assert code == 0
-    for words in ("Host, sm_90a, 1 SMs", "L2 1 MiB, shared memory a block 227 KiB", "read:write 1:1", "4.20 TB/s"):
+    for words in ("Host, sm_90a, 1 SMs", "L2 1 MiB, shared memory per block 227 KiB", "read:write 1:1", "4.20 TB/s"):
         assert words in out
 
 

@@ -1,4 +1,4 @@
-"""The command that times ways: what it lists without a GPU, what it forgets, and its lines for what is wrong."""
+"""`dualops tune`: the ways that it lists without a GPU, the records that it deletes, and its errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_without_a_problem_it_is_what_the_operator_is_timed_at(run):
 
 
 def test_what_is_timed(run, monkeypatch: pytest.MonkeyPatch):
-    """A direction after the other, on arrays of the problem's, results given; their records are printed."""
+    """Forward, then the gradient, on the problem's arrays and with given results; their records are printed."""
     asked: list[Any] = []
 
     def stand_in(operator: str, *, begin: Any, **given: Any) -> str:
@@ -113,7 +113,7 @@ def test_one_line_for_what_goes_wrong_meanwhile(run, monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_is_timed_before_all_of_it_can_be(run, monkeypatch: pytest.MonkeyPatch):
-    """A second problem that is none; a cache that nothing can be kept in."""
+    """If the second problem is invalid, or the cache can't be written to."""
     monkeypatch.setattr(command, "missing", lambda: ())
     monkeypatch.setattr(command, "_tune", lambda *given: pytest.fail("something was timed"))
     code, _, err = run("tune", "softmax", "--problem", "x=3x8", "--problem", "x=3x8 axis=5")
@@ -130,7 +130,7 @@ def test_nothing_is_timed_before_all_of_it_can_be(run, monkeypatch: pytest.Monke
         ((), "no operator, expected one of flash_attention, "),
         (("softmax",), "Or --dry-run, which needs no GPU."),
         (("softmax", "--top", "0", "--dry-run"), "--top is 0, expected at least 1"),
-        (("softmax", "--arch", "a100"), "--arch a100: what is timed is this GPU, another one is for --dry-run"),
+        (("softmax", "--arch", "a100"), "--arch a100: tune times this GPU; name another one only with --dry-run"),
         (("softmax", "--dry-run", "--arch", "h900"), "arch is 'h900', expected one of "),
         (("softmax", "--dry-run", "--problem", "x=3x"), "softmax: x=3x, expected a shape"),
         (("softmax", "--dry-run", "--problem", "x=3x4@10"), "arrays are made dense, expected none with @"),

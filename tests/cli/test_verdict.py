@@ -88,7 +88,7 @@ def test_remarks():
     told = [text.plain for text in remarks([row(0.5), row(2.0), row(None), row(None)], None, said=True)]
     failure, unchecked = told
     assert failure == f"over its tolerance: softmax, {JOBS['softmax'].title}, simt: y: off by 2.0"
-    assert unchecked == "softmax was not checked: the reference needs about 3 s, --check insists"
+    assert unchecked == "softmax was not checked: the reference needs about 3 s; --check checks anyway"
     assert [*remarks([row(None)], None, said=False)] == []
     (written,) = remarks([row(0.5)], Path("o.npz"), said=True)
     assert written.plain == "wrote o.npz: y 2×3 float32"

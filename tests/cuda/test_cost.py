@@ -297,7 +297,7 @@ UNKNOWN = [
     ("matmul M=64 N=64 K=64 dtype=float32 precision=tf32", "no estimates for float32"),
     (
         "matmul M=4097 N=4097 K=4097",
-        "no estimates where a factor is copied first: rows that are no multiple of 16 bytes",
+        "no estimates where a factor is copied first: rows that are not a multiple of 16 bytes",
     ),
     ("matmul M=2147483648 N=4096 K=4096", "first: rows .*, or sizes past what boxes reach"),
     ("retention B=2 H=16 S=32 D=128", "no estimates for S=32, expected more than 32 tokens"),

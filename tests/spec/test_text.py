@@ -64,8 +64,8 @@ def test_values(text, value):
         ("softmax x=3*5", r"softmax: x=3\*5, expected a shape such as"),
         ("softmax x=3x", "softmax: x=3x, expected a shape such as"),
         ("softmax x=-3", "softmax: x=-3, expected a shape such as"),
-        ("softmax x=3x5@1", "softmax: x=3x5@1, expected each of its 2 axes once behind the @"),
-        ("softmax x=3x5@02", "softmax: x=3x5@02, expected each of its 2 axes once behind the @"),
+        ("softmax x=3x5@1", "softmax: x=3x5@1, expected each of its 2 axes once after the @"),
+        ("softmax x=3x5@02", "softmax: x=3x5@02, expected each of its 2 axes once after the @"),
     ],
 )
 def test_what_can_not_be_read(text, message):

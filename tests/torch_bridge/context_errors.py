@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "gather_heads": ({"gather_heads": 0}, ValueError, "gather_heads is 0, expected at least 1"),
     "return_lse": ({"return_lse": 1}, TypeError, "return_lse is 1, expected True or False"),
     "balance": ({"balance": "left"}, ValueError, "balance is 'left', expected one of 'head_tail', 'contiguous'"),
-    "cu_seqlens fall": ({"cu_seqlens": (0, 5, 3)}, ValueError, "begin at 0 and never fall"),
+    "cu_seqlens fall": ({"cu_seqlens": (0, 5, 3)}, ValueError, "begin at 0 and are nondecreasing"),
     "cu_seqlens of floats": ({"cu_seqlens": (0.0, 5.0)}, TypeError, "expected integers along one axis"),
     "no tensor": ({"q": 3}, TypeError, "q is a int, expected a torch.Tensor"),
     "tokens": ({"k": lambda k: k[1:]}, ValueError, "tokens, q has"),

@@ -1,4 +1,4 @@
-"""A bad call of attention gets the spec's error, whichever way it takes through torch."""
+"""An invalid call of attention raises the spec's error, on every path through torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def one_argument(score: Any) -> Any:
     return score
 
 
-# name -> what is given, exception, how the message begins
+# name -> arguments, exception, beginning of the message
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "integers": (
         {name: x.to(torch.int32) for name, x in {"q": Q, "k": K, "v": V}.items()},
@@ -70,12 +70,12 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "seeds": ({"seed": torch.tensor([1])}, ValueError, "seed has 1 axes (1,), expected 0: []"),
     "return_lse": ({"return_lse": 1}, TypeError, "return_lse is 1, expected True or False"),
 }
-# autocast makes these right, or tells of the dtypes that it has made
+# autocast converts these dtypes, or its error names the converted dtypes
 NOT_UNDER_AUTOCAST = ("integers",)
 
 
 def refused(error: type[Exception], message: str, call: Any, *args: Any, **more: Any) -> str:
-    """All that the error says."""
+    """Return the whole message of the error."""
     with pytest.raises(error) as caught:
         call(*args, **more)
     assert str(caught.value).startswith(message)
@@ -118,7 +118,7 @@ def test_mixed_dtypes() -> None:
 
 
 def test_devices() -> None:
-    """A seed on the CPU is a number; a list of one, or anything else there, is not."""
+    """A seed on the CPU counts as a number; other arrays on another device raise an error."""
     fakes = [x.to("meta") for x in (Q, K, V)]
     message = "flash_attention: key_padding_mask is on cpu, q on meta, expected one device"
     refused(ValueError, message, flash_attention, *fakes, key_padding_mask=torch.ones(2, 5).bool())
@@ -163,7 +163,7 @@ BAD_LENGTHS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "cu_seqlens_k has B+1=5, cu_seqlens_q has B+1=2",
     ),
 }
-# what only values show is said where they are on the host, when it runs
+# errors in values are found at run time, and only for arrays on the host
 BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "start": ({"cu_seqlens_q": torch.tensor([1, 2, 2, 6, 7], dtype=torch.int32)}, "cu_seqlens_q starts at 1"),
     "fall": ({"cu_seqlens_k": torch.tensor([0, 3, 2, 7, 7], dtype=torch.int32)}, "cu_seqlens_k falls from 3 to 2 at 2"),
@@ -210,7 +210,7 @@ def test_bad_calls_of_backward() -> None:
 
 
 def test_functions_of_another_process_are_refused() -> None:
-    """A graph has a function's name and digest; where nobody gave that function, it says so."""
+    """A graph contains a function's name and digest; in a process without that function, the error says so."""
     given = (Q, K, V, None, None, None, None, None, None, None, None, "bent#0123456789abcdef")
     message = "flash_attention: score_mod is 'bent#0123456789abcdef'"
     refused(TypeError, message, torch.ops.dualops.flash_attention, *given)

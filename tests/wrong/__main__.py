@@ -1,4 +1,4 @@
-"""Mutants of kernels that wait, in processes side by side: `python -m tests.wrong [name] [--jobs 2] [--share 6]`."""
+"""Run mutants of kernels that wait, in parallel processes: `python -m tests.wrong [name] [--jobs 2] [--share 6]`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # Numba reads it when it is first imported, here and in the other processes
 
-from tests.wrong.mutants import Told, judged
+from tests.wrong.mutants import Tally, judged
 from tests.wrong.problems import LADDER, PROBLEMS
 
 ALL = [*PROBLEMS, *LADDER]
@@ -25,18 +25,18 @@ def main() -> int:
     if options.share < 1:
         parser.error(f"--share is {options.share}, expected 1 or more")
     places = [place for place, problem in enumerate(ALL) if options.name in problem.kernel]
-    wrong, all_told = [], Told("", 0, 0, ())
+    wrong, total = [], Tally("", 0, 0, ())
     with ProcessPoolExecutor(options.jobs) as pool:
-        for told in pool.map(partial(judged_at, share=options.share), places):
-            print(told.line, flush=True)
-            wrong += told.wrong
-            all_told = Told("all", all_told.killed + told.killed, all_told.harmless + told.harmless, tuple(wrong))
-    print(all_told.line, *wrong, sep="\n  ")
+        for tally in pool.map(partial(judged_at, share=options.share), places):
+            print(tally.line, flush=True)
+            wrong += tally.wrong
+            total = Tally("all", total.killed + tally.killed, total.harmless + tally.harmless, tuple(wrong))
+    print(total.line, *wrong, sep="\n  ")
     return bool(wrong) or not places
 
 
-def judged_at(place: int, share: int) -> Told:
-    """The mutants of one problem."""
+def judged_at(place: int, share: int) -> Tally:
+    """Run the mutants of one problem."""
     return judged(ALL[place], share=share)
 
 

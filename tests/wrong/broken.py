@@ -1,7 +1,7 @@
-"""Broken kernels, each with the one mistake that its name says. The checker must reject them to the last.
+"""Broken kernels, each with the one mistake that its name describes. The checker must reject all of them.
 
-`BROKEN[name].build(dtype)` makes the kernel. `reason`: what the checker or the simulator says. `on_gpu`: whether
-the mistake shows there too, every time and without harm; races and undefined shuffles need not.
+`BROKEN[name].build(dtype)` builds the kernel. `reason`: the message of the checker or the simulator. `on_gpu`: whether
+the mistake also shows on a GPU, in every run and without damage; races and undefined shuffles may not show there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Broken:
 
     name: str
     build: Callable[[str], Kernel]
-    reason: str  # a pattern
+    reason: str  # a pattern of the message
     on_gpu: bool
     backward: bool = False
     blocks: Callable[[int], int] = lambda rows: rows
@@ -37,7 +37,7 @@ BROKEN: dict[str, Broken] = {}
 
 
 def broken(reason: str, *, on_gpu: bool) -> Callable[[Callable[[str], dict[str, Any]]], Callable[..., Any]]:
-    """Decorator of a function that returns the wrong verbs for a dtype: adds the kernel made with them."""
+    """Decorate a function that returns the wrong verbs for a dtype: add the kernel that is built with them."""
 
     def add(verbs: Callable[[str], dict[str, Any]]) -> Callable[..., Any]:
         made: dict[str, Kernel] = {}

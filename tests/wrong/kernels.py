@@ -1,8 +1,8 @@
-"""A small softmax kernel that is right, and what it is made of: `build(dtype, verbs)` takes wrong parts in their place.
+"""A small correct softmax kernel, built from replaceable steps: `build(dtype, verbs)` accepts wrong ones.
 
-One block of two warps a row, contiguous rows, two readings, as in rows/reread.py: every thread runs over
-its share with a running maximum and sum, warps merge by shuffles and then through shared memory, and the row is read
-again. `Verbs` are the steps in which kernels usually go wrong; broken.py replaces them one by one.
+One block of two warps per row, contiguous rows, and two passes over a row, as in rows/reread.py. Each thread goes
+through its elements with a running maximum and sum. The warps merge these by shuffles and then through shared memory,
+and the row is read again. `Verbs` are the steps in which kernels usually go wrong; broken.py replaces them one by one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Verbs(Namespace):
     larger: Callable[..., Any]  # (row_max, value, n, N)
     add: Callable[..., Any]  # (row_sum, value)
     rescaled: Callable[..., Any]  # (row_sum, old_max, new_max)
-    base_of: Callable[..., Any]  # (row_max): what exponents are taken against
+    base_of: Callable[..., Any]  # (row_max): the number that is subtracted before exp
     lanes_max: Callable[..., Any]  # (x)
     lanes_sum: Callable[..., Any]  # (x)
     meet: Callable[..., None]  # (warp): until all warps have shared their parts
@@ -39,7 +39,7 @@ class Verbs(Namespace):
 
 @cache
 def right(dtype: str) -> Verbs:
-    """The verbs of the kernel that is right."""
+    """Return the verbs of the correct kernel."""
     mem = storage(dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, 32)
 
@@ -85,7 +85,7 @@ def right(dtype: str) -> Verbs:
 
 @cache
 def build(dtype: str, verbs: Verbs) -> Kernel:
-    """softmax_small(y, x, N, y_stride, x_stride), one block a row."""
+    """Build softmax_small(y, x, N, y_stride, x_stride), with one block per row."""
     mem, num = storage(dtype), numbers(storage(dtype).number)
 
     @kernel(pointer(mem.element), pointer(mem.element), i32, i64, i64, threads=THREADS)
@@ -121,7 +121,7 @@ def build(dtype: str, verbs: Verbs) -> Kernel:
 
 @cache
 def build_through_shared(dtype: str, barrier_between: bool) -> Kernel:
-    """The same through one shared array of a number a thread, used for the maximum and then for the sum.
+    """Build the same kernel with one shared array of a number per thread, used for the maximum and then for the sum.
 
     `barrier_between` keeps a thread from writing its sum while others still read the maxima.
     """
@@ -161,7 +161,7 @@ def build_through_shared(dtype: str, barrier_between: bool) -> Kernel:
 
 @cache
 def build_vectors(dtype: str) -> Kernel:
-    """exp(x) by 16-byte accesses wherever rows begin; the sum is one thread's. Right for rows that are aligned only."""
+    """Build a kernel with 16-byte accesses wherever rows begin; one thread computes the sum. Right for aligned rows."""
     mem, num = storage(dtype), numbers(storage(dtype).number)
     VECTOR = mem.vector
 
@@ -185,7 +185,9 @@ def build_vectors(dtype: str) -> Kernel:
 
 @cache
 def build_backward(dtype: str, sees_all_lanes: bool) -> Kernel:
-    """softmax_backward_small(dx, y, dy, N, stride): one warp a row; without all lanes each has a dot of its own."""
+    """Build softmax_backward_small(dx, y, dy, N, stride), with one warp per row. Without all lanes, each lane has its
+    own dot.
+    """
     mem, num = storage(dtype), numbers(storage(dtype).number)
     lanes = lane_reductions(mem.number, 32 if sees_all_lanes else 1)
 

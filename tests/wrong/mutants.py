@@ -1,13 +1,13 @@
 """Kernels with one step of their protocol wrong, derived from the kernels. The simulator must reject them to the last.
 
-Nothing is typed here but what can be wrong with an operand of a name: a kernel is watched while it runs as it is
-(sites.py), and every step that it came through is left out, waits for the other parity, counts one more or less, names
-the next mbarrier or the next stage, announces or copies 16 bytes more or less, and so on. problems.py has a small
-problem for every kernel that waits, and harmless.py says of the few mutants that are no worse than the kernel why.
+This file lists only what can be wrong with an operand, by the operand's name. sites.py records the steps of the
+unchanged kernel while it runs. Then each recorded step is mutated: it is left out, waits for the other parity, counts
+one more or less, uses the next mbarrier or the next stage, announces or copies 16 bytes more or less, and so on.
+problems.py has a small problem for every kernel that waits. harmless.py lists the few equivalent mutants, with reasons.
 
-    python -m tests.wrong                        all of them, a line a kernel
-    python -m tests.wrong softmax_ring           of the kernels whose name has this in it
-    python -m tests.wrong --share 6              one in six of those that must die, and of the orders, as CI does
+    python -m tests.wrong                        all mutants, a line per problem
+    python -m tests.wrong softmax_ring           those of kernels whose name contains this
+    python -m tests.wrong --share 6              one in six of the mutants to be killed, and of the orders, as in CI
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ORDERS = (
     ("reversed", 0),
     ("lagging", 0),
     ("lagging", 1),
-    ("lagging", 2),  # of two that multiply, those who load
+    ("lagging", 2),  # the loading warps, if two warpgroups multiply
     ("straggling", 0),
     *(("shuffled", seed) for seed in range(8)),
     ("scattered", 0),
 )
-NOTED = 2  # orders in which the kernel as it is comes to all of its steps
-WRONG = (Rejected, Deadlock, IndexError, OverflowError, RuntimeError)  # what mutants are rejected with
+NOTED = 2  # the first orders: together they reach all steps of the unchanged kernel
+WRONG = (Rejected, Deadlock, IndexError, OverflowError, RuntimeError)  # the errors that reject a mutant
 
 
 @dataclass(frozen=True)
@@ -48,26 +48,27 @@ class Mutant:
     """A step that is changed."""
 
     site: Site
-    told: str  # the step, by the verbs that lead to it; #2 where the kernel comes to it by a second way
+    path: str  # the verbs that lead to the step; #2 if the kernel reaches it by a second path
     what: str
     change: Change
 
     def __str__(self) -> str:
-        return f"{self.site.kernel.co_name}:{self.site.line} {self.told}: {self.what}"
+        return f"{self.site.kernel.co_name}:{self.site.line} {self.path}: {self.what}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant."""
+    """The outcome for a mutant."""
 
-    acted: bool  # else it did what the kernel does, in each order
-    reason: str | None  # why it was rejected, None if it was not
+    acted: bool  # whether it did anything different from the kernel, in any order
+    reason: str | None  # why it was rejected; None if it was not
 
 
 @contextmanager
 def prepared(problem: Problem, orders: Sequence[tuple[str, int]] = ORDERS) -> Iterator[list[Mutant]]:
-    """The mutants of a problem; inside the with statement they can be judged. Raises what the kernel as it is does in
-    one of these orders; its steps are noted in the first.
+    """Yield the mutants of a problem; inside the with statement they can be judged.
+
+    First runs the unchanged kernel in each of these orders, and records its steps in the first ones. Raises its errors.
     """
     with problem.prepared(), remembered(problem.kernel):
         watch = Watch({problem.kernel})
@@ -78,7 +79,9 @@ def prepared(problem: Problem, orders: Sequence[tuple[str, int]] = ORDERS) -> It
 
 
 def verdict(problem: Problem, mutant: Mutant, kills: Counter[tuple[str, int]]) -> Verdict:
-    """Run the mutant in each order of threads, until one rejects it; those with most kills first, and this is one."""
+    """Run the mutant in each order of threads until one rejects it, and count the kill. Orders with most kills come
+    first.
+    """
     watch = Watch({problem.kernel}, mutant.site, mutant.change)
     with watch.launches():
         for order, seed in sorted(ORDERS, key=kills.__getitem__, reverse=True):
@@ -92,22 +95,24 @@ def verdict(problem: Problem, mutant: Mutant, kills: Counter[tuple[str, int]]) -
 
 
 @dataclass(frozen=True)
-class Told:
-    """What became of the mutants of a problem."""
+class Tally:
+    """How many mutants of a problem were killed, and which were not."""
 
     problem: str
     killed: int
-    harmless: int  # by reason
-    wrong: tuple[str, ...]  # what survived, or is harmless by reason and died
+    harmless: int  # survived as listed in harmless.py
+    wrong: tuple[str, ...]  # survived without being listed, or listed but killed
 
     @property
     def line(self) -> str:
         return f"{self.problem}: {self.killed} killed, {self.harmless} harmless by reason, {len(self.wrong)} wrong"
 
 
-def judged(problem: Problem, sample: int | None = None, seed: int = 0, share: int = 1) -> Told:
-    """Run the problem's mutants, or so many of them, for which the kernel as it is runs in two orders alone; or one
-    in `share` of those that must die, see `shares`, and the kernel in two orders and one in `share` of the others.
+def judged(problem: Problem, sample: int | None = None, seed: int = 0, share: int = 1) -> Tally:
+    """Run the problem's mutants.
+
+    sample: run only this many, and the unchanged kernel in only two orders. share: run one in `share` of the mutants
+    that must be killed (see `shares`), and the unchanged kernel in two orders and one in `share` of the others.
     """
     killed, harmless, wrong = 0, 0, []
     kills = Counter[tuple[str, int]]()
@@ -124,18 +129,18 @@ def judged(problem: Problem, sample: int | None = None, seed: int = 0, share: in
             found = verdict(problem, mutant, kills)
             excuse = _excuse(problem, mutant)
             if (found.reason is None) != (excuse is not None):
-                told = "survived" if found.acted else "did what the kernel does"
-                wrong.append(f"{mutant}: {told if found.reason is None else f'not harmless, {found.reason}'}")
+                outcome = "survived" if found.acted else "did what the kernel does"
+                wrong.append(f"{mutant}: {outcome if found.reason is None else f'not harmless, {found.reason}'}")
             elif excuse is not None:
                 harmless += 1
             else:
                 killed += 1
-    return Told(str(problem), killed, harmless, tuple(wrong))
+    return Tally(str(problem), killed, harmless, tuple(wrong))
 
 
 def _excuse(problem: Problem, mutant: Mutant) -> str | None:
-    """Why the mutant is no worse than the kernel, if it is not."""
-    return reason(problem.kernel, problem.case.name, f"{mutant.told}: {mutant.what}")
+    """Return why the mutant is equivalent to the kernel; None if it is not."""
+    return reason(problem.kernel, problem.case.name, f"{mutant.path}: {mutant.what}")
 
 
 def _mutants(seen: dict[Site, Seen]) -> Iterator[Mutant]:
@@ -145,21 +150,21 @@ def _mutants(seen: dict[Site, Seen]) -> Iterator[Mutant]:
     others = {number for each in seen.values() if "number" in each.parameters for number in each.values("number")}
     for text, sites in ways.items():
         for nth, site in enumerate(sites, 1):
-            told = f"{text}#{nth}" if len(sites) > 1 else text
+            path = f"{text}#{nth}" if len(sites) > 1 else text
             changes = _numbered(seen[site]) if seen[site].verb else _wrong(seen[site], others)
             for what, change in changes:
-                yield Mutant(site, told, what, change)
+                yield Mutant(site, path, what, change)
 
 
 def _numbered(seen: Seen) -> Iterator[tuple[str, Change]]:
-    """A verb is told of the copy, the stage or the row behind."""
+    """Yield changes of a verb that has a number: it gets that of the next copy, stage or row."""
     for name in seen.parameters:
         if name in NUMBERS:
             yield f"{name} + 1", partial(_more, name=name, more=1)
 
 
 def _wrong(seen: Seen, numbers: set[int]) -> Iterator[tuple[str, Change]]:
-    """What can be wrong with an instruction. numbers: of all barriers of the block that have one."""
+    """Yield the changes of an instruction. numbers: those of the block's numbered barriers."""
     yield "left out", lambda operands: None
     for name in seen.parameters:
         if name == "parity":
@@ -182,7 +187,7 @@ def _wrong(seen: Seen, numbers: set[int]) -> Iterator[tuple[str, Change]]:
 
 
 def _places(seen: Seen) -> Iterator[tuple[str, Change]]:
-    """An array of the instruction's is another place of the same array."""
+    """Yield changes that move an array operand to another place of the same array."""
     first = seen.calls[0]
     for name, index in zip(seen.parameters, seen.parameters[1:], strict=False):
         array = first[name]
@@ -192,7 +197,7 @@ def _places(seen: Seen) -> Iterator[tuple[str, Change]]:
             named = {int(at) for at in seen.values(index)}
             if len(named) > 1:
                 yield "one mbarrier for all", partial(_one, index=index, at=min(named))
-            if array.size > 1 and "count" not in seen.parameters:  # in another order is as well initialised
+            if array.size > 1 and "count" not in seen.parameters:  # initialisation in another order is right too
                 yield "the next mbarrier", partial(_next, array=name, index=index)
         elif "nbytes" in seen.parameters and any(call[name].key for call in seen.calls):
             yield f"{name}: the next stage", partial(_next, array=name, index=index, by_copy=True)
@@ -209,7 +214,7 @@ def _one(operands: dict[str, Any], index: str, at: int) -> dict[str, Any]:
 
 
 def _next(operands: dict[str, Any], array: str, index: str, by: int = 1, by_copy: bool = False) -> dict[str, Any]:
-    """Another index, around the end of the array; by_copy: by as much as is copied."""
+    """Move an index, modulo the array's size; by_copy: by the size of the copy."""
     pointer, at = operands[array], int(operands[index])
     if by_copy:
         by = int(operands["nbytes"]) // pointer.itemsize

@@ -1,7 +1,7 @@
-"""A small problem for every kernel that waits, on which its protocol can be seen to go wrong.
+"""A small problem for every kernel that waits, on which mistakes in its protocol show.
 
-Public functions run them, planned and launched as ever, with a Config so small that few rows fill every stage more than
-twice and are spread over two blocks where there is a cluster.
+The public functions run them, with their usual plan and launch. The Config is so small that a few rows fill every stage
+more than twice, and use two blocks if there is a cluster.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ from tests.cuda.operators import Direction
 NO_ROWS = (softmax_rungs, {"rows_config": lambda *_: None})  # a row is not kept in registers
 
 
-def _anew(*_: Any) -> NoReturn:
-    raise Rejected("a row is made anew, and all that is read is finite")
+def _recomputed(*_: Any) -> NoReturn:
+    raise Rejected("a row is recomputed, and all its inputs are finite")
 
 
-# what rows that are not finite are made anew of is not found: that would heal what a step left out has made NaN
-NO_ELEMENT_ANEW: Change = (retention_hidden, {"start": _anew})
+# the kernels do not recompute rows that are not finite: that would repair the NaN of a step that was left out
+NO_RECOMPUTED_ELEMENT: Change = (retention_hidden, {"start": _recomputed})
 TWO_KERNELS: Change = (attention_sm90_backward, {"fused_choices": lambda *_: iter(())})
-NONE_ANEW: tuple[Change, ...] = ((nan_repair, {"start": _anew}),)
+NO_REPAIR: tuple[Change, ...] = ((nan_repair, {"start": _recomputed}),)
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ class Problem:
     backward: bool
     rung: str
     case: Case
-    special: int | None = None  # and once more with NaN and infinities, which blocks vote about, of this seed
+    special: int | None = None  # the seed of a second run, with NaN and infinities, about which blocks vote
     configs: tuple[Change, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         return f"{self.kernel} {self.case.id} {self.case.dtype}"
 
     def run(self) -> None:
-        """Check the call. Raises Rejected, or what the simulator says of the kernel."""
+        """Check the call. Raises Rejected, or the simulator's error."""
         direction = Direction(OPERATORS[self.operator], self.backward)
         run = direction.function(self.rung)
         check(direction.spec, self.case, run, backward=self.backward, ways=("given",))
@@ -114,7 +114,7 @@ class Problem:
             check(direction.spec, case, run, backward=self.backward, special=True, ways=("given",))
 
     def prepared(self) -> AbstractContextManager[None]:
-        """Inside the with statement, calls have the problem's Configs, and plans are made anew."""
+        """Inside the with statement, calls have the problem's Configs, and every call is planned again."""
         return changed(self.operator, *self.configs)
 
 
@@ -122,9 +122,9 @@ DIRECTIONS = (False, True)
 
 
 def _softmax_rings() -> Iterator[Problem]:
-    """Seven rows for a block or a cluster of two; there is room for a warp to be a row ahead of another.
+    """Seven rows for a block, or for a cluster of two; there are enough stages for a warp to be a row ahead of another.
 
-    Rows fill the stages, or are longer, so that a chunk comes twice.
+    Rows fit into the stages, or are longer, so that a chunk is loaded twice.
     """
     config = ChunksConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
     for cluster, backward, longer in product((1, 2), DIRECTIONS, (0, 1)):
@@ -138,7 +138,7 @@ def _softmax_rings() -> Iterator[Problem]:
 
 
 def _softmax_clusters() -> Iterator[Problem]:
-    """Rows of four vectors a thread for each of two blocks."""
+    """Rows of four vectors per thread for each of two blocks."""
     config = ClusterRowsConfig(64, 4, cluster=2)
     case = Case("cluster of 2", "float32", {"x": (3, 2 * config.columns("float32"))})
     instead = (softmax_rungs, {"cluster_config": lambda *_: config})
@@ -173,7 +173,7 @@ def _norm_case(name: str, operator: str, M: int, N: int, dtype: str, residual: b
 
 
 def _norm_rings() -> Iterator[Problem]:
-    """Rows of a warp each, rows of two or three warps that have a barrier each, rows of a cluster of two blocks."""
+    """A warp per row; two or three warps per row, with a barrier per row; a cluster of two blocks per row."""
     configs = {
         "a warp a row": ("rms_norm", "float32", NormRing(32, 1, 3, stages=3), 8),
         "two warps a row": ("layer_norm", "float32", NormRing(64, 1, 2, stages=2), 0),
@@ -197,9 +197,9 @@ def _norm_rings() -> Iterator[Problem]:
 
 
 def _norm_clusters() -> Iterator[Problem]:
-    """Five rows of two vectors a thread for a cluster of two blocks, of each norm, alone and with a residual."""
+    """Five rows of two vectors per thread for a cluster of two blocks; each norm, with and without a residual."""
     config = ClusterRowsConfig(64, 2, cluster=2, rows=2)
-    columns = config.cluster * config.columns("float32") - 8  # so that w does not fill its place
+    columns = config.cluster * config.columns("float32") - 8  # so that w does not fill its shared memory
     chosen, clusters = {"cluster_config": lambda *_: config}, {"clusters_of": lambda *_: 1}
     for operator, residual in product(("rms_norm", "layer_norm"), (False, True)):
         case = _norm_case(f"cluster of 2{residual * ', with a residual'}", operator, 5, columns, "float32", residual)
@@ -233,7 +233,7 @@ MASKED = {"max_seqlen_q": 332, "max_seqlen_k": 72, "causal": True}
 
 
 def _attention() -> Iterator[Problem]:
-    """sm90: three pieces of work for a block, of three tiles of keys each; or six, of five, four and no tiles."""
+    """sm90: a block has three pieces of work with three tiles of keys each; or six, with five, four and no tiles."""
     over_q = AttentionSm90Config(1, 16, q_stages=1, o_over_q=True)
     boxed = AttentionSm90Config(1, 16, q_stages=1, bias_stages=1)
     for name, operator, shapes, params, config in (
@@ -244,7 +244,7 @@ def _attention() -> Iterator[Problem]:
         ("a bias in boxes", "flash_attention", FEWER | BIAS_OF_FEWER, {}, boxed),
     ):
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        configs = (alone(attention_sm90, config), *NONE_ANEW)
+        configs = (alone(attention_sm90, config), *NO_REPAIR)
         yield Problem("flash_attention_sm90", operator, False, "sm90", case, configs=configs)
     # tiles of keys that fill each stage twice; results of two boxes
     for name, dtype, config, (Sq, Sk, D, Dv) in (
@@ -254,11 +254,11 @@ def _attention() -> Iterator[Problem]:
     ):
         shapes = {"q": (1, 1, Sq, D), "k": (1, 1, Sk, D), "v": (1, 1, Sk, Dv)}
         case = Case(name, dtype, shapes, {"return_lse": True})
-        configs = (alone(attention_sm80, config), *NONE_ANEW)
+        configs = (alone(attention_sm80, config), *NO_REPAIR)
         yield Problem("flash_attention_sm80", "flash_attention", False, "sm80", case, configs=configs)
 
 
-# of dk and dv: two blocks, of which the first has so many tiles that each of two stages is filled four times
+# dk and dv: two blocks, the first with enough tiles to fill each of two stages four times
 DKV_FEWER = {"q": (1, 1, 124, 64), "k": (1, 1, 72, 64), "v": (1, 1, 72, 64)}
 DKV_THREE = dict.fromkeys("qkv", (1, 1, 130, 64))  # three blocks, causal, the last of one tile
 DKV_TOKENS = {"q": (140, 1, 64), "k": (120, 1, 64), "v": (120, 1, 64), "cu_seqlens_q": (2,), "cu_seqlens_k": (2,)}
@@ -266,16 +266,16 @@ DKV_MASKED = {"max_seqlen_q": 140, "max_seqlen_k": 120, "causal": True}
 
 
 def _roles_of_any_registers(consumers: int, *, most: bool = False) -> Roles:
-    """The simulator has no registers to run out of; those of one that multiplies are left as they are."""
+    """Return roles without limits on registers, which the simulator does not have."""
     found = roles(1)
     return Roles(threads=128 * (consumers + 1), produce=found.produce, consume=found.consume)
 
 
 def _attention_gradient() -> Iterator[Problem]:
-    """sm90's; pieces of dq as of `_attention`.
+    """sm90's gradient; for dq the pieces of `_attention`.
 
-    Of the fused kernel six tiles and three: where all blocks have an even number, or all an odd one, who takes one of
-    two places for the other comes out even.
+    The fused kernel has blocks with six tiles and with three: if the numbers were all even, or all odd, a mistake of
+    one of two places for the other would cancel.
     """
     over_q = DqConfig(1, 16, dq_over_q=True)
     for name, operator, shapes, params, config in (
@@ -287,7 +287,7 @@ def _attention_gradient() -> Iterator[Problem]:
     ):
         chosen = (attention_sm90_backward, {"dq_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dq, {"roles": _roles_of_any_registers}))
+        configs = (chosen, TWO_KERNELS, *NO_REPAIR, (attention_dq, {"roles": _roles_of_any_registers}))
         yield Problem("flash_attention_dq_sm90", operator, True, "sm90", case, configs=configs)
     seen_less = "some rows see nothing", "flash_attention_varlen", DKV_TOKENS, DKV_MASKED
     for kernel, name, operator, shapes, params, config in (
@@ -298,7 +298,7 @@ def _attention_gradient() -> Iterator[Problem]:
     ):
         chosen = (attention_sm90_backward, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dkv_split, {"roles": _roles_of_any_registers}))
+        configs = (chosen, TWO_KERNELS, *NO_REPAIR, (attention_dkv_split, {"roles": _roles_of_any_registers}))
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=configs)
     yield from _attention_dbias()
     yield from _attention_in_thirds()
@@ -307,12 +307,12 @@ def _attention_gradient() -> Iterator[Problem]:
     shapes = {"q": (1, 3, 120, 128), "k": (1, 1, 130, 128), "v": (1, 1, 130, 64)}
     case = Case("two blocks", "bfloat16", shapes, {"return_lse": True, "causal": True})
     for kernel in ("flash_attention_fused_sm90", "flash_attention_dq_finish"):
-        yield Problem(kernel, "flash_attention", True, "sm90", case, configs=(small, plain, *NONE_ANEW))
+        yield Problem(kernel, "flash_attention", True, "sm90", case, configs=(small, plain, *NO_REPAIR))
 
 
 def _attention_dbias() -> Iterator[Problem]:
-    """In pieces: keys that stay for two of three heads; queries that stay for three tiles of keys,
-    or one where a mask hides the others. What stays is waited for where it does not, and what passes where it does.
+    """Pieces whose keys stay in shared memory for two of three heads, or whose queries stay for three tiles (for
+    one if a mask hides the others). So each operand stays in one problem, and is loaded per step in another.
     """
     for name, (H, Hkv), (Sq, Sk), bias, least, beside, params in (
         ("keys stay", (6, 3), (20, 40), (20, 40), 3, True, {}),
@@ -322,15 +322,15 @@ def _attention_dbias() -> Iterator[Problem]:
         chosen = (attention_dbias_launch, {"dbias_configs": lambda *_, config=config: iter([(config, "alone")])})
         shapes = {"q": (1, H, Sq, 64), "k": (1, Hkv, Sk, 64), "v": (1, Hkv, Sk, 64), "bias": bias}
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        configs = (chosen, (attention_bias_walk, {"LEAST_VISITS": least}), TWO_KERNELS, *NONE_ANEW)
+        configs = (chosen, (attention_bias_walk, {"LEAST_VISITS": least}), TWO_KERNELS, *NO_REPAIR)
         yield Problem("flash_attention_dbias_sm90", "flash_attention", True, "sm90", case, configs=configs)
 
 
 def _attention_in_thirds() -> Iterator[Problem]:
-    """sm90's of float32, forward and its gradient: pieces and tiles as of 16 bits."""
+    """sm90's kernels for float32, forward and gradient, with the pieces and tiles of the 16-bit problems."""
     config = AttentionSm90Config(1, 16, q_stages=1, thirds=True)
     case = Case("thirds", "float32", FEWER, {"return_lse": True})
-    changes = ((attention_float32, {"thirds_configs": lambda *_: iter([(config, "alone")])}), *NONE_ANEW)
+    changes = ((attention_float32, {"thirds_configs": lambda *_: iter([(config, "alone")])}), *NO_REPAIR)
     yield Problem("flash_attention_sm90", "flash_attention", False, "sm90", case, configs=changes)
     narrow = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, overlap=False, thirds=True)
     wide = DqThirdsConfig(16), DkvThirdsConfig(16)
@@ -343,20 +343,20 @@ def _attention_in_thirds() -> Iterator[Problem]:
     ):
         few = {"LEAST_QUERIES": 1, "LEAST_KEYS": 1, "gradient_configs": lambda *_, pair=pair: (pair, "alone")}
         case = Case("thirds", "float32", shapes, {"return_lse": True, **params})
-        changes = ((attention_float32, few), *NONE_ANEW, *plain)
+        changes = ((attention_float32, few), *NO_REPAIR, *plain)
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=changes)
 
 
 def _retention() -> Iterator[Problem]:
-    """Five chunks, which fill each stage twice; o in two boxes; keys in three parts, as the final state wants them, or
-    with log_decay. Of that the sums of more tokens than a block has threads.
+    """Five chunks, which fill each stage twice; o in two boxes; keys in three parts, which the final state or log_decay
+    needs. With log_decay, there are more tokens to sum than a block has threads.
     """
     plain, shape = (retention_chunks, {"roles": _roles_of_any_registers}), (1, 1, 570, 72)
     case = Case("the final state", "bfloat16", dict.fromkeys("qkv", shape), {"return_state": True})
-    yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
+    yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_RECOMPUTED_ELEMENT, plain))
     shapes = {**dict.fromkeys("qkv", shape), "log_decay": shape[:3]}
     case = Case("log_decay", "bfloat16", shapes)
-    yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
+    yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_RECOMPUTED_ELEMENT, plain))
     states = {"initial_state": (1, 1, 72, 72)}
     case = Case("dlog_decay", "bfloat16", shapes | states, {"return_state": True})
     for kernel, module in (
@@ -364,11 +364,11 @@ def _retention() -> Iterator[Problem]:
         ("retention_step_gradient_sm90", retention_decay_grad_pairs),
     ):
         roles_of = (module, {"roles": _roles_of_any_registers})
-        yield Problem(kernel, "retention", True, "sm90", case, configs=(NO_ELEMENT_ANEW, roles_of))
+        yield Problem(kernel, "retention", True, "sm90", case, configs=(NO_RECOMPUTED_ELEMENT, roles_of))
     one = (retention_marks, {"CONFIG": retention_marks.PrefixSumsConfig(threads=32, each=1)})
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")
     yield Problem("retention_marks", "retention", False, "simt", case, configs=(one,))
-    wide: tuple[Change, ...] = (NO_ELEMENT_ANEW, (retention_wide, {"roles": _roles_of_any_registers}))
+    wide: tuple[Change, ...] = (NO_RECOMPUTED_ELEMENT, (retention_wide, {"roles": _roles_of_any_registers}))
     shapes = {"q": (1, 1, 300, 72), "k": (1, 1, 300, 72), "v": (1, 1, 300, 136)}
     case = Case("two slices", "bfloat16", shapes, {"return_state": True})  # and two boxes of keys
     yield Problem("retention_wide_sm90", "retention", False, "sm90", case, configs=wide)
@@ -380,11 +380,11 @@ def _retention() -> Iterator[Problem]:
 
 
 def _retention_sm80() -> Iterator[Problem]:
-    """Of rows four slices of a state, then two tiles; of a chunk's state four tiles of tokens."""
+    """Rows with four slices of a state, then two tiles; a chunk's state with four tiles of tokens."""
     for kernel, chunk, Sq, D in (("retention_rows_sm80", 64, 100, 128), ("retention_states_sm80", 128, 129, 16)):
         config = RetentionSm80Config(chunk, Sm80Rows(block_kv=32), Sm80States(tokens=32))
-        plain = (retention_sm80_pairs, {"FEW_SEEN": 0})  # what rounding takes is no step of the protocol
-        changes = alone(retention_sm80, config), NO_ELEMENT_ANEW, plain
+        plain = (retention_sm80_pairs, {"FEW_SEEN": 0})  # without residuals, which are no step of the protocol
+        changes = alone(retention_sm80, config), NO_RECOMPUTED_ELEMENT, plain
         case = Case("two chunks", "bfloat16", dict.fromkeys("qkv", (1, 1, Sq, D)), {"return_state": True})
         yield Problem(kernel, "retention", False, "sm80", case, configs=changes)
 
@@ -395,12 +395,12 @@ def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, Dv: int) -> Iterator
     case = Case("four tiles", "bfloat16", shapes, {"return_lse": True})
     one = {"dq_configs": lambda *_: iter([(Sm80DqConfig(1, 32), "alone")])}
     one |= {"dkv_configs": lambda *_: iter([(Sm80DkvConfig(1, 32), "alone")])}
-    yield Problem(kernel, "flash_attention", True, "sm80", case, configs=((attention_sm80_backward, one), *NONE_ANEW))
+    yield Problem(kernel, "flash_attention", True, "sm80", case, configs=((attention_sm80_backward, one), *NO_REPAIR))
 
 
 def _products_in_boxes() -> Iterator[Problem]:
-    """Two tiles for each block of a cluster, stored as boxes, with a bias; for a block, row by row; a sum that two
-    blocks make; and parts of float32 in pieces of three slices, the last of two. Each fills a stage anew.
+    """Two tiles for each block of a cluster, stored as boxes, with a bias; for a block, stored row by row; a sum that
+    two blocks compute; and parts of float32 in pieces of three slices, the last of two. Each fills a stage again.
     """
     in_boxes = {"a": (136, 136), "b": (136, 128), "bias": (128,)}, {"return_preactivation": True, "activation": "relu"}
     in_rows = {"a": (136, 136), "b": (124, 136)}, {"activation": "relu", "transpose_b": True}
@@ -420,7 +420,7 @@ def _products_in_boxes() -> Iterator[Problem]:
         yield Problem(kernel, "matmul", False, "sm90", case, configs=(instead,))
 
 
-# of kernels whose blocks meet, a SIM case each, with these shapes instead: more than one tile of whatever is walked
+# for kernels with block barriers, a SIM case each, with these shapes in place of its own: they have more than one tile
 LARGER = {
     "queries": {"q": (1, 2, 5, 8), "k": (1, 1, 9, 8), "v": (1, 1, 9, 8)},
     "keys": {"q": (1, 1, 5, 8), "k": (1, 1, 40, 8), "v": (1, 1, 40, 8)},
@@ -430,7 +430,7 @@ LARGER = {
     "matmul": {"a": (1, 60, 300), "b": (40, 300), "bias": (40,)},
     "recurrent": dict.fromkeys(("q", "k", "v"), (1, 1, 20, 8)),
 }
-# one in eight has a q in it that only some threads know to be strange, and that counts
+# the seed: for one in eight, q has a non-finite number that only some threads see, and that changes the result
 SPECIAL = {"flash_attention_dkv": 8}
 SIMULATED = (
     ("flash_attention_simt", "flash_attention", False, "sim_plain-float16", {}),
@@ -481,7 +481,7 @@ PROBLEMS = [
 
 @dataclass(frozen=True)
 class StepProblem(Problem):
-    """One call of a step of matmul's ladder, which no rung of the operator launches."""
+    """One call of a kernel of matmul's ladder, which no rung of the operator launches."""
 
     def run(self) -> None:
         check(OPERATORS[self.operator], self.case, partial(matmul_ladder.run_step, self.rung), ways=("given",))
@@ -492,7 +492,7 @@ class StepProblem(Problem):
             yield
 
 
-# tiles as small as they go
+# the smallest possible tiles
 SMALL_STEPS: dict[str, Any] = {
     "thread_an_element": None,
     "shared_tiles": TilesConfig(lanes=8, rows=1, columns=1, block_k=8),
@@ -508,7 +508,7 @@ SMALL_STEPS: dict[str, Any] = {
 
 @contextmanager
 def small_steps() -> Iterator[None]:
-    """Inside the with statement, the steps of matmul's ladder have small tiles."""
+    """Inside the with statement, the kernels of matmul's ladder have small tiles."""
     small = {name: step._replace(config=SMALL_STEPS[name]) for name, step in matmul_ladder.STEPS.items()}
     kept = mock.patch.multiple(matmul_ladder.forward, plans={}, families={})
     with mock.patch.dict(matmul_ladder.STEPS, small), kept:
@@ -516,7 +516,7 @@ def small_steps() -> Iterator[None]:
 
 
 def _steps() -> Iterator[Problem]:
-    """Of each kernel, on a product that fills every stage more than twice and whose tile has two parts to be stored."""
+    """Each kernel, on a product that fills every stage more than twice and stores its tile in two parts."""
     sizes = {"shared_tiles": (8, 16, 24), "copies_ahead": (24, 40, 136), "boxes": (72, 72, 264), "roles": (40, 72, 264)}
     kernels = {"shared_tiles": "tiles", "copies_ahead": "warps", "boxes": "boxes", "roles": "roles"}
     for name, (M, N, K) in sizes.items():

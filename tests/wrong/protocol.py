@@ -1,9 +1,10 @@
-"""softmax's ring kernels with one step of their protocol wrong. The simulator must reject them to the last.
+"""softmax's ring kernels with one mistake in their protocol. The simulator must reject all of them.
 
-A mutant takes the place of `ring`, `parts` or `start_cluster` while the kernel is built and run, with one verb changed.
-They are for the simulator alone: on a GPU most of them hang, or are right as often as not.
-protocol_ring.py and protocol_parts.py say what they are: mistakes that no single wrong step makes, which mutants.py
-derives for every kernel, but two that fit together, a step too many, or a step that only some threads or stages take.
+A mutant replaces `ring`, `parts` or `start_cluster` while the kernel is built and run, with one verb changed. Mutants
+only run in the simulator: on a GPU most of them hang, or give the right result by chance.
+mutants.py derives the mutants with a single wrong step, for every kernel. Those of protocol_ring.py and
+protocol_parts.py are other mistakes: two that fit together, a step too many, or a step that only some threads or stages
+execute.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from tests.checks import Rejected, check
 
 DTYPE = "float64"
 ROWS = 6  # all for one cluster
-# each stage is filled again and again, and there is room for a warp to be a row ahead of another
+# each stage is filled several times, and there are enough stages for a warp to be a row ahead of another
 CONFIG = ChunksConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
 
-# what mutants are rejected for
+# patterns of the messages that reject mutants
 NAN, VALUE = r"(y|dx): nan at", r"max error .* limit"
 WRONG = f"{NAN}|{VALUE}"
 STUCK = r"Deadlock: \d+ threads wait forever: block .* at mbarrier \d, phase \d: threads"
@@ -42,7 +43,7 @@ NOT_THERE = r"mbarrier \d: used before it is initialised"
 
 
 class Sizes(NamedTuple):
-    """What a mutant must know of the kernel."""
+    """The sizes of the kernel that a mutant needs."""
 
     stages: int
     warps: int
@@ -50,18 +51,18 @@ class Sizes(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Pairs of numbers that a row is put together from."""
+        """Number of pairs that are merged to a row's result."""
         return self.warps * self.cluster
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One step that is wrong."""
+    """One mistake."""
 
     name: str
     of: str  # "ring", "parts" or "start_cluster"
-    change: Callable[[Any, Sizes], Any]  # (what is right): what takes its place, or the verbs that do
-    reason: str  # a pattern
+    change: Callable[[Any, Sizes], Any]  # (the right object) -> its replacement, or the replaced verbs
+    reason: str  # a pattern of the message
     clusters: tuple[int, ...]
 
 
@@ -76,14 +77,14 @@ def add(
     reason: str,
     clusters: tuple[int, ...] = (1, 2),
 ) -> None:
-    """Add a mutant, which is made for these sizes of clusters."""
+    """Add a mutant for these cluster sizes."""
     MUTANTS[name] = Mutant(name, of, change, reason, clusters)
 
 
 def mutant(
     of: str, reason: str, clusters: tuple[int, ...] = (1, 2)
 ) -> Callable[[Callable[[Any, Sizes], Any]], Callable[[Any, Sizes], Any]]:
-    """Decorator of a function that makes the wrong verbs of the right ones: adds a mutant of its name."""
+    """Decorate a function that returns wrong verbs for the right ones: add a mutant of its name."""
 
     def decorate(change: Callable[[Any, Sizes], Any]) -> Callable[[Any, Sizes], Any]:
         add(change.__name__, of, change, reason, clusters)
@@ -94,7 +95,7 @@ def mutant(
 
 @contextmanager
 def mutated(one: Mutant | None, config: ChunksConfig, backward: bool) -> Iterator[Kernel]:
-    """The kernel with the mutant in it, built anew; None is the kernel as it is."""
+    """Yield the kernel, rebuilt with the mutant; None: without a mutant."""
     sizes = Sizes(config.stages, config.warps, config.cluster)
 
     def instead(of: str, right: Any) -> Any:
@@ -118,7 +119,7 @@ def mutated(one: Mutant | None, config: ChunksConfig, backward: bool) -> Iterato
 
 
 def rejection(one: Mutant | None, cluster: int, backward: bool) -> str | None:
-    """Why the mutant is rejected, None if it passes."""
+    """Return why the mutant is rejected; None if it passes."""
     config = replace(CONFIG, cluster=cluster)
     names = ["dx", "y", "dy"] if backward else ["y", "x"]
     columns = config.kept(DTYPE)

@@ -1,4 +1,4 @@
-"""Mutants of what blocks and warps do together: how a cluster starts, how parts meet."""
+"""Mutants of the cooperation of blocks and warps: the start of a cluster, and the exchange of a row's parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start_of_the_block_alone(right, sizes):
 
 
 def _mine() -> tuple[int, int, int]:
-    """My block's number in its cluster, my warp and my lane."""
+    """Return this thread's block in its cluster, its warp and its lane."""
     return cluster_ctarank(), cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
 
 
@@ -104,7 +104,9 @@ for _name, _parity in {
 def _send(
     rank_of: Callable[[int, int], int] = lambda lane, own: lane, offset: bool = True, lanes: int = 0
 ) -> Callable[[Any, Sizes], dict[str, Any]]:
-    """lanes: so many more than there should be. rank_of(lane, my rank): where a lane sends. offset: by rank."""
+    """Return a changed `send`. rank_of(lane, own rank): the block that a lane sends to. offset: whether its place
+    depends on the rank. lanes: how many lanes too many send.
+    """
 
     def change(right: Parts, sizes: Sizes) -> dict[str, Any]:
         def send(smem, row_round, a, b):
@@ -139,7 +141,7 @@ def every_warp_expects_parts(right, sizes):
     return {"send": send}
 
 
-@mutant("parts", r"copies are still under way when", (2,))
+@mutant("parts", r"copies are still in flight when", (2,))
 def sends_parts_that_nobody_waits_for(right, sizes):
     def send(smem, row_round, a, b):
         right.send(smem, row_round, a, b)

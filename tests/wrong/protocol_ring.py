@@ -1,4 +1,4 @@
-"""Mutants of the ring of stages: who copies, who reads, how it begins."""
+"""Mutants of the ring of stages: of the copying threads, of the reading threads, and of its initialisation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dualops.cuda.tile.rows import FULL_WARP
 
 from .protocol import NAN, NOT_THERE, ROWS, STUCK, TOO_MANY, VALUE, WRONG, Sizes, mutant
 
-# --- the ring: who copies ----------------------------------------------------------------------------
+# --- the ring: copying ---------------------------------------------------------------------------------
 
 
 def _expect(right: Ring, sizes: Sizes, smem: RingSmem, i: int, rows: int, width: int) -> Filling:
-    """acquire without its wait."""
+    """Do what acquire does, without its wait."""
     arrays = smem.tiles.size // (sizes.stages * right.tile)
     mbarrier_arrive_expect_tx(smem.full, i % sizes.stages, arrays * rows * width * smem.tiles.itemsize)
     return Filling(smem, i % sizes.stages, rows, width)
@@ -43,7 +43,7 @@ def waits_one_copy_too_early_for_empty(right, sizes):
     return {"acquire": acquire}
 
 
-@mutant("ring", rf"{STUCK}|copies are still under way")
+@mutant("ring", rf"{STUCK}|copies are still in flight")
 def expects_nothing(right, sizes):
     def acquire(smem, i, rows, width):
         stage = i % sizes.stages
@@ -79,7 +79,7 @@ def copies_one_stage_only(right, sizes):
     return {"copy": copy}
 
 
-# --- the ring: who reads -----------------------------------------------------------------------------
+# --- the ring: reading ---------------------------------------------------------------------------------
 
 
 def _wait(sizes: Sizes, parity: Callable[[int], int]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def released_twice(right, sizes):
 
 @mutant("ring", rf"{NAN}|{STUCK}")
 def released_before_it_is_read(right, sizes):
-    """At the wait: in backward at the first of two."""
+    """Release a stage at the wait; in backward, at the first of two waits."""
     released = set()
 
     def wait(smem, i):
@@ -162,7 +162,7 @@ def released_before_it_is_read(right, sizes):
     return {"wait": wait, "release": lambda smem, stage: None}
 
 
-# --- the ring: its beginning -------------------------------------------------------------------------
+# --- the ring: initialisation --------------------------------------------------------------------------
 
 
 @mutant("ring", NOT_THERE)

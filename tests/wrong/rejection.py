@@ -1,4 +1,4 @@
-"""What the checker says of a kernel of this folder, over shapes, dtypes, layouts and special values."""
+"""Check a kernel of this folder with many shapes, dtypes, layouts and special values, and collect the rejections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rejections(
     library: Library = NUMPY,
     dtypes: Sequence[str] = FLOATS,
 ) -> Iterator[str]:
-    """Why the checker rejects the kernel: a message for each call that it does not let pass."""
+    """Yield the checker's message for each call that it rejects."""
     for number, (shape, dtype) in enumerate(product(SHAPES, dtypes)):
         for layout in [PADDED_BACKWARD] if backward else LAYOUTS.values():
             for seed, special in enumerate((False, True, True)):

@@ -1,6 +1,6 @@
-"""Launches of the kernels beside the one that is broken: what they made of the same memory before, they make again.
+"""Cache the launches of the kernels other than the broken one: with equal memory, their earlier results are used again.
 
-A gradient's other kernels take longer than the mutant itself, and mostly see nothing that it wrote.
+A gradient's other kernels take longer than the mutant itself, and most of them do not read what it wrote.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from dualops.cuda.launch.step import leaves
 from dualops.cuda.simulator import Pointer
 
 LEAST_ADDRESS = 1 << 32  # of a record's address; a kernel's own numbers are smaller
-MOST = 16  # launches that are remembered: the first ones, beside the kernel as it is
+MOST = 16  # cached launches: the first ones, while the kernel is unchanged
 
 
 @contextmanager
 def remembered(kernel: str) -> Iterator[None]:
-    """Inside the with statement all launches but this kernel's are done once for the same memory and numbers, whatever
-    the order of threads.
+    """Inside the with statement, a launch of another kernel runs once per memory and numbers, in any order of threads.
 
-    Their memory is that of their arguments: for kernels that read no table of addresses.
+    Its memory is that of its arguments, so this is only right for kernels that read no table of addresses.
     """
     launch = simulator.launch
     known: dict[tuple[Any, ...], list[np.ndarray]] = {}
@@ -35,7 +34,7 @@ def remembered(kernel: str) -> Iterator[None]:
         if function.__name__ == kernel:
             launch(function, grid, block, args, **options)
             return
-        arrays, rest = _told_apart(args)
+        arrays, rest = _split(args)
         call = function, tuple(grid), *rest, *(array.tobytes() for array in arrays)
         if call not in known:
             launch(function, grid, block, args, **options)
@@ -49,8 +48,8 @@ def remembered(kernel: str) -> Iterator[None]:
         yield
 
 
-def _told_apart(args: Any) -> tuple[list[np.ndarray], list[Any]]:
-    """The memory among arguments, and behind their tensor maps; what is left."""
+def _split(args: Any) -> tuple[list[np.ndarray], list[Any]]:
+    """Return the memory of the arguments and of their tensor maps, and the other arguments."""
     arrays, rest = [], []
     for arg in leaves(args):
         if isinstance(arg, Pointer):

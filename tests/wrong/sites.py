@@ -1,11 +1,11 @@
-"""Where a kernel waits, signals and copies: found in what it is made of, and watched while the simulator runs it.
+"""Where a kernel waits, signals and copies: found in the kernel's functions, and watched while the simulator runs it.
 
-A kernel is a plain function there, which reaches nouns and verbs by its closure and its module's names. `watched` makes
-a copy of it in which the steps of its protocol are asked about first: instructions that return nothing and concern an
-mbarrier or no memory at all (barriers, fences), the block's barriers, and verbs that number copies or stages. What is
-shared with other kernels is copied, never changed.
+In the simulator a kernel is a plain function, which reaches nouns (objects) and verbs (their functions) by its closure
+and its module's names. `watched` copies it so that each step of its protocol first calls the current `Watch`. Steps are
+instructions that return nothing and concern an mbarrier or no memory at all (barriers, fences), the block's barriers,
+and verbs that number copies or stages. Functions shared with other kernels are copied, never changed.
 
-A step is known by its `Site`, the calls that lead to it from the kernel, so that one verb that is called twice is two.
+A `Site` identifies a step by the calls that lead to it from the kernel. So a verb that is called twice has two sites.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dualops.cuda.compiler.backend import Noun, cuda
 from dualops.cuda.ptx import asm, async_copy, mbarrier, warp
 from dualops.cuda.ptx.operands import Address
 
-assert async_copy and mbarrier and warp  # they fill RECORDS
+assert async_copy and mbarrier and warp  # importing them fills RECORDS
 
-# what a verb's parameter is called that numbers copies, stages or rows: shifted by one, it is another's
+# names of verbs' parameters that number copies, stages or rows: one more is the number of another one
 NUMBERS = ("i", "stage", "row_round", "phase")
-# instructions that say what is best when, and nothing else
+# instructions that only hint, and do not change results
 HINTS = ("prefetch_tensormap", "settle", "settle_bits", "griddepcontrol_launch_dependents")
 
 
@@ -38,7 +38,7 @@ class Site:
     """A step of a kernel's protocol."""
 
     kernel: CodeType
-    calls: tuple[tuple[CodeType, int], ...]  # (whose code, where in it), from the kernel's own to the step's
+    calls: tuple[tuple[CodeType, int], ...]  # (code, offset in it), from the kernel's own to the step's
     step: str  # the instruction's or the verb's name
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Site:
 
     @property
     def line(self) -> int:
-        """Where in the kernel."""
+        """The line in the kernel."""
         code, at = self.calls[0]
         return list(code.co_positions())[at // 2][0] or code.co_firstlineno
 
@@ -58,7 +58,7 @@ def _short(name: str) -> str:
 
 @dataclass
 class Seen:
-    """What came to a step while the kernel ran as it is."""
+    """The operands of a step's calls while the unchanged kernel ran."""
 
     parameters: tuple[str, ...]
     verb: bool
@@ -73,12 +73,12 @@ Change = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 
 class Watch:
-    """Kernels that are launched with their steps watched: noted, and at one of them changed."""
+    """Watches the steps of kernels: records all of them, or changes one."""
 
     def __init__(self, kernels: set[str], site: Site | None = None, change: Change | None = None):
         self.kernels, self.site, self.change = kernels, site, change
         self.seen: dict[Site, Seen] | None = None if site else {}
-        self.acted = False  # some operand was another, or the step was left out
+        self.acted = False  # an operand was changed, or the step was left out
 
     @contextmanager
     def launches(self) -> Iterator[None]:
@@ -97,7 +97,7 @@ class Watch:
             _watch = before
 
     def operands(self, site: Site, parameters: tuple[str, ...], args: tuple[Any, ...], verb: bool) -> Any:
-        """What the step is to get, None if it is to be left out."""
+        """Return the operands for the step; None if it is left out."""
         if self.seen is not None:
             calls = self.seen.setdefault(site, Seen(parameters, verb)).calls
             calls.append(dict(zip(parameters, args, strict=True)))
@@ -117,14 +117,14 @@ _watch = Watch(set())
 
 @cache
 def watched(function: FunctionType) -> FunctionType:
-    """The kernel with its steps watched."""
+    """Return a copy of the kernel with its steps watched."""
     return _Copies(function).of(function)
 
 
 def steps(function: FunctionType) -> set[tuple[str, str]]:
-    """(function, instruction) of every step that a kernel reaches, in whatever order; empty if it never waits.
+    """Return (function, instruction) of every step that a kernel can reach, in no order; empty if it never waits.
 
-    Verbs of its nouns that nobody asks for are left out.
+    Verbs that no code looks up are left out.
     """
     copies = _Copies(function)
     copies.of(function)
@@ -136,18 +136,18 @@ def steps(function: FunctionType) -> set[tuple[str, str]]:
 
 
 class _Copies:
-    """Copies of what a kernel is made of, wherever a step is reached; the rest is as it was."""
+    """Copies the functions of a kernel that reach a step; the others are unchanged."""
 
     def __init__(self, kernel: FunctionType):
         self.kernel = kernel.__code__
         self.found: set[tuple[str, str]] = set()
         self.members: dict[str, str] = {}  # function -> its name in a noun
-        self.asked: set[str] = set()  # names that the code of any function looks up
+        self.asked: set[str] = set()  # names that any function's code looks up
         self.made: dict[int, Any] = {}
 
     def of(self, value: Any) -> Any:
         if id(value) not in self.made:
-            self.made[id(value)] = value  # while it is looked at
+            self.made[id(value)] = value  # while it is copied
             self.made[id(value)] = self._copy(value)
         return self.made[id(value)]
 
@@ -156,7 +156,7 @@ class _Copies:
             record = _record_of(value)
             if record is None:
                 return self._function(value)
-            return _asked(value, record.name, self.kernel, verb=False) if _is_step(record) else value
+            return _observed(value, record.name, self.kernel, verb=False) if _is_step(record) else value
         if isinstance(value, Noun):
             members = value.members()
             self.members |= {_short(f.__qualname__): name for name, f in members.items() if isinstance(f, FunctionType)}
@@ -195,11 +195,11 @@ class _Copies:
             closure,
         )
         numbered = function.__code__ is not self.kernel and set(inspect.signature(function).parameters) & {*NUMBERS}
-        return _asked(copy, _short(function.__qualname__), self.kernel, verb=True) if numbered else copy
+        return _observed(copy, _short(function.__qualname__), self.kernel, verb=True) if numbered else copy
 
 
 def _names(code: CodeType) -> set[str]:
-    """All names that code, and the code inside it, looks up."""
+    """Return all names that code, and the code inside it, looks up."""
     inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return {*code.co_names, *code.co_freevars}.union(*inner)
 
@@ -221,7 +221,7 @@ def _is_step(record: asm.Instruction) -> bool:
 
 
 def _record_of(function: FunctionType) -> asm.Instruction | None:
-    """The instruction that a function is the twin of, members of families too, however many were made so far."""
+    """Return the instruction whose twin (its simulation) this function is; also a member of a family built so far."""
     if len(_TWINS) < len(asm.RECORDS):
         _TWINS.update((id(record.twin), name) for name, record in asm.RECORDS.items())
     name = _TWINS.get(id(inspect.unwrap(function)))
@@ -231,28 +231,28 @@ def _record_of(function: FunctionType) -> asm.Instruction | None:
 _TWINS: dict[int, str] = {}  # twin, by its id -> the instruction's name
 _WAITS = _record_of(mbarrier.mbarrier_wait)
 if _WAITS is None or not _is_step(_WAITS):
-    raise AssertionError("a wait at an mbarrier is no step of a protocol: nothing would be made wrong")
+    raise AssertionError("a wait at an mbarrier is no step of a protocol: there would be no mutants")
 
 
-def _asked(function: Any, step: str, kernel: CodeType, verb: bool) -> Any:
-    """The function, called with what the watch says."""
+def _observed(function: Any, step: str, kernel: CodeType, verb: bool) -> Any:
+    """Return the function, called with the operands from the watch."""
     parameters = tuple(inspect.signature(function).parameters)
 
-    def asked(*args: Any) -> Any:
+    def observed(*args: Any) -> Any:
         if _elsewhere(step):
             return function(*args)
         operands = _watch.operands(_site(kernel, step), parameters, args, verb)
         return None if operands is None else function(*operands)
 
-    return asked
+    return observed
 
 
-_ASKED = next(inner for inner in _asked.__code__.co_consts if isinstance(inner, CodeType))
+_OBSERVED = next(inner for inner in _observed.__code__.co_consts if isinstance(inner, CodeType))
 _SITES: dict[tuple[Any, ...], Site] = {}
 
 
 def _elsewhere(step: str) -> bool:
-    """Whether the watch is for a step that has another name, or is asked for at another place."""
+    """Whether the watch is for a step of another name, or at another place."""
     site = _watch.site
     if site is None:
         return False
@@ -264,13 +264,13 @@ def _elsewhere(step: str) -> bool:
 
 
 def _site(kernel: CodeType, step: str) -> Site:
-    """Where a kernel comes to a step. Code goes by its id: its hash is that of all its constants."""
+    """Return the site of the current step. Code is compared by its id, since its hash reads all its constants."""
     frame: Any = sys._getframe(2)
     calls = []
     key: list[Any] = [step]
     while True:
         code = frame.f_code
-        if code is not _ASKED:
+        if code is not _OBSERVED:
             calls.append((code, frame.f_lasti))
             key += (id(code), frame.f_lasti)
             if code is kernel:
@@ -283,7 +283,7 @@ def _site(kernel: CodeType, step: str) -> Site:
 
 
 class _CudaWatched(type(cuda)):
-    """`cuda` for a kernel whose block meets."""
+    """`cuda` for a kernel with block barriers."""
 
     STEPS = frozenset({"syncthreads", "syncthreads_or"})
 

@@ -86,14 +86,16 @@ def flash_attention(
     softcap: scores become softcap * tanh(score / softcap)
     score_mod: (score, b, h, i, j) -> score, a function of numbers that Numba can compile; or a pair of it and its
         derivative by the score. Without one, the derivative is generated from the source
-    bias: added; q's dtype, any shape that broadcasts to [B, H, Sq, Sk] alibi_slopes [H]: - slope * |position - j| is
-    added; float32 (float64 for float64) or q's dtype causal: key j is seen up to the query's position window (left,
-    right): key j is seen from position - left to position + right; None is unbounded key_padding_mask [B, Sk] of bool:
-    True keeps a key mask_mod: (b, h, i, j) -> whether query i sees key j block_mask: the result of
-    `block_mask(mask_mod, ...)` for this number of queries and keys, or its `lists`, of which only the shape is checked.
-    It does not change results. On sm90, if Sq is above 64, tiles of 128 keys that no query of 128 sees are neither
-    loaded nor multiplied, and mask_mod is evaluated only in tiles that it cuts. The gradient does the same for any Sq.
-    Elsewhere mask_mod is evaluated for all pairs
+    bias: added; q's dtype, any shape that broadcasts to [B, H, Sq, Sk]
+    alibi_slopes [H]: - slope * |position - j| is added; float32 (float64 for float64) or q's dtype
+    causal: key j is seen up to the query's position
+    window (left, right): key j is seen from position - left to position + right; None is unbounded
+    key_padding_mask [B, Sk] of bool: True keeps a key
+    mask_mod: (b, h, i, j) -> whether query i sees key j
+    block_mask: the result of `block_mask(mask_mod, ...)` for this number of queries and keys, or its `lists`, of which
+        only the shape is checked. It does not change results. On sm90, if Sq is above 64, tiles of 128 keys that none
+        of 128 queries sees are neither loaded nor multiplied, and mask_mod is evaluated only in partly visible tiles.
+        The gradient does the same for any Sq. Elsewhere mask_mod is evaluated for all pairs
     sinks [H]: one more logit in the softmax, without a value; dtypes as alibi_slopes
     dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-15.
         seed is an integer of 64 bits, or an int64 array without axes on the device (for CUDA graphs). All rungs and the

@@ -20,11 +20,11 @@ from ...spec.meta import check_plain, contiguous_strides, extent, in_elements, i
 from ..compiler.backend import SIMULATED, cuda
 from .driver import current_device, device_of_address, is_capturing
 
-NUMBERS = (int, float)  # on the host, as a launch passes them on
+NUMBERS = (int, float)  # types of host numbers that a launch accepts
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 
 
-Allocator = Callable[[tuple[int, ...], tuple[int, ...]], Any]  # of shape and strides, in elements
+Allocator = Callable[[tuple[int, ...], tuple[int, ...]], Any]  # (shape, strides in elements) -> a new array
 
 
 class Adapter(Protocol):
@@ -52,7 +52,7 @@ class Adapter(Protocol):
         ...
 
     def stream(self, arrays: Sequence[Any], op: str = "dualops.cuda") -> int:
-        """Return the handle of the stream for work on these arrays. Raises ValueError if they are of several."""
+        """Return the handle of the stream for work on these arrays. Raises ValueError if they name several streams."""
         ...
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
@@ -70,12 +70,12 @@ class Adapter(Protocol):
         """Return shapes, strides and dtypes of many arrays, lazily. If they and addresses are equal, so are metas.
 
         Arrays for which `meta` fails, such as lazily negated views, are exceptions: they are refused when first seen.
-        One at a time: thousands of tuples alive at once would start Python's garbage collector.
+        It yields one at a time: thousands of live tuples would start Python's garbage collector.
         """
         ...
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
-        """Return the distinct devices and lazy-negation flags of many arrays, which `layouts` has too."""
+        """Return the distinct devices and lazy-negation flags of many arrays, which are part of `layouts`, too."""
         ...
 
     def current_device(self) -> int:
@@ -148,10 +148,10 @@ class TorchAdapter:
         kind = self.dtypes[dtype]
         allocate = partial(self.torch.empty_strided, dtype=kind, device=self.torch.device(device))
         quick = getattr(getattr(self.torch._C, "_dynamo", None), "guards", None)
-        quick = getattr(quick, "_empty_strided_cuda", None)  # what compiled functions call: it costs half
+        quick = getattr(quick, "_empty_strided_cuda", None)  # compiled functions call it, too: it takes half the time
         if quick is None:
             return allocate
-        deterministic = self.torch._C._get_deterministic_algorithms  # then torch fills what it allocates
+        deterministic = self.torch._C._get_deterministic_algorithms  # if it is on, torch fills new tensors
 
         def allocate_quickly(shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
             return allocate(shape, strides) if deterministic() else quick(shape, strides, kind)
@@ -170,7 +170,7 @@ class TorchAdapter:
 
 
 def _seen(face: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what determines an array's metadata, except its address: shape, strides, dtype, if it is read-only."""
+    """Return the parts of an array's metadata without its address: shape, strides, dtype, whether it is read-only."""
     return face["shape"], face.get("strides"), face["typestr"], face["data"][1]
 
 
@@ -234,7 +234,7 @@ class InterfaceAdapter:
         return next(iter(said), 0)
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
-        pass  # Numba's memory is freed when the device is done with everything
+        pass  # Numba frees memory only after the device has finished all work
 
     def current_device(self) -> int:
         return current_device()
@@ -272,7 +272,7 @@ class CupyAdapter(InterfaceAdapter):
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
         owner = self.stream((array,)) if home is None else home
-        if handle != owner:  # its pool hands memory on at once, in the order of the stream that it was made on
+        if handle != owner:  # its pool reuses memory at once, in the order of the stream on which it was allocated
             done = self.cupy.cuda.ExternalStream(handle).record()
             self.cupy.cuda.ExternalStream(owner).wait_event(done)
 
@@ -340,7 +340,7 @@ def adapter_of(array: Any, op: str, name: str) -> Adapter:
     found = ADAPTERS.get(kind)
     if found is None:
         found = _find(array, op, name)
-        if found is not _INTERFACE or hasattr(kind, "__cuda_array_interface__"):  # else another instance may lack it
+        if found is not _INTERFACE or hasattr(kind, "__cuda_array_interface__"):  # else other instances may lack it
             ADAPTERS[kind] = found
     return found
 

@@ -13,8 +13,8 @@ from functools import cache
 from ..compiler.backend import SIMULATED, find_gpu
 
 KIB = 1024
-FAST_MEMORY = 33e9  # bytes a second and SM: more than the 25e9 of an H100 SXM, less than an H200's 36e9
-PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters takes; more must be asked for
+FAST_MEMORY = 33e9  # bytes per second and SM: more than the 25e9 of an H100 SXM, less than an H200's 36e9
+PORTABLE_CLUSTER = 8  # most blocks of a cluster on every GPU with clusters; more need an attribute of the launch
 
 
 @dataclass(frozen=True)
@@ -26,29 +26,30 @@ class Device:
     arch: str  # name for ptxas: "sm_90a"
     sms: int
     l2_bytes: int
-    memory_bandwidth: float  # bytes a second, by its clock and the width of its bus
+    memory_bandwidth: float  # bytes per second, from the memory's clock and bus width
     shared_memory_per_block: int  # bytes, with opt-in
     max_cluster: int  # blocks of the largest cluster; 1 without clusters
     index: int = 0
 
     @property
     def has_bulk_copies(self) -> bool:
-        """cp.async.bulk and what goes with it: barriers that count bytes, clusters of blocks, st.async."""
+        """Return whether it has cp.async.bulk, mbarriers that count bytes, clusters of blocks and st.async."""
         return self.compute_capability >= (9, 0)
 
     @property
     def has_mma_bf16(self) -> bool:
-        """Warp-level products of 16-bit factors, bfloat16 too, and asynchronous copies to shared memory."""
+        """Return whether it has warp-level products of float16 and bfloat16, and asynchronous copies to shared
+        memory."""
         return self.compute_capability >= (8, 0)
 
     @property
     def has_wgmma(self) -> bool:
-        """Products of a warpgroup from shared memory: Hopper's alone."""
+        """Return whether it has products of a warpgroup from shared memory, as only Hopper has."""
         return self.compute_capability[0] == 9
 
     @property
     def has_fast_memory(self) -> bool:
-        """Whether memory delivers an SM's rows faster than a few warps can process them."""
+        """Return whether memory delivers an SM's rows faster than a few warps can process them."""
         return self.memory_bandwidth > FAST_MEMORY * self.sms
 
     @property
@@ -63,7 +64,7 @@ def _known(
     return Device(name, cc, arch, sms, l2_mib * KIB * KIB, 1e9 * gigabytes, shared_kib * KIB, cluster)
 
 
-# one card for each architecture; CUDA C++ Programming Guide 13.0, table 30; gigabytes a second of the data sheets
+# one card for each architecture; CUDA C++ Programming Guide 13.0, table 30; gigabytes per second from the data sheets
 _KNOWN = {
     device.arch: device
     for device in (
@@ -150,7 +151,8 @@ def at(index: int) -> Device:
 
 
 def _max_cluster(major: int, sms: int) -> int:
-    """Sixteen blocks need as many SMs in a GPC, which a slice of a chip may lack, and consumer chips do."""
+    """Return the largest cluster. 16 blocks need 16 SMs in a GPC; a part of a chip (MIG) or a consumer chip may lack
+    them."""
     if major < 9:
         return 1
     return 16 if major in (9, 10) and sms >= 100 else PORTABLE_CLUSTER

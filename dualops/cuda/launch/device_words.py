@@ -15,8 +15,8 @@ from ..tile.groups import store_words
 from .device import Device
 from .step import Step, prepare
 
-CLEARED = 256  # words, by a block
-WORDS = 256  # that a launch may write: 2 kilobytes of arguments; every GPU takes 4
+CLEARED = 256  # words that a block clears
+WORDS = 256  # most words that a launch may write: 2 kilobytes of arguments; every GPU accepts 4
 
 
 @builds

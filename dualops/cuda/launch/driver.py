@@ -22,7 +22,7 @@ from ..compiler.backend import SIMULATED
 
 cu: Any = None
 if not SIMULATED:
-    with suppress(ImportError):  # then there is nothing to launch either, which `device.require` says
+    with suppress(ImportError):  # without it no kernel can be launched: `device.require` raises an error
         from cuda.bindings import driver as cu
 
 
@@ -64,7 +64,7 @@ def away(index: int, current: Callable[[], int] | None = None) -> Current | None
         error, found = cu.cuCtxGetDevice()
         if error != 0:
             return Current(index)
-        _thread.has_context = True  # nobody takes a thread's context away
+        _thread.has_context = True  # a thread keeps its context
         return None if int(found) == index else Current(index)
     return None if (current or current_device)() == index else Current(index)
 
@@ -75,7 +75,7 @@ def current_device() -> int:
     return int(found) if error == 0 else -1
 
 
-@cache  # of success alone; a primary context that was retained once stays until the process ends
+@cache  # an error is not cached; a retained primary context stays until the process ends
 def _primary(index: int) -> Any:
     return _done(cu.cuDevicePrimaryCtxRetain(_done(cu.cuDeviceGet(index))))
 
@@ -97,7 +97,7 @@ def device_of_address(address: int) -> int:
     if error == cu.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # any context will do
         with Current(0):
             error, ordinal = cu.cuPointerGetAttribute(attribute, address)
-    return int(ordinal) if error == 0 else 0  # of no memory that CUDA knows: a kernel's launch would fail
+    return int(ordinal) if error == 0 else 0  # for memory unknown to CUDA, the launch will fail
 
 
 def is_capturing(handle: int) -> bool:
@@ -132,7 +132,7 @@ def copy(target: Any, source: Any, nbytes: int, handle: int) -> None:
         _done(cu.cuMemcpyDtoDAsync(target, source, nbytes, handle))
 
 
-_SPARE: dict[int, list[Any]] = {}  # events of marks that are gone, by GPU
+_SPARE: dict[int, list[Any]] = {}  # GPU -> events of deleted marks
 
 
 class Mark:
@@ -165,7 +165,7 @@ class Mark:
 
     def __del__(self, spare: dict[int, list[Any]] = _SPARE) -> None:
         if self.event is not None:
-            # the next mark records it again, whether this one is over or not
+            # the next mark records the event again, even if this mark is not over
             spare.setdefault(self.index, []).append(self.event)
 
 

@@ -1,9 +1,9 @@
-"""Operations: a direction of an operator, callable on arrays.
+"""Operations: one direction (forward or backward) of an operator, callable on arrays.
 
 An `Operation` has an operator's spec and its rungs, which offer ways to compute a problem. A call first looks up its
-plan by its parameters and the layouts of its arrays. Only a call with a new layout is inspected further. Only a call
-that no earlier call's kernels serve is bound by the spec, configured and compiled (`plans`). Nothing here waits for the
-GPU.
+plan by its parameters and the layouts of its arrays. Only a call with a new layout is inspected further. If no earlier
+call's kernels can serve it, the spec validates it, a Config is chosen, and kernels are compiled (`plans`). Nothing here
+waits for the GPU.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .arrays import ADAPTERS, NUMBERS, Adapter, adapter_of
 from .device import Device
 from .plans import Call, Choice as Choice, Choices, Family, Plan, Settled, sizes_of
 
-MOST_PLANS = 10_000  # of an operation, a few kilobytes each, before it drops all of them
-MOST_FAMILIES = 32  # of calls that differ only in sizes
+MOST_PLANS = 10_000  # plans of an operation, a few kilobytes each, before it drops all of them
+MOST_FAMILIES = 32  # families of calls that differ only in sizes
 WRONG_ARRAYS = (TypeError, ValueError, AttributeError, RuntimeError)  # errors of adapters for wrong arrays
 
 
@@ -49,11 +49,11 @@ class Offer(NamedTuple):
 class Operation:
     """A direction of an operator, callable on arrays. See the module's docstring.
 
-    rungs: functions of (problem, results, device). Each yields the Choices of one rung, best first. Their order is best
-    first too, so a rung whose rank depends on the problem has several functions. A function yields nothing for problems
-    that its rung can't compute. It need not handle empty results, or check that a Choice's shared memory fits the
-    device. results: the arrays to write, given by the caller or new. If the spec says that results update inputs, these
-    inputs are the arrays to write, unless out= is given.
+    rungs: functions of (problem, results, device). Each yields the Choices of one rung, best first. The functions are
+    in order, too, best first. So a rung has several functions if its rank depends on the problem. A function yields
+    nothing for problems that its rung can't compute. It need not handle empty results, or check that a Choice's shared
+    memory fits the device. results: the arrays to write, given by the caller or new. If the spec says that results
+    update inputs, these inputs are the arrays to write, unless out= is given.
     inplace: inputs that out= may be; or for each result the one input that it may be.
     """
 
@@ -86,7 +86,7 @@ class Operation:
             param.name: place for place, param in enumerate(accepted) if param.domain in (length, length_or_all)
         }
         self.plans: dict[Any, Plan] = {}
-        self.families: dict[Hashable, list[Family]] = {}  # by everything but the sizes of a call, the latest first
+        self.families: dict[Hashable, list[Family]] = {}  # a call without its sizes -> families, latest first
         OPERATIONS.setdefault(spec.name, []).append(self)
 
     def __call__(
@@ -116,7 +116,7 @@ class Operation:
         kernel: str | None = None,
         before: Callable[[Settled], None] | None = None,
     ) -> tuple[Plan, list[Any]]:
-        """Return the plan of a call, kept or new, and the addresses of its arrays. Host numbers are Python numbers.
+        """Return the plan of a call, cached or new, and the addresses of its arrays. Host numbers are Python numbers.
 
         given: the caller's arrays for the results, if any; before: is called with a call that needs a new family,
         before its kernels are built.
@@ -125,7 +125,7 @@ class Operation:
         try:
             adapter = ADAPTERS.get(type(arrays[0])) or adapter_of(arrays[0], self.op, self.inputs[0])
             layouts, pointers = adapter.layouts(everything)
-            # 1, 1.0 and True are equal and not the same parameter, so their types count too
+            # 1, 1.0 and True are equal but not the same parameter, so the key contains their types
             key = (type(arrays[0]), layouts, given is None, params, *map(type, params), kernel)
             plan = self.plans.get(key)
         except WRONG_ARRAYS:

@@ -33,7 +33,7 @@ class Choice(NamedTuple):
     reason: str
     steps: Callable[[], Sequence[Step]]
     workspace: Mapping[str, ArrayMeta] = {}  # arrays that live from the first launch to the last
-    shared_bytes: int = 0  # least of an SM: the largest need of a kernel's blocks that should run at once
+    shared_bytes: int = 0  # shared memory that an SM must have for the blocks of a kernel that should run at once
     maps: Mapping[str, Mapped] = {}  # tensor maps, by their names in launches
 
 
@@ -41,9 +41,9 @@ Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]
 
 
 class Call(NamedTuple):
-    """A call described by its arrays' metadata: not their values, and of their addresses only the alignment."""
+    """A call described by its arrays' metadata: no values, and only the alignment of addresses."""
 
-    arrays: Mapping[str, ArrayMeta]  # the given ones
+    arrays: Mapping[str, ArrayMeta]  # the arrays of the call, by name
     out: tuple[ArrayMeta, ...] | None  # the caller's arrays for the results
     params: Mapping[str, Any]
     rung: str | None
@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
 
 def sizes_of(layouts: Iterable[Any]) -> tuple[list[int], tuple[Hashable, ...]]:
-    """Shapes and strides, in which plans of one family may differ, and the rest of `Adapter.layouts`."""
+    """Return shapes and strides, in which plans of one family may differ, and the rest of `Adapter.layouts`."""
     sizes: list[int] = []
     kinds: list[Hashable] = []
     for layout in layouts:
@@ -148,7 +148,7 @@ class Plan:
         tensor maps.
         """
         self.family, self.call, self.adapter, self.device_index = family, call, family.adapter, family.device_index
-        self.notes: Any = None  # for callers, about such calls
+        self.notes: Any = None  # facts that callers store about such calls
         self.launches: list[Callable[..., None]] = [
             launcher(*numbers) for launcher, numbers in zip(family.launchers, launches)
         ]
@@ -160,7 +160,7 @@ class Plan:
     def run(
         self, arrays: Sequence[Any], pointers: list[Any], given: Sequence[Any] | None = None, stream: Any = None
     ) -> list[Any]:
-        """Launch on arrays, None for an absent one. Their addresses are `pointers`, those of `given` last.
+        """Launch on arrays; None for a missing one. `pointers` are their addresses, and then those of `given`.
 
         Returns the results, or nothing if the caller's arrays for them are `given`.
         """
@@ -188,7 +188,7 @@ class Plan:
             if stream is not None:
                 for array in workspace:
                     adapter.used_on(array, handle)
-        maps = ()  # alive until everything is launched
+        maps = ()  # the maps must live until everything is launched
         if self.maps is not None:
             maps = self.maps.encoded(pointers)
             pointers += [each.address for each in maps]
@@ -246,7 +246,7 @@ class Apart:
                     yield i, j, nbytes[i], nbytes[j], alike and (self.names[i], self.names[j]) in same_place
 
     def check(self, pointers: Sequence[int]) -> None:
-        """Raise ValueError where a result shares memory with another array and may not."""
+        """Raise ValueError if a result shares memory with another array, but must not."""
         for i, j, my_bytes, their_bytes, same_place_allowed in self.pairs:
             mine, theirs = pointers[i], pointers[j]
             if same_place_allowed and mine == theirs:
@@ -267,8 +267,9 @@ class Apart:
 
 
 def stream_of(op: str, stream: Any) -> int:
-    """Return the handle of a caller's stream; 0 in the simulator, which has one. Raises TypeError, naming the operator,
-    for other objects.
+    """Return the handle of a caller's stream; 0 in the simulator, which has only one stream.
+
+    Raises TypeError, with the operator's name, for other objects.
     """
     if SIMULATED and type(stream).__module__.startswith("numba.cuda.simulator"):  # Numba's own stand-in has no handle
         return 0

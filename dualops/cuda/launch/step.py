@@ -33,7 +33,7 @@ class Step(NamedTuple):
     grid: tuple[int, ...]  # blocks
     args: tuple[Argument, ...]
     shared_bytes: int = 0
-    resident: bool = False  # no more blocks than run at once: each processes one piece of work after another
+    resident: bool = False  # persistent: only as many blocks as run at once; each processes several work items
     overlaps: bool = False  # blocks may begin while the previous launch still runs, and wait for its results
 
 
@@ -63,7 +63,7 @@ class Launcher:
         self.places = _places(step, names)
 
     def numbers(self) -> tuple[tuple[Any, ...], list[Any]]:
-        """The step's grid, and its arguments without their tuples; in a traced call some are sizes."""
+        """Return the step's grid, and its arguments without their tuples; in a traced call some are sizes."""
         blocks, *rest = self.step.grid
         if self.most_blocks is not None:
             blocks = min(blocks, self.most_blocks)
@@ -84,7 +84,7 @@ class Launcher:
         single, runs = _runs([(i + behind[i], which) for i, which in self.places if self.kinds[i] not in (f32, f64)])
         floats = [(i, which, self.kinds[i]) for i, which in self.places if self.kinds[i] in (f32, f64)]
         launch, function, lock = driver.cu.cuLaunchKernelEx, self.handle, Lock()
-        configs: dict[int, Any] = {}  # by stream
+        configs: dict[int, Any] = {}  # stream -> launch configuration
 
         def run(pointers: Sequence[int], handle: int) -> None:
             config = configs.get(handle)
@@ -135,7 +135,7 @@ class SimulatedLauncher:
 
     def numbers(self) -> tuple[tuple[Any, ...], list[Any]]:
         blocks, *rest = self.step.grid
-        if self.step.resident:  # one cluster, which has to process every piece of work
+        if self.step.resident:  # one cluster, which must process all work items
             blocks = self.step.kernel.cluster
         return (blocks, *rest), [0 if isinstance(arg, str) else arg for arg in leaves(self.step.args)]
 
@@ -163,7 +163,7 @@ class SimulatedLauncher:
 
 
 def _places(step: Step, names: Sequence[str | None]) -> list[tuple[int, int]]:
-    """Return which arguments are which of the arrays."""
+    """Return pairs of the places of an argument and of its array."""
     flattened = enumerate(leaves(step.args))
     return [(i, names.index(arg)) for i, arg in flattened if isinstance(arg, str) and arg in names]
 

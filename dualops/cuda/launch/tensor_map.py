@@ -1,4 +1,4 @@
-"""Tensor maps describe an array to copies of boxes (`ptx.tma`): 128 bytes for a GPU, a record for the simulator.
+"""Tensor maps describe an array for TMA copies (`ptx.tma`): 128 bytes for a GPU, a record for the simulator.
 
     boxes = boxes_of("bfloat16", (M, K), (K, 1), (BLOCK_M, 64), 128)     validated once for a shape
     boxes.encoded(address)                                               128 bytes, for another address at each call
@@ -28,7 +28,7 @@ ADDRESS_MULTIPLE = 16  # bytes: an array's address and its strides are multiples
 MOST_BOX = 256  # elements along an axis
 MOST_KNOWN = 256  # addresses for which encoded maps of the same boxes are kept
 SPANS = (16, 32, 64, 128)  # bytes of a swizzle; 16 is none
-# a float32 array, whose numbers a load rounds to 11 bits of mantissa for products in tf32
+# type of a float32 array whose numbers a load rounds to 11 bits of mantissa, for products in tf32
 ROUNDED = "tfloat32"
 _TYPES = {
     "float64": "FLOAT64",
@@ -52,7 +52,7 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Boxes:
-    """Boxes of arrays of one dtype, shape and strides. Raises ValueError for what can't be encoded."""
+    """Boxes of arrays of one dtype, shape and strides. Raises ValueError if they can't be encoded."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -66,16 +66,16 @@ class Boxes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a box, which an mbarrier expects from each load."""
+        """Return the bytes of a box, which an mbarrier expects from each load."""
         return prod(self.box) * itemsize(self.element)
 
     @property
     def element(self) -> str:
-        """The dtype of the array."""
+        """Return the dtype of the array."""
         return "float32" if self.dtype == ROUNDED else self.dtype
 
     def encoded(self, address: int) -> Encoded:
-        """Return the map of the array at this address. Raises ValueError if it is no multiple of 16."""
+        """Return the map of the array at this address. Raises ValueError if the address is not a multiple of 16."""
         if address % ADDRESS_MULTIPLE or not address:
             raise ValueError(
                 f"tensor map of {self.dtype} {self.shape}: address is {address:#x}, expected a multiple of 16"
@@ -102,7 +102,7 @@ class Boxes:
 
     @cached_property
     def _known(self) -> dict[int, Encoded]:
-        """Encoded maps, by address."""
+        """Return the encoded maps by address."""
         return {}
 
     @cached_property

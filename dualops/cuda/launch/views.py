@@ -1,8 +1,8 @@
-"""Strided arguments of kernels, for all operators: their types, how arrays become them, and where rows begin.
+"""Strided arguments of kernels, for all operators: their types, how they are made from arrays, and addresses of rows.
 
 A `Strided` (`spec.meta`) describes an array to a launch: its memory and as many strides as the kernel needs. These are
 the strides of all axes (`whole`), or those along batch, head and token of an array that has a row for each token
-(`by_token`). An absent array is a null pointer, which a kernel that is built for such calls never reads.
+(`by_token`). A missing array is a null pointer; a kernel that is built for such calls never reads it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ...spec.meta import Strided, compute_dtype, itemsize
 from ..compiler.backend import i32, i64, pointer, types, u8, verb
 from ..tile.storage import storage
 
-MOST = 2**31 - 2**10  # tokens: coordinates of a tile that begins in them have 32 bits
-MULTIPLE = 16  # bytes
+MOST = 2**31 - 2**10  # most tokens: the coordinates of their tiles have 32 bits
+MULTIPLE = 16  # bytes: alignment of a box's rows
 SIZES = (16, 8, 4)  # bytes of an asynchronous copy
-_ELEMENTS = {"bool": u8, "int32": i32, "int64": i64}  # of arrays other than a problem's numbers
+_ELEMENTS = {"bool": u8, "int32": i32, "int64": i64}  # types of masks, lengths and other integer arrays
 
 
 def strided(dtype: str, rank: int) -> Any:
@@ -33,7 +33,7 @@ def number_type(dtype: str, rank: int) -> Any:
 
 
 def absent(rank: int) -> Strided:
-    """Return the argument for an absent array."""
+    """Return the argument for a missing array."""
     return Strided("", (0,) * rank)
 
 
@@ -87,7 +87,7 @@ def how_stored(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> str:
 
 
 def is_stored_whole(meta: ArrayMeta) -> bool:
-    """Whether rows of a result begin and end at multiples of 16 bytes."""
+    """Return whether rows of a result begin and end at multiples of 16 bytes."""
     vector = vector_of(meta)
     return vector * itemsize(meta.dtype) == SIZES[0] and meta.shape[-1] % vector == 0
 
@@ -95,8 +95,8 @@ def is_stored_whole(meta: ArrayMeta) -> bool:
 def vector_of(meta: ArrayMeta) -> int:
     """Return the elements of the longest aligned copy for an array [B, H, S, D] or [total, H, D].
 
-    Its last axis is contiguous. The stride of an axis of size 1 does not matter, except that of tokens: rows of a tile
-    beyond the last token are copied too, with no bytes, at addresses that must be aligned.
+    Its last axis is contiguous. The stride of an axis of size 1 does not matter, except that of tokens: the copies for
+    rows of a tile after the last token read no bytes, but their addresses must be aligned, too.
     """
     each, tokens = itemsize(meta.dtype), 2 if len(meta.shape) == 4 else 0
     axes = enumerate(zip(meta.shape[:-1], meta.strides[:-1]))
@@ -112,7 +112,7 @@ def vector_of(meta: ArrayMeta) -> int:
 
 @verb
 def start(x, b, h, token):
-    """Return where a token's row of an array begins."""
+    """Return the index at which a token's row of an array begins."""
     return i64(b) * x.strides[0] + i64(h) * x.strides[1] + i64(token) * x.strides[2]
 
 

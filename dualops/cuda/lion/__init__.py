@@ -48,19 +48,19 @@ def lion(
     params: a device array of float64, float32, float16 or bfloat16, of any shape and non-negative strides, or a list of
     them. With a list, grads, momenta and master are lists of the same length, and each combination of dtypes is one
     launch. grads: in the params' dtype or in float32. momenta: in float32, float16 or bfloat16. master: the params in
-    float32; p is read from them, and params get them rounded. With float64 params all are float64.
+    float32. The step updates master, and rounds it to params. With float64 params all are float64.
     lr: a number, or a float array without axes on the device, which a captured CUDA graph reads again at each replay.
 
     Returns the written arrays: (params, momenta) or (params, momenta, master). Bit-equal to the reference: each
     operation is rounded separately, in float32 (float64 for float64 params).
-    out: arrays (or lists of them) for the same two or three, which are written in place of the inputs. kernel: "naive",
+    out: arrays (or lists of them) for the same two or three results, written instead of the inputs. kernel: "naive",
     "simt" or "table" (the kernel of lists) instead of the best. stream: a stream object or handle instead of the
     library's current one.
 
-    The kernel of lists finds tensors by a table on the device. The first call with these addresses makes the table and
-    keeps it, also for captured graphs that may read it. A tensor that is not dense, or whose arrays differ in their
-    order of axes, takes a launch of its own. Raises TypeError and ValueError for a wrong call, NotImplementedError for
-    arrays that need more than four strides.
+    The kernel of lists finds tensors by a table of addresses on the device. The first call with these addresses makes
+    the table. The table is kept, also for captured graphs that may read it. A tensor that is not dense, or whose arrays
+    differ in their order of axes, needs a separate launch. Raises TypeError and ValueError for a wrong call,
+    NotImplementedError for arrays that need more than four strides.
     """
     both: Any = tuple(betas) if isinstance(betas, list) else betas  # hashable, as part of a key
     if isinstance(params, (list, tuple)):

@@ -1,6 +1,6 @@
 """Lion on dense tensors, whose arrays have the same order of axes: one tensor, or a table of them.
 
-    1  a tensor is cut into chunks, one a block; in a table, the block searches for the tensor of its chunk
+    1  a tensor is cut into chunks, one per block; in a table, the block searches for the tensor of its chunk
     2  a thread loads `vectors` groups of neighbours of p (or master), g and m: 16 bytes of the widest of them
     3  it computes p and m as in formula.py                                             (in registers)
     4  and stores p, m and master; 2 to 4 again, `sweeps` times
@@ -8,7 +8,7 @@
 
 If the arrays of a tensor are aligned differently, all its elements are processed one by one, in the same launch.
 A table is an array of int64 with COLUMNS columns: each tensor's first chunk, six addresses, elements and `head`.
-No shared memory. Registers: three numbers an element of `vectors` groups, and about 40.
+No shared memory. Registers: three numbers per element of `vectors` groups, and about 40.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .formula import Arrays, Dtypes, arrays_type, by_role, rate_types, steps
 
-COLUMNS = 9  # of a table; each has a word for every tensor
+COLUMNS = 9  # columns of a table; each has a word for every tensor
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DenseConfig:
     min_blocks: int = 1  # blocks whose registers must fit on an SM
 
     def chunk(self, dtypes: Dtypes) -> int:
-        """Elements of a block."""
+        """Return the elements of a block."""
         return self.threads * unit(dtypes) * self.vectors * self.sweeps
 
 
@@ -52,7 +52,7 @@ def unit(dtypes: Dtypes) -> int:
 
 
 def used(dtypes: Dtypes) -> tuple[str, ...]:
-    """Return the dtypes of the given arrays, without an absent master."""
+    """Return the dtypes of the given arrays, without a missing master."""
     return tuple(dtype for place, dtype in enumerate(dtypes.arrays) if place != 2 or dtypes.master)
 
 
@@ -85,10 +85,10 @@ def is_dense(metas: Sequence[ArrayMeta]) -> bool:
 def config_of(dtypes: Dtypes, device: Device, *, table: bool) -> DenseConfig:
     """Return the Config for one tensor or for a table of them.
 
-    Doubles need more registers than five blocks an SM leave, and so do all dtypes on some architectures.
+    Doubles need more registers than five blocks per SM leave, and so do all dtypes on some architectures.
 
     Speed as a share of a plain kernel with the same reads and writes, H200, 2026-11-21, 2.7e8 bfloat16 parameters: one
-    tensor 0.998, with two vectors a thread 0.96; a table 0.991, with two vectors 0.95. A table of 1,000 tensors of
+    tensor 0.998, with two vectors per thread 0.96; a table 0.991, with two vectors 0.95. A table of 1,000 tensors of
     10,000 elements: 30.5 us, with one sweep 44.
     """
     if device.name == "simulator":
@@ -156,7 +156,7 @@ def dense_steps(config: DenseConfig, dtypes: Dtypes) -> Members:
 
 @builds
 def build_one(config: DenseConfig, dtypes: Dtypes) -> Kernel:
-    """Build lion_one(tensor, lr, rates, N, head), a block a chunk. tensor: Arrays."""
+    """Build lion_one(tensor, lr, rates, N, head), with one block per chunk. tensor: Arrays."""
     lion = dense_steps(config, dtypes)
 
     @kernel(arrays_type(dtypes), *rate_types(dtypes), i64, i64, threads=config.threads, min_blocks=config.min_blocks)
@@ -168,13 +168,13 @@ def build_one(config: DenseConfig, dtypes: Dtypes) -> Kernel:
 
 @builds
 def build_table(config: DenseConfig, dtypes: Dtypes) -> Kernel:
-    """Build lion_table(table, tensors, lr, rates), a block a chunk. tensors: their number."""
+    """Build lion_table(table, tensors, lr, rates), with one block per chunk. tensors: the number of tensors."""
     lion, arrays = dense_steps(config, dtypes), by_role(array_in, dtypes)
 
     @kernel(pointer(i64), i32, *rate_types(dtypes), threads=config.threads, min_blocks=config.min_blocks)
     def lion_table(table, tensors, lr, rates):
         block = i64(cuda.blockIdx.x)
-        low, high = i32(0), tensors  # search the last tensor whose first chunk is at most this one
+        low, high = i32(0), tensors  # binary search for the last tensor whose first chunk is at most this one
         while high - low > 1:
             middle = (low + high) // 2
             if table[middle] <= block:

@@ -1,4 +1,4 @@
-"""The arithmetic of Lion's kernels, and what they are built for. Chen et al. 2023, arXiv:2302.06675, Alg. 2.
+"""The arithmetic of Lion's kernels, and their compile-time values. Chen et al. 2023, arXiv:2302.06675, Alg. 2.
 
     c = beta1 * m + (1 - beta1) * g
     p = p * (1 - lr * weight_decay) - lr * sign(c)
@@ -20,7 +20,7 @@ from .exact_rounding import rounded
 
 
 class Arrays(NamedTuple):
-    """The arrays of a tensor, or one thing for each of them, such as its strides."""
+    """The arrays of a tensor, or one value for each array, such as its strides."""
 
     new_params: Any
     new_momenta: Any
@@ -34,10 +34,10 @@ ROLES = Arrays._fields
 
 
 class Dtypes(NamedTuple):
-    """What kernels are specialized for, in addition to their Config."""
+    """The compile-time values of kernels, in addition to their Config."""
 
     params: str
-    source: str  # of the array from which p is read: master if given, else params
+    source: str  # dtype of the array from which p is read: master if given, else params
     grads: str
     momenta: str
     master: bool  # whether p is also written to a master
@@ -50,7 +50,7 @@ class Dtypes(NamedTuple):
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """Dtypes of the arrays, in the order of ROLES; a master has that of the arithmetic."""
+        """Return the dtypes of the arrays, in the order of ROLES; a master has the dtype of the arithmetic."""
         wide = "float64" if self.params == "float64" else "float32"
         return (self.params, self.momenta, wide, self.source, self.grads, self.momenta)
 
@@ -74,7 +74,7 @@ class Lr(NamedTuple):
 
 
 def dtypes_of(problem: Problem) -> Dtypes:
-    """Return what kernels for this problem are built for."""
+    """Return the compile-time values for this problem."""
     metas = problem.arrays
     source = metas[source_of(problem)]
     lr = metas["lr"].dtype if metas["lr"].device != "host" else "float32"

@@ -53,25 +53,25 @@ class Call(NamedTuple):
         return {**self.lists, **self.out}
 
     def target(self, result: str) -> str:
-        """Return the list that a result is written to."""
+        """Return the list to which a result is written."""
         return f"out {result}" if self.out else SPEC.updates[result]
 
     def one(self, i: int) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
-        """Return arrays, parameters and out= of a call for tensor number i alone."""
+        """Return arrays, parameters and out= of a call for only tensor number i."""
         params, grads, momenta, master = (self.lists[name][i] if name in self.lists else None for name in LISTS)
         out = tuple(each[i] for each in self.out.values()) or None
         return (params, grads, momenta, self.lr, master), tuple(self.params.values()), out
 
 
 class Bound(NamedTuple):
-    """What follows from a call's shapes, strides and dtypes."""
+    """The facts about a call that depend only on shapes, strides and dtypes."""
 
     kind: Hashable  # the call's library, number of arrays, lists, lr and kernel
     origins: Hashable  # of its arrays, see `Adapter.origins`
     shapes: list[list[Any]]
     place: Place
     groups: list[Group]
-    alone: list[int]  # tensors that need a launch of their own
+    alone: list[int]  # tensors that need a separate launch
     names: list[str]  # of the call's arrays, for messages
     nbytes: np.ndarray  # of each array
     written: np.ndarray  # whether each array is written
@@ -91,7 +91,7 @@ class Ready(NamedTuple):
 
 
 class ListOperation:
-    """The operation on lists. one: the operation on a single tensor, for tensors that need a launch of their own."""
+    """The operation on lists. one: the operation on a single tensor, for tensors that need a separate launch."""
 
     def __init__(self, one: Operation):
         self.one, self.op = one, one.op
@@ -147,7 +147,7 @@ class ListOperation:
         return lists, results
 
     def _bound(self, call: Call, arrays: list[Any]) -> tuple[Bound, Addresses]:
-        """Return the call's Bound, kept or new, and its addresses. Raises the spec's errors."""
+        """Return the call's Bound, cached or new, and its addresses. Raises the spec's errors."""
         adapter = adapter_of(arrays[0], self.op, "params[0]")
         try:
             pointers = adapter.pointers(arrays)
@@ -169,7 +169,7 @@ class ListOperation:
         return bound, pointers
 
     def _tables(self, bound: Bound, pointers: Addresses, arrays: list[Any], stream: Any) -> tuple[Tables, Streams]:
-        """Return the call's tables, kept or new, on the current GPU."""
+        """Return the call's tables, cached or new, on the current GPU."""
         adapter, key = bound.place.adapter, (pointers, bound.kind)
         streams = streams_of(self.op, adapter, arrays, None if stream is None else stream_of(self.op, stream))
         known = self.ready.get(key)

@@ -1,4 +1,4 @@
-"""Lion on arrays of any layout, a thread an element: fused, or in two launches, one a formula (the rung naive).
+"""Lion on arrays of any layout, one thread per element: fused, or in two launches, one per formula (the rung naive).
 
 Element number i of the tensor is at i3 * s3 + i2 * s2 + i1 * s1 + i0 * s0 in each array, with that array's strides.
 """
@@ -12,7 +12,7 @@ from ..compiler.backend import Kernel, builds, cuda, i64, kernel, types, verb
 from ..tile.storage import storage
 from .formula import ROLES, Arrays, Dtypes, arrays_type, by_role, rate_types, steps
 
-MOST_AXES = 4  # strides of an array, once neighbouring axes are merged
+MOST_AXES = 4  # most strides of an array, after neighbouring axes are merged
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class StridedConfig:
 
 @verb
 def place(i, sizes, strides):
-    """Return where element number i is."""
+    """Return the index of element number i."""
     inner, rest = i % sizes[3], i // sizes[3]
     at = inner * strides[3] + rest % sizes[2] * strides[2]
     rest = rest // sizes[2]

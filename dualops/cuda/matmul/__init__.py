@@ -1,24 +1,25 @@
-"""matmul on the GPU: which kernel serves which problem, and the public functions. A ladder, one idea a rung:
+"""matmul on the GPU: which kernel serves which problem, and the public functions. Each rung adds one idea:
 
-naive.py   one thread an element of the result; each operand is loaded from memory for one multiplication
+naive.py   one thread per element of the result; each operand is loaded from memory for one multiplication
 simt.py    tiles in shared memory and in registers; the arithmetic of CUDA cores is the limit
 sm80.py    tensor cores, fed by a ring of stages; the speed of mma.sync is the limit
-sm90       Hopper's tensor cores: warpgroups multiply out of shared memory, which copies of boxes fill; persistent
-           blocks whose warpgroups have different roles; clusters split long sums and share no tiles
+sm90       Hopper's tensor cores: warpgroups multiply from shared memory, which TMA fills; persistent blocks with
+           specialized warpgroups; clusters split long sums, but do not share tiles
 
-Tensor cores multiply bfloat16 and float16, and float32 in a precision that the caller asks for. sm90 needs compute
-capability 9.0 and at most two batch axes. sm80 needs 8.0 and takes any layout. simt does the rest.
+Tensor cores multiply bfloat16 and float16, and float32 if the call has a `precision`. sm90 needs compute capability 9.0
+and at most two batch axes. sm80 needs 8.0 and supports any layout. simt serves all other calls.
 
 sm90 loads factors as boxes: one axis of each matrix is contiguous, all other strides are multiples of 16 bytes. A large
 16-bit factor of another layout is copied first, and so is a float32 factor that is not contiguous along the sum
-(`sm90.parts`); `plan` says which. Results are stored as boxes too, or row by row. If there are few tiles of long sums,
-the blocks of a cluster split each sum (`sm90.split`). `sm90.pieces` explains how long float32 sums stay exact.
+(`sm90.parts`); `plan` says which. Results are stored as boxes too, or row by row. If there are few tiles with long
+sums, the blocks of a cluster split each sum (`sm90.split`). `sm90.pieces` explains how long sums in float32 stay
+accurate.
 
 The rungs share: `product`, which describes forward and both gradients as matrix products by axes and strides; `tiled`,
 which has the order of tiles, the epilogue and the choices of both directions; `loading`, which copies slices of a
 factor of any layout to shared memory through registers; `gradient`, which has dz and dbias.
 
-README.md explains them in smaller steps, each a kernel with one idea more, which are in examples/ladder/matmul.
+README.md explains the rungs in smaller steps, each a kernel that adds one idea. These are in examples/ladder/matmul.
 """
 
 from __future__ import annotations
@@ -82,19 +83,19 @@ def matmul(
     The axes before the last two broadcast. bias [N]: of that dtype or float32 (float64 for float64). activation: None,
     "relu", "gelu" (by the error function) or "silu".
     precision: None, or for float32 also "tf32" or "3xtf32", which need tensor cores (8.0 and later). "tf32" rounds the
-    factors to 11 bits of mantissa, to nearest; tensor cores would truncate raw float32. "3xtf32" splits each factor in
-    two such parts; its error is like float32's. Infinities and NaN are where float32 has them, but numbers from
-    2**128 - 2**116 on count as infinite, and numbers below 2**-113 lose their last bits.
+    factors to 11 bits of mantissa, to nearest; tensor cores would truncate float32. "3xtf32" splits each factor into
+    two such parts; its error is like float32's. Infinities and NaN are at the same places as in float32. But numbers of
+    2**128 - 2**116 and more count as infinite, and numbers below 2**-113 lose their last bits.
 
     Returns y [..., M, N], row-major, of a's dtype; with return_preactivation also the activation's input, which
-    backward takes. Sums are float32 (float64 for float64) and results are rounded once. float32 is multiplied as tf32
-    only with a precision. K = 0 leaves act(bias). Bit-equal from run to run.
-    Memory in addition to the results, on Hopper: a copy of each 16-bit factor whose rows are no multiple of 16 bytes,
-    if M and N are at least 256; for "tf32" a copy of each factor that is not contiguous along the sum; for "3xtf32"
-    copies of both, twice as large. `dualops.cuda.plan` says which.
+    `matmul_backward` needs. Sums are float32 (float64 for float64) and results are rounded once. float32 is multiplied
+    as tf32 only with a precision. With K = 0 the result is act(bias). Bit-equal from run to run.
+    Memory in addition to the results, on Hopper: a copy of each 16-bit factor whose rows are not a multiple of 16 bytes
+    long, if M and N are at least 256; for "tf32" a copy of each factor that is not contiguous along the sum; for
+    "3xtf32" copies of both, twice as large. `dualops.cuda.plan` says which.
     out: an array for y, or (y, preactivation), of any strides, sharing no memory with the inputs. kernel: a rung
     instead of the best. stream: a stream object or handle instead of the library's current one.
-    Raises TypeError and ValueError for a wrong call, NotImplementedError if this device or rung can't do it. No
+    Raises TypeError and ValueError for a wrong call, NotImplementedError if this device or rung does not support it. No
     gradient is recorded: see dualops.torch_bridge.
     """
     params = (transpose_a, transpose_b, activation, precision, return_preactivation)
@@ -125,8 +126,8 @@ def matmul_backward(
 
     dpreactivation [..., M, N]: the gradient of the returned preactivation, if a caller used it. a_gradient,
     b_gradient, bias_gradient: whether to compute da, db, dbias. The other arguments are those of the `matmul` call.
-    Returns the wanted ones of da, db and dbias (dbias only with a bias), each of the shape, dtype and order of axes of
-    its input, summed over the axes along which the input was broadcast. Bit-equal from run to run: no atomics.
+    Returns the requested ones of da, db and dbias (dbias only with a bias), each of the shape, dtype and order of axes
+    of its input, summed over the axes along which the input was broadcast. Bit-equal from run to run: no atomics.
     Memory in addition to the results: dz, as large as dy, with an activation or dpreactivation; with a bias a row of
     sums for every 512 rows of dy; and the same copies of factors as for `matmul`, for each product.
     """

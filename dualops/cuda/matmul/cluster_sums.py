@@ -1,9 +1,9 @@
-"""Sums of which each block of a cluster has a part: every block adds up a share of them, in a fixed order.
+"""Split-K sums in a cluster: each block has a part of every sum, and adds up some rows of all parts in a fixed order.
 
 sums.put(floats, acc)                        [64, columns] of every warpgroup, to shared memory
 barrier of the cluster
-sums.finish(floats, corner, M, results)      for a share of the rows: add all blocks' parts, by rank
-barrier of the cluster                       no block reads another's memory any more
+sums.finish(floats, corner, M, results)      for some of the rows: add all blocks' parts, by rank
+barrier of the cluster                       after it, no block reads another's memory
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def cluster_sums(columns: int, at: int, blocks: int, finish: Callable[..., None]
     """The verbs for tiles of `columns` columns in `blocks` blocks.
 
     at: first byte of their shared memory, which has 256 * columns bytes for each warpgroup.
-    finish(values, results, m, n): is called with NEAR sums of row m, from column n on, for rows below M. It must skip
-    columns beyond the result's.
+    finish(values, results, m, n) is called with NEAR sums of row m, from column n on, for rows below M. It must
+    skip columns outside of the result.
 
     All threads of the warpgroups that have parts call the verbs; every thread of the cluster calls `meet`.
     """

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from ..tile.shared import Shared, Tile
 
-LANES_M, LANES_N = 8, 4  # of a warp, along rows and columns of the result
+LANES_M, LANES_N = 8, 4  # lanes of a warp along rows and columns of the result
 
 
 @dataclass(frozen=True)
 class SimtConfig:
-    """A block of warps_m x warps_n warps. Each thread makes tile_m x tile_n elements of the result."""
+    """A block of warps_m x warps_n warps. Each thread computes tile_m x tile_n elements of the result."""
 
     warps_m: int
     warps_n: int
@@ -36,14 +36,14 @@ class SimtConfig:
 
     @cached_property
     def coming(self) -> int:
-        """Numbers of a slice that a thread has in flight."""
+        """Return the numbers of a slice that a thread has in flight."""
         return self.block_k * max(self.block_m, self.block_n) // self.threads
 
     def shared_bytes(self, dtype: str) -> int:
         return stages(self, dtype).nbytes
 
     def columns(self, dtype: str) -> int:
-        """Neighbouring columns of a thread."""
+        """Return the neighbouring columns of a thread."""
         return min(self.tile_n, 4 if dtype == "float64" else 8)
 
 
@@ -54,7 +54,7 @@ class Stages(NamedTuple):
     b: Tile
     size: int  # numbers from the first stage to the second
     totals: int
-    nbytes: int  # of all
+    nbytes: int  # bytes in total
 
 
 @cache

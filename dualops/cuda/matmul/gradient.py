@@ -1,9 +1,9 @@
-"""What matmul's gradients need in addition to products: dz, element by element, and its sums over rows.
+"""The parts of matmul's gradients that are not products: dz, element by element, and its sums over rows.
 
-dz = act'(z) * dy + dpreactivation     16 bytes a thread where all arrays are dense with one order of axes, else one
+dz = act'(z) * dy + dpreactivation     16 bytes per thread if all arrays are dense with one order of axes, else one
                                        element
-dbias = sum of dz over rows            each block sums a slab of rows, 16 bytes at a time where rows are aligned to
-                                       that; a second launch adds the slabs' sums in a fixed order
+dbias = sum of dz over rows            each block sums a slab of rows, 16 bytes at a time if rows are aligned; a second
+                                       launch adds the slabs' sums in a fixed order
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .activations import activation
 from .product import Product, a_gradient_product, axes_of, b_gradient_product
 
 THREADS = 256
-LANES, LINES = 32, 8  # of a block that sums columns
+LANES, LINES = 32, 8  # lanes and lines of a block that sums columns
 SUM_THREADS = LANES * LINES
 VECTORS_AHEAD, ELEMENTS_AHEAD = 4, 8  # loads that a thread has in flight
-SUM_BLOCKS = 1024  # at most share the rows: almost two rounds of four blocks on each multiprocessor of an H200
-LEAST_SLAB = 128  # rows
+SUM_BLOCKS = 1024  # most blocks for the rows: almost two waves of four blocks on each SM of an H200
+LEAST_SLAB = 128  # least rows of a slab
 
 
 class DzVariant(NamedTuple):
-    """What the kernel of dz is built for."""
+    """The compile-time values of the kernel of dz."""
 
     dtype: str
     activation: str | None
@@ -69,7 +69,7 @@ def build_dz(variant: DzVariant) -> Kernel:
 
 
 class SumsVariant(NamedTuple):
-    """What the kernel of column sums is built for."""
+    """The compile-time values of the kernel of column sums."""
 
     dtype: str
     out_dtype: str
@@ -78,7 +78,7 @@ class SumsVariant(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Columns of a block."""
+        """Return the columns of a block."""
         return LANES * access(self.dtype, self.aligned).vector
 
 
@@ -86,15 +86,15 @@ class SumsVariant(NamedTuple):
 def build_column_sums(variant: SumsVariant) -> Kernel:
     """Build matmul_column_sums(out, x, sizes, rows, columns, slab).
 
-    out[i, column] = the compensated sum of the `slab` rows of slab i of x. A block's 8 lines of 32 lanes take turns at
-    the rows. A lane has 16 bytes of a row if rows are aligned and x's last stride, that of columns, is 1, else an
-    element. sizes: those of the axes of x that are its rows.
+    out[i, column] = the compensated sum of the `slab` rows of slab i of x. A block has 8 lines of 32 lanes, and each
+    line has every 8th row. A lane has 16 bytes of a row if rows are aligned and x's last stride, that of columns, is 1,
+    else one element. sizes: sizes of the axes of x that are its rows.
     """
     mem, vec, out_mem = storage(variant.dtype), access(variant.dtype, variant.aligned), storage(variant.out_dtype)
     num, row_axes = numbers(mem.number), axes_of(variant.axes)
     VECTOR, WIDTH, AHEAD = vec.vector, variant.width, VECTORS_AHEAD if variant.aligned else ELEMENTS_AHEAD
     PITCH = WIDTH + VECTOR  # one slot in 33 is unused, so that lanes write and read different banks
-    MIN_BLOCKS = 4 if variant.axes == 1 else 1  # of 64 registers; several axes' divisions would spill then
+    MIN_BLOCKS = 4 if variant.axes == 1 else 1  # four with 64 registers; divisions for several axes would spill then
     OUT, X = strided(variant.out_dtype, 2), strided(variant.dtype, variant.axes + 1)
 
     @kernel(OUT, X, row_axes.type, *[i64] * 3, threads=SUM_THREADS, min_blocks=MIN_BLOCKS)
@@ -124,7 +124,7 @@ def build_column_sums(variant: SumsVariant) -> Kernel:
         for c in range(VECTOR):
             parts[mine + c] = total[c]
         cuda.syncthreads()
-        if (tid < WIDTH) & (first + tid < columns):  # a column a thread
+        if (tid < WIDTH) & (first + tid < columns):  # one column per thread
             result, rest = num.zero, num.zero
             for other in range(LINES):
                 result, rest = num.add_compensated(result, rest, parts[other * PITCH + tid + line])
@@ -134,25 +134,25 @@ def build_column_sums(variant: SumsVariant) -> Kernel:
 
 
 def dz_meta(p: Problem) -> ArrayMeta:
-    """dz in row-major order."""
+    """Return the metadata of dz, in row-major order."""
     dy = p.arrays["dy"]
     return ArrayMeta(dy.shape, p.dtype, contiguous_strides(dy.shape), dy.device, 0)
 
 
 def dz_name(p: Problem) -> str:
-    """The array that has dz."""
+    """Return the name of the array that has dz."""
     return "dz" if has_dz(p) else "dy"
 
 
 def dz_steps(p: Problem) -> list[Step]:
-    """The launch that makes dz, where it is not dy."""
+    """Return the launch that computes dz, if dz is not dy."""
     if not has_dz(p) or not p.arrays["dy"].size:
         return []
     names = ("dz", "dy", "preactivation" if p.activation else "", "dpreactivation")
     metas = {**p.arrays, "dz": dz_meta(p)}
     there = [metas[name] for name in names if name in metas]
     shape = there[0].shape
-    dense = contiguous_strides(shape)  # of an absent array
+    dense = contiguous_strides(shape)  # the strides of a missing array
     sizes, strides = collapse(shape, *(metas[name].strides if name in metas else dense for name in names))
     vector, count = storage(p.dtype).vector, prod(shape)
     aligned = (
@@ -165,7 +165,7 @@ def dz_steps(p: Problem) -> list[Step]:
 
 
 class Rows(NamedTuple):
-    """dz as rows that are summed: sizes and strides of all axes but the last, and the last one's stride."""
+    """dz as rows to sum: sizes and strides of all axes except the last, and the last one's stride."""
 
     meta: ArrayMeta
     sizes: tuple[int, ...]
@@ -173,7 +173,7 @@ class Rows(NamedTuple):
     column: int
 
     def argument(self, name: str) -> Strided:
-        """Return their array as a kernel's argument."""
+        """Return the array as a kernel's argument."""
         return Strided(name, (*self.strides, self.column))
 
     @property
@@ -182,23 +182,23 @@ class Rows(NamedTuple):
 
     @property
     def aligned(self) -> bool:
-        """Whether they can be read 16 bytes at a time."""
+        """Return whether the rows can be read 16 bytes at a time."""
         vector = storage(self.meta.dtype).vector
         steps = (self.meta.shape[-1], *self.strides)
         return self.column == 1 and self.meta.pointer % 16 == 0 and all(step % vector == 0 for step in steps)
 
     def sums(self, out_dtype: str) -> SumsVariant:
-        """The kernel that sums them."""
+        """Return the variant of the kernel that sums the rows."""
         return SumsVariant(self.meta.dtype, out_dtype, len(self.sizes), self.aligned)
 
     @property
     def column_blocks(self) -> int:
-        """How many blocks share a slab."""
+        """Return the number of blocks that share a slab."""
         return cdiv(self.meta.shape[-1], self.sums(self.meta.dtype).width)
 
     @property
     def slab(self) -> int:
-        """Rows that a block sums: whole rounds of its loads."""
+        """Return the rows that a block sums: whole iterations of its loads."""
         slabs = cdiv(SUM_BLOCKS, max(self.column_blocks, 1))
         return max(LEAST_SLAB, align_up(cdiv(self.total, slabs), LINES * VECTORS_AHEAD))
 
@@ -223,7 +223,7 @@ def partial_sums(p: Problem) -> dict[str, ArrayMeta]:
 
 
 def column_sums_steps(p: Problem, dbias: ArrayMeta) -> list[Step]:
-    """Return the launch that makes dbias, or the two where there are several slabs."""
+    """Return the launch that computes dbias, or two launches if there are several slabs."""
     rows, N, number = rows_of(p), p.N, compute_dtype(p.dtype)
     blocks, slabs, out = rows.column_blocks, rows.slabs, Strided("dbias", (0, dbias.strides[0]))
     walk = (rows.argument(dz_name(p)), rows.sizes, rows.total, N, rows.slab)
@@ -238,17 +238,17 @@ def column_sums_steps(p: Problem, dbias: ArrayMeta) -> list[Step]:
 
 
 def gradient_workspace(p: Problem) -> dict[str, ArrayMeta]:
-    """dz, where it is not dy."""
+    """Return the metadata of dz, if dz is not dy."""
     return {"dz": dz_meta(p)} if has_dz(p) else {}
 
 
 def gradient_metas(p: Problem, results: Mapping[str, ArrayMeta]) -> dict[str, ArrayMeta]:
-    """All arrays of a gradient's products."""
+    """Return the metadata of all arrays of a gradient's products."""
     return {**p.arrays, **results, "dz": dz_meta(p)}
 
 
 def gradient_products(p: Problem, results: Mapping[str, ArrayMeta]) -> dict[str, Product]:
-    """The products that make da and db, of those that are wanted and not empty."""
+    """Return the products for da and db that are requested and not empty."""
     metas, dz = gradient_metas(p, results), dz_name(p)
     made = {"da": a_gradient_product, "db": b_gradient_product}
     return {name: make(p, metas, dz) for name, make in made.items() if name in results and results[name].size}

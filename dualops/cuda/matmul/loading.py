@@ -1,11 +1,11 @@
 """Copies of slices of a factor from global memory to shared memory through registers, in any layout.
 
 A slice is [DEPTH, BLOCK]: DEPTH steps of the sum, each with BLOCK neighbouring rows of a (or columns of b). It has this
-layout whatever the layout in global memory, so that the product reads 16 bytes of neighbours at a time.
+layout for any layout in global memory, so that the product reads 16 bytes of neighbours at a time.
 
     along "row"     rows are contiguous in global memory (a transposed, b plain)
     along "depth"   steps of the sum are contiguous (a plain, b transposed): the store transposes the slice
-    vector          elements of a load: 16 bytes of them, or 1 where the layout does not allow that
+    vector          elements of a load: 16 bytes of them, or 1 if the layout does not allow that
 
 With vector 1 any layout is possible, and neighbouring threads read neighbours along `along`.
 """
@@ -29,7 +29,7 @@ class Reading(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Where a thread's first load is in a slice."""
+    """The place of a thread's first load in a slice."""
 
     row: Any
     depth: Any
@@ -62,8 +62,9 @@ def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Members:
 
     @verb
     def start(x, matrix, row, share):
-        """Return where in x this thread's share of slice 0 begins. The slice begins at row `row` of the matrix at
-        x[matrix].
+        """Return the index in x at which this thread's part of slice 0 begins.
+
+        The slice begins at row `row` of the matrix at x[matrix].
         """
         return matrix + (row + share.row) * x.row + share.depth * x.depth
 

@@ -1,11 +1,11 @@
-"""matmul, the first idea: each thread makes one element of the result from a row of a and a column of b.
+"""matmul, the plainest kernel: each thread computes one element of the result from a row of a and a column of b.
 
     1  for each k:  total += a[m, k] * b[k, n]
     2  y[m, n] = act(total + bias[n])
 
 Each element of a is read N times, and each of b M times, at best from caches: two loads for a multiplication and an
-addition. The sum is made in pieces of PIECE terms, which are added with compensation (Kahan 1965): a single float32 sum
-of thousands of terms loses more than the accuracy rule allows.
+addition. The sum has pieces of PIECE terms, which are added with compensation (Kahan 1965): the error of a single
+float32 sum of thousands of terms would exceed the accuracy rule.
 
 Any strides and dtypes. The gradients are the same kernel with other strides; for dbias each thread sums a column.
 """
@@ -40,12 +40,12 @@ from .product import (
 )
 
 THREADS = 128
-PIECE = 256  # terms
+PIECE = 256  # terms of a piece
 
 
 @builds
 def build_product(variant: Variant) -> Kernel:
-    """Build matmul_naive, which takes `product.arguments`."""
+    """Build matmul_naive, whose arguments are `product.arguments`."""
     mem, bias_mem = storage(variant.dtype), storage(variant.bias_dtype or variant.dtype)
     num, act = numbers(mem.number), activation(variant.activation, mem.number)
     axes = product_axes(variant)
@@ -78,7 +78,7 @@ def build_product(variant: Variant) -> Kernel:
 
 @builds
 def build_column_sums(dtype: str, out_dtype: str, axes: int) -> Kernel:
-    """Build matmul_naive_column_sums(out, x, sizes, rows, columns): a column a thread, see `gradient.Rows`."""
+    """Build matmul_naive_column_sums(out, x, sizes, rows, columns): one column per thread, see `gradient.Rows`."""
     mem, out_mem, row_axes = storage(dtype), storage(out_dtype), axes_of(axes)
     num = numbers(mem.number)
 
@@ -96,31 +96,31 @@ def build_column_sums(dtype: str, out_dtype: str, axes: int) -> Kernel:
 
 
 def product_steps(given: Product, found: Variant) -> list[Step]:
-    """Return the launch that makes a product, none for an empty one."""
+    """Return the launch that computes a product, none for an empty one."""
     count = given.batches * given.m.size * given.n.size
     return [Step(build_product(found), (cdiv(count, THREADS),), arguments(given))] if count else []
 
 
 def column_sums_steps(p: Problem, dbias: ArrayMeta) -> list[Step]:
-    """Return the launch that makes dbias."""
+    """Return the launch that computes dbias."""
     rows = rows_of(p)
     build = build_column_sums(p.dtype, dbias.dtype, len(rows.sizes))
     args = (Strided("dbias", dbias.strides), rows.argument(dz_name(p)), rows.sizes, rows.total, p.N)
     return [Step(build, (cdiv(p.N, THREADS),), args)]
 
 
-REASON = "a thread an element: each load serves one multiplication"
+REASON = "one thread per element: each load serves one multiplication"
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the way to make y: a thread an element."""
+    """Yield the kernel for y: one thread per element."""
     if not needs_tensor_cores(problem):
         product = forward_product(problem, {**problem.arrays, **results})
         yield Choice("naive", None, REASON, partial(product_steps, product, variant(product, problem)))
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the way to make the gradients: a thread an element."""
+    """Yield the kernels of the gradients: one thread per element."""
     if not needs_tensor_cores(problem):
         workspace = gradient_workspace(problem)
         yield Choice("naive", None, REASON, partial(_backward_steps, problem, results), workspace)

@@ -1,11 +1,12 @@
-"""A matrix product by axes and strides. Forward and both gradients are such products, which all kernels here make.
+"""A matrix product described by axes and strides. All kernels here compute it; forward and both gradients are such
+products.
 
     y[batch, m, n] = sum over outer and k of  a[batch, outer, m, k] * b[batch, outer, k, n]
 
-An axis has a size, and a stride in each array, 0 if the array is broadcast along it: a transpose is a change of
-strides. Outer axes are batch axes that a gradient is summed over. `folded` merges axes that are one axis in memory: a
-batch of matrices that multiply the same b is one taller matrix (a linear layer), and a batch that db is summed over is
-one longer sum.
+An axis has a size, and a stride in each array: 0 if the array is broadcast along it. So a transpose is a change of
+strides. Outer axes are batch axes over which a gradient is summed. `folded` merges axes that are one axis in memory. A
+batch of matrices that multiply the same b becomes one taller matrix (a linear layer). A batch over which db is summed
+becomes one longer sum.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Axis(NamedTuple):
 
 
 class Product(NamedTuple):
-    """See the module's docstring. names: of the arrays y, z, a, b and bias, "" for an absent one."""
+    """See the module's docstring. names: the names of the arrays y, z, a, b and bias, "" for a missing one."""
 
     names: tuple[str, str, str, str, str]
     batch: tuple[Axis, ...]
@@ -47,7 +48,7 @@ class Product(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """The number of products of matrices of which an element of the result is the sum."""
+        """Return the number of matrix products that are summed to an element of the result."""
         return prod(axis.size for axis in self.outer)
 
 
@@ -92,7 +93,7 @@ def forward_product(p: Problem, metas: Mapping[str, ArrayMeta]) -> Product:
 
 
 def a_gradient_product(p: Problem, metas: Mapping[str, ArrayMeta], dz_name: str) -> Product:
-    """op(da) [M, K] = dz [M, N] @ op(b).T, summed over what a was broadcast along."""
+    """op(da) [M, K] = dz [M, N] @ op(b).T, summed over the axes along which a was broadcast."""
     rank = len(p.batch)
     da, dz = _matrices(metas["da"], rank, p.transpose_a), _matrices(metas[dz_name], rank)
     b = _matrices(metas["b"], rank, p.transpose_b)
@@ -108,7 +109,7 @@ def a_gradient_product(p: Problem, metas: Mapping[str, ArrayMeta], dz_name: str)
 
 
 def b_gradient_product(p: Problem, metas: Mapping[str, ArrayMeta], dz_name: str) -> Product:
-    """op(db) [K, N] = op(a).T @ dz [M, N], summed over what b was broadcast along."""
+    """op(db) [K, N] = op(a).T @ dz [M, N], summed over the axes along which b was broadcast."""
     rank = len(p.batch)
     db, dz = _matrices(metas["db"], rank, p.transpose_b), _matrices(metas[dz_name], rank)
     a = _matrices(metas["a"], rank, p.transpose_a)
@@ -126,7 +127,7 @@ def b_gradient_product(p: Problem, metas: Mapping[str, ArrayMeta], dz_name: str)
 def _kept_and_summed(
     p: Problem, meta: ArrayMeta, y: _Matrices, a: _Matrices, b: _Matrices
 ) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-    """Return the batch axes that a gradient has, and those that it is summed over."""
+    """Return the batch axes that a gradient has, and those over which it is summed."""
     own = (1,) * (len(p.batch) + 2 - len(meta.shape)) + meta.shape[:-2]
     kept, summed = [], []
     for size, its_size, y_step, a_step, b_step in zip(p.batch, own, y.batch, a.batch, b.batch, strict=True):
@@ -172,7 +173,7 @@ def _merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 
 def _absorbed(axes: tuple[Axis, ...], inner: Axis, may: Callable[[Axis], bool]) -> tuple[tuple[Axis, ...], Axis]:
-    """Merge axes into `inner` where all arrays allow it. Return the other axes and the merged one."""
+    """Merge axes into `inner` if all arrays allow it. Return the other axes and the merged one."""
     left = list(axes)
     while whole := next(((a, one) for a in reversed(left) if may(a) and (one := _as_one(a, inner))), None):
         left.remove(whole[0])
@@ -212,7 +213,7 @@ def _transposed(given: Product) -> Product:
 
 
 class Result(NamedTuple):
-    """An array that a product is written to, and its strides along batch axes, rows and columns."""
+    """An array for a product's result, and its strides along batch axes, rows and columns."""
 
     data: Any
     batch: tuple[Any, ...]
@@ -238,12 +239,12 @@ class Bias(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How large a product is."""
+    """The sizes of a product."""
 
     batches: tuple[Any, ...]  # sizes of the result's batch axes, at least one
     outers: tuple[Any, ...]  # sizes of the batch axes that the sum goes over, at least one
     B: Any  # matrices of the result
-    rounds: Any  # products of matrices that an element is the sum of
+    rounds: Any  # matrix products that are summed to an element
     M: Any
     N: Any
     K: Any
@@ -274,12 +275,12 @@ def arguments(given: Product) -> tuple[Result, Result, Factor, Factor, Bias, Siz
 
 
 class Variant(NamedTuple):
-    """What kernels are built for, in addition to their Config and the Reading of each factor."""
+    """The compile-time values of kernels, in addition to their Config and the Reading of each factor."""
 
     dtype: str
     bias_dtype: str | None = None
     activation: str | None = None
-    preactivation: bool = False  # whether it is a result too
+    preactivation: bool = False  # whether the preactivation is a result, too
     batch_axes: int = 1
     outer_axes: int = 0
 
@@ -294,7 +295,7 @@ class Variant(NamedTuple):
 
 
 def variant(given: Product, p: Problem) -> Variant:
-    """Return what kernels for this product are built for. Gradients have no activation."""
+    """Return the compile-time values for this product. Gradients have no activation."""
     forward = given.names[0] == "y"
     return Variant(
         p.dtype,
@@ -371,5 +372,5 @@ def axes_of(count: int) -> Members:
 
 @noun
 def product_axes(found: Variant) -> Members:
-    """The verbs that find where the matrices of a product begin, along batch and outer axes."""
+    """The verbs that compute where the matrices of a product begin, along batch and outer axes."""
     return members(locals(), batch=axes_of(found.batch_axes), outer=axes_of(max(found.outer_axes, 1)))

@@ -1,25 +1,25 @@
 """matmul in tiles, on CUDA cores: any GPU, dtype, layout and strides.
 
-naive waits for memory: two loads a multiplication. Here a block makes a tile [BLOCK_M, BLOCK_N] of the result, so that
-each element that it loads is used BLOCK_N or BLOCK_M times. Each thread makes a part of that tile in registers, so that
-each number that it reads from shared memory is used TILE_N or TILE_M times (Volkov & Demmel 2008,
+naive waits for memory: it has two loads per multiplication. Here a block computes a tile [BLOCK_M, BLOCK_N] of the
+result, and uses each element that it loads BLOCK_N or BLOCK_M times. Each thread computes a part of that tile in
+registers, and uses each number that it reads from shared memory TILE_N or TILE_M times (Volkov & Demmel 2008,
 doi:10.1109/SC.2008.5214359).
 
     1  slice 0 of a [BLOCK_K, BLOCK_M] and of b [BLOCK_K, BLOCK_N] to shared memory
     2  for each slice:
     3      acc [TILE_M, TILE_N] += outer product of fragments            for each step of the slice
     4      meanwhile load a's next slice to registers, and from the middle on b's; then store each to the other
-           half of shared memory; one barrier a slice
+           half of shared memory; one barrier per slice
     5      every PIECE steps:  totals += acc, acc = 0                    totals are in shared memory
     6  y = act(totals + bias)
 
-Fragments are read one step ahead. A thread has groups of 4 rows, 32 rows apart, and neighbouring columns: the 16-byte
-reads of a warp have no bank conflicts, and rows of the result are written 16 bytes at a time. A single float32 sum of
-all of K would lose more than the accuracy rule allows: 4 to 17 times as much as BLAS for K from 4096 to 16384, compared
-with 1.0 to 1.2 times in pieces of 256. Blocks that share rows of a or columns of b run one after another, so that these
-are still in L2.
+Fragments are read one step in advance. A thread has groups of 4 rows, 32 rows apart, and neighbouring columns. So the
+16-byte reads of a warp have no bank conflicts, and rows of the result are written 16 bytes at a time. The error of a
+single float32 sum over all of K would exceed the accuracy rule: it is 4 to 17 times that of BLAS for K from 4096 to
+16384, but 1.0 to 1.2 times with pieces of 256. Blocks that share rows of a or columns of b run one after the other, so
+that these are still in L2.
 
-The limit: a multiplication and an addition per lane and clock. Tensor cores do hundreds.
+The limit is one multiplication and addition per lane and clock. Tensor cores do hundreds.
 
 Shared memory: itemsize * (2 * BLOCK_K * (BLOCK_M + BLOCK_N + 8) + BLOCK_M * BLOCK_N). Registers: TILE_M * TILE_N
 numbers of acc, 2 * (TILE_M + TILE_N) of fragments, BLOCK_K * max(BLOCK_M, BLOCK_N) / threads in flight, and about 40
@@ -60,8 +60,8 @@ PIECE = 256  # terms that are summed before they are added to the total
 def _tile(config: SimtConfig, dtype: str) -> Members:
     """The verbs of a block's tile of the result, and of a thread's part of it.
 
-    a_frag, b_frag: local arrays with the fragments of two steps; `half` says which. mine: where the thread's totals
-    begin in shared memory, in groups of four numbers. Groups of all threads alternate.
+    a_frag, b_frag: local arrays with the fragments of two steps; `half` is one of them. mine: the index in shared
+    memory at which the thread's totals begin, in groups of four numbers. The groups of all threads alternate.
     """
     mem, num = storage(dtype), numbers(storage(dtype).number)
     COLUMNS, TOTALS = config.columns(dtype), stages(config, dtype).totals
@@ -77,7 +77,7 @@ def _tile(config: SimtConfig, dtype: str) -> Members:
 
     @verb
     def row(i):
-        """Return the thread's row number i, counted from its first one."""
+        """Return the thread's row number i, relative to its first row."""
         return i // 4 * (4 * LANES_M) + i % 4
 
     @verb
@@ -123,7 +123,7 @@ def _tile(config: SimtConfig, dtype: str) -> Members:
 
     @verb
     def add_to_totals(smem, mine, acc):
-        """Add acc to the totals, and make it 0."""
+        """Add acc to the totals, and set it to 0."""
         four = cuda.local.array(4, mem.number)
         for e in range(0, len(acc), 4):
             num.load_four(four, 0, smem, mine + e * config.threads)
@@ -142,7 +142,7 @@ def _tile(config: SimtConfig, dtype: str) -> Members:
     return members(
         locals(),
         columns=COLUMNS,  # neighbouring columns of the thread
-        groups=GROUPS,  # of such columns
+        groups=GROUPS,  # groups of such columns
         group_stride=GROUP_STRIDE,
         of_block=block_order(config.block_m, config.block_n),  # (M, N) -> batch, first row, first column
     )
@@ -150,7 +150,7 @@ def _tile(config: SimtConfig, dtype: str) -> Members:
 
 @builds
 def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_reading: Reading, out: int) -> Kernel:
-    """Build matmul_simt, which takes `product.arguments`. out: elements of a result's row that one store writes."""
+    """Build matmul_simt, whose arguments are `product.arguments`. out: elements of a result's row per store."""
     mem, axes, stage = storage(variant.dtype), product_axes(variant), stages(config, variant.dtype)
     tile, result = _tile(config, variant.dtype), finishing(variant, config.columns(variant.dtype), out)
     a_loader = loader(variant.dtype, a_reading, stage.a, config.threads)
@@ -167,7 +167,7 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
         a_start = a_loader.start(a, axes.batch.at(batch, sizes.batches, a.batch), m0, a_share)
         b_start = b_loader.start(b, axes.batch.at(batch, sizes.batches, b.batch), n0, b_share)
         a_index, b_index, left, r = a_start, b_start, K, i64(0)
-        a_rows = i32(min(M - m0, config.block_m)) - a_share.row  # rows of a from the thread's first one on
+        a_rows = i32(min(M - m0, config.block_m)) - a_share.row  # rows of a, from the thread's first row on
         b_rows = i32(min(N - n0, config.block_n)) - b_share.row
 
         acc = tile.accumulators()
@@ -182,7 +182,7 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
         b_loader.put(smem, 0, b_share, coming)
         cuda.syncthreads()
         tile.read(a_frag, b_frag, 0, smem, my_m, stage.b.at + my_n)
-        pairs = config.block_k // 2  # of steps of a slice
+        pairs = config.block_k // 2  # pairs of steps of a slice
         slices = sizes.rounds * ((K + config.block_k - 1) // config.block_k)
         for t in range(slices):
             here, there = (t & 1) * stage.size, (t & 1 ^ 1) * stage.size
@@ -245,7 +245,7 @@ def configs(
 
 
 def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: SimtConfig) -> list[Step]:
-    """Return the launch that makes a product, none for an empty one."""
+    """Return the launch that computes a product, none for an empty one."""
     if not block_count(product, config):
         return []
     found, vectors = variant(product, p), (storage(p.dtype).vector,)

@@ -1,28 +1,29 @@
 """matmul on tensor cores, by mma.sync: any layout and strides, on Ampere and later.
 
-The arithmetic of CUDA cores limits simt. One instruction of a warp makes a tensor core multiply [16, 16] by [16, 8], so
-that now the factors must arrive in time: several slices are in flight to shared memory at any time, past the registers
-(cp.async), into a ring of stages.
+The arithmetic of CUDA cores limits simt. Here one instruction of a warp makes a tensor core multiply [16, 16] by
+[16, 8], so the loads of factors become the limit. So several slices are in flight to shared memory at any time, by
+cp.async, which bypasses the registers, into a ring of stages.
 
     1  start copies of slices 0 .. STAGES - 2 of a [BLOCK_M, BLOCK_K] and of b [BLOCK_K, BLOCK_N]
     2  for each slice t:
     3      for each 16 steps of the slice:
     4          a_frag [WARP_M, 16], b_frag [16, WARP_N] of the next 16 steps to registers
-    5          in the first ones: start to copy a share of slice t + STAGES - 1, to the stage of slice t - 1
+    5          in the first ones: start to copy a part of slice t + STAGES - 1, to the stage of slice t - 1
     6          before the last: wait until slice t + 1 has arrived for all threads
     7          acc [WARP_M, WARP_N] += a_frag @ b_frag
     8  y = act(acc + bias), 16 rows of a warp at a time through shared memory
 
-One barrier a slice: after it slice t + 1 has arrived, and all threads have read slice t. A stage keeps the layout that
-a factor has in memory, by rows of a or by steps of the sum; the loads of fragments (ldmatrix) transpose one of the two.
-Stages are swizzled against bank conflicts. If 16-byte copies can't read a layout, copies have 8 or 4 bytes, or threads
-copy through registers. Products are exact, sums float32.
+There is one barrier per slice. After it, slice t + 1 has arrived, and all threads have read slice t. A stage has the
+same layout as the factor in memory, by rows of a or by steps of the sum; ldmatrix transposes one of the two. Stages are
+swizzled to avoid bank conflicts. If 16-byte copies can't read a layout, copies have 8 or 4 bytes, or threads copy
+through registers. Products are exact, sums float32.
 
-Factors have 16 bits, or are float32 in a `precision`, whose steps are 8. float32 fragments are rounded to tf32, or
-split in two parts, in registers, before step 7; no memory is needed for that. With two parts, three products are added,
-and every PIECE slices acc is added to another float32 sum: tensor cores round toward zero, so long sums would drift.
+Factors have 16 bits, or are float32 with a `precision`; then a step has 8 elements. float32 fragments are rounded to
+tf32, or split into two parts, in registers before step 7, without additional memory. With two parts, three products are
+added. Every PIECE slices, acc is added to another float32 sum, because tensor cores round toward zero, and the error of
+a long sum would grow.
 
-The limit: mma.sync, which reaches about 60 % of the speed of wgmma on Hopper's tensor cores.
+The limit is mma.sync, which reaches about 60 % of the speed of wgmma on Hopper's tensor cores.
 
 Shared memory: ITEMSIZE * STAGES * BLOCK_K * (BLOCK_M + BLOCK_N) bytes. Registers: WARP_M * WARP_N / 32 numbers of acc,
 (WARP_M + WARP_N) / 2 words of fragments, and about 50 more.
@@ -50,12 +51,12 @@ from .sm80_copies import Terms, slice_copies
 from .tiled import Results, Rung, best_first, block_count, block_order, finishing, launch_of, reading, writing
 
 DTYPES = ("bfloat16", "float16")
-VECTORS = (8, 4, 2)  # elements of 16 bits that a copy may have: 16, 8 or 4 bytes
+VECTORS = (8, 4, 2)  # 16-bit elements per copy: 16, 8 or 4 bytes
 
 
 @builds
 def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_reading: Reading, out: int) -> Kernel:
-    """Build matmul_sm80, which takes `product.arguments`. out: elements of a result's row that one store writes."""
+    """Build matmul_sm80, whose arguments are `product.arguments`. out: elements of a result's row per store."""
     mem, axes = storage(variant.dtype), product_axes(variant)
     of_block = block_order(config.block_m, config.block_n)
     a_copies = slice_copies(variant, config, config.block_m, a_reading)
@@ -92,9 +93,9 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
                 b_copies.end(b_words, smem, t * STAGE + B_AT, b_part)
             cp_async_commit()
 
-        acc, totals = sums.make(), sums.make()  # totals: of pieces, if there are pieces
+        acc, totals = sums.make(), sums.make()  # totals: sums of pieces, if there are pieces
         a_frag, b_frag = a_side.make(), b_side.make()
-        a_at, b_at = a_side.start(my_m), i32(b_side.start(my_n) + B_AT)  # in a stage
+        a_at, b_at = a_side.start(my_m), i32(b_side.start(my_n) + B_AT)  # places in a stage
         here, free = i32(0), i32(LAST)  # the stage to read, and the one to fill
         cp_async_wait_group(PENDING)
         cuda.syncthreads()
@@ -179,7 +180,7 @@ def vectors_of(dtype: str) -> tuple[int, ...]:
 def configs(
     product: Product, problem: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[Sm80Config, str]]:
-    """Return those tiles that fit a product, best first."""
+    """Return the tiles that fit a product, best first."""
     build = _build_of(product, problem, metas)
     table = {"tf32": TF32_TILES, "3xtf32": PARTS_TILES}[problem.precision] if problem.dtype == "float32" else TILES
     tiles = [(config, speed) for config, speed in table if fits(config, build, device)]
@@ -187,7 +188,7 @@ def configs(
 
 
 class Build(NamedTuple):
-    """What a kernel is built for, in addition to its Config."""
+    """The compile-time values of a kernel, in addition to its Config."""
 
     variant: Variant
     a_reading: Reading
@@ -196,10 +197,10 @@ class Build(NamedTuple):
 
 
 def fits(config: Sm80Config, build: Build, device: Device) -> bool:
-    """Whether an SM has room for min_blocks blocks, and a thread for its sums.
+    """Return whether min_blocks blocks fit on an SM, and a thread's sums fit in its registers.
 
     A thread has fewer registers for sums if it copies or stores single elements, makes many small copies, or adds up
-    several products: it would spill.
+    several products; with more sums it would spill.
     """
     narrowest = min(build.a_reading.vector, build.b_reading.vector)
     if narrowest == 1 and config.stage // config.threads > 32:
@@ -210,14 +211,14 @@ def fits(config: Sm80Config, build: Build, device: Device) -> bool:
 
 
 def _build_of(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Build:
-    """Return what the kernel of a product is built for."""
+    """Return the compile-time values of a product's kernel."""
     found = variant(product, p)
     a, b = (reading(product, which, metas, p.dtype, vectors_of(p.dtype), whole=False) for which in "ab")
     return Build(found, a, b, writing(product, found, metas, COLUMNS))
 
 
 def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: Sm80Config) -> list[Step]:
-    """Return the launch that makes a product, none for an empty one."""
+    """Return the launch that computes a product, none for an empty one."""
     if not block_count(product, config):
         return []
     return [launch_of(product, build_product(config, *_build_of(product, p, metas)), config, p.dtype)]

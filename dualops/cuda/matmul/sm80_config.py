@@ -11,7 +11,7 @@ from ..tile.warp_rows import COLUMNS, WarpRowsLayout
 
 @dataclass(frozen=True)
 class Sm80Config:
-    """A block of warps_m x warps_n warps. Each warp makes warp_m x warp_n elements of the result."""
+    """A block of warps_m x warps_n warps. Each warp computes warp_m x warp_n elements of the result."""
 
     warps_m: int
     warps_n: int
@@ -41,33 +41,34 @@ class Sm80Config:
 
     @cached_property
     def sums(self) -> int:
-        """Sums of a thread, twice as many with pieces."""
+        """Return the number of sums of a thread; twice as many with pieces."""
         return self.warp_m * self.warp_n // 32 * (2 if self.piece else 1)
 
     @cached_property
     def steps(self) -> int:
-        """The number of products along a slice."""
+        """Return the number of products along a slice."""
         return self.block_k * self.itemsize // STEP_BYTES
 
     @cached_property
     def shares(self) -> int:
-        """Shares in which a slice is copied: one with each of another slice's products but the last two."""
+        """Return the number of parts in which a slice is copied: one with each product of a slice, except the last
+        two."""
         return max(1, self.steps - 2)
 
     @cached_property
     def b_at(self) -> int:
-        """Where b's slice begins in a stage, in elements."""
+        """Return the index at which b's slice begins in a stage, in elements."""
         return self.block_m * self.block_k
 
     @cached_property
     def stage(self) -> int:
-        """Elements of a stage: a slice of a and one of b."""
+        """Return the elements of a stage: a slice of a and one of b."""
         return (self.block_m + self.block_n) * self.block_k
 
     def shared_bytes(self, dtype: str) -> int:
-        """Bytes of the ring, or of all warps' sums, which take its memory at the end."""
+        """Return the bytes of the ring, or of all warps' sums, which use its memory at the end, whichever is larger."""
         return max(self.itemsize * self.num_stages * self.stage, 4 * self.warps * WarpRowsLayout(self.warp_n).size)
 
     def columns(self, dtype: str) -> int:
-        """Neighbouring columns that a thread writes."""
+        """Return the number of neighbouring columns that a thread writes."""
         return COLUMNS

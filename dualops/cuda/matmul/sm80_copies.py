@@ -21,7 +21,7 @@ class Terms(NamedTuple):
     """The sum: the terms and slices of each round, and the sizes of the outer axes."""
 
     K: Any
-    slices: Any  # of a round
+    slices: Any  # slices per round
     outers: Any
 
 
@@ -29,18 +29,18 @@ class Part(NamedTuple):
     """A thread's part of the slices of a factor."""
 
     x: Factor
-    start: Any  # its first element of slice 0 in x
-    place: Any  # where that element is in a stage's slice
+    start: Any  # index in x of its first element of slice 0
+    place: Any  # place of that element in a stage's slice
     depth: Any  # its first step in a slice
-    rows: Any  # rows of x from its first one on, below 1 if none
+    rows: Any  # rows of x from its first row on, below 1 if none
 
 
 class Coming(NamedTuple):
     """A thread's part of one slice."""
 
-    first: Any  # its first element in x
-    there: Any  # elements of a copy that x has, see `tile.async_copies`
-    lines: Any  # lines that x has, from its first one on
+    first: Any  # index of its first element in x
+    there: Any  # existing elements of a copy, see `tile.async_copies`
+    lines: Any  # existing lines, from its first line on
 
 
 @cache

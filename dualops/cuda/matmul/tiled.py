@@ -1,5 +1,6 @@
-"""Shared by the rungs that make the result in tiles: the order of tiles, the epilogue, layouts, and both directions'
-launches.
+"""Shared by the rungs that compute tiles of the result.
+
+It has the order of tiles, the epilogue, layouts, and the launches of both directions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .gradient import column_sums_steps, dz_steps, gradient_metas, gradient_prod
 from .loading import Reading
 from .product import Axis, Bias, Product, Result, Variant, arguments, forward_product
 
-GROUP_M = 8  # rows of tiles whose blocks run one after another
+GROUP_M = 8  # rows of tiles in a group, whose blocks run one after the other
 MOST_BLOCKS = 2**31 - 1
 
 
@@ -48,7 +49,7 @@ def block_order(block_m: int, block_n: int) -> Callable[..., Any]:
 
     @verb
     def of_block(M, N):
-        # a division of 32 bits takes a tenth of the time
+        # a division in 32 bits takes a tenth of the time
         m_blocks = u32((M + block_m - 1) // block_m)
         n_blocks = u32((N + block_n - 1) // block_n)
         tiles, group_tiles = u32(m_blocks * n_blocks), u32(GROUP_M * n_blocks)
@@ -63,7 +64,7 @@ def block_order(block_m: int, block_n: int) -> Callable[..., Any]:
 
 
 class Results(NamedTuple):
-    """The results, where the block's matrices begin in them, and the bias."""
+    """The results, the indices at which the block's matrices begin in them, and the bias."""
 
     y: Result
     z: Result
@@ -167,7 +168,7 @@ def block_count(product: Product, config: TiledConfig) -> int:
 def best_first(
     tiles: Iterable[tuple[Any, float]], product: Product, dtype: str, device: Device
 ) -> Iterator[tuple[Any, str]]:
-    """Yield those of Configs with their speeds that fit the device, each with a reason.
+    """Yield the Configs that fit the device, each with a reason. tiles: Configs with their speeds.
 
     They are ordered by the busiest SM's work, in whole tiles, divided by the speed.
     """
@@ -195,7 +196,7 @@ def _no_workspace(*_: Any) -> dict[str, ArrayMeta]:
 
 
 class Rung(NamedTuple):
-    """How a rung makes one product."""
+    """How a rung computes one product."""
 
     name: str
     configs: Callable[..., Iterator[tuple[Any, str]]]  # (product, problem, metas, device): best first, with reasons
@@ -216,7 +217,7 @@ def forward_choices(rung: Rung, problem: Problem, results: Mapping[str, ArrayMet
 
 
 class GradientConfigs(NamedTuple):
-    """The Config of each product; None for one that is not wanted."""
+    """The Config of each product; None for one that is not requested."""
 
     a: Any
     b: Any

@@ -1,20 +1,21 @@
-"""What rms_norm and layer_norm share on the GPU: their kernels, and which of them serves which problem.
+"""The kernels of rms_norm and layer_norm, and which of them serves which problem.
 
 forward:
-    ../rows/registers.py  rows kept in registers: a few lanes, warps or a block a row
-    ../rows/cluster.py  long rows, kept in the registers of a cluster of blocks, on sm_90, with weights of x's dtype:
-                  rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
-    ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
-                  of long ones with weights wider than x, and of layer_norm from 384 to 512 KiB, the next row's sums
-                  are under way while a row is written
-    ../rows/reread.py  rows without such copies, and those too long for the kernels above, read twice: more than 512
-                  KiB, rms_norm with weights of x's dtype 1 MiB, layer_norm with a residual and wider weights 128 KiB
+    ../rows/registers.py  rows kept in registers: a few lanes, several warps or a block per row
+    ../rows/cluster.py    long rows, kept in the registers of a cluster of blocks, on sm_90, with weights of x's dtype:
+                          rms_norm up to 1 MiB, layer_norm up to 384 KiB, less with a residual
+    ring.py               a producer warp copies rows to shared memory in advance, on sm_90; a cluster of blocks shares
+                          a long row. If weights have a wider dtype than x, and for layer_norm from 384 to 512 KiB, the
+                          next long row's sums are sent while a row is written
+    ../rows/reread.py     all other rows, read twice: on older GPUs, unaligned, or too long for the kernels above: more
+                          than 512 KiB (rms_norm with weights of x's dtype: 1 MiB; layer_norm with a residual and wider
+                          weights: 128 KiB)
 gradients:
-    rows_backward.py  rows kept in registers, to 1 KiB
-    ring_backward.py  rows copied ahead, on sm_90
-    long_rows_backward.py  rows without such copies, and of more than 512 KiB, layer_norm 256: read twice
-    sums.py       dw and db from the partial sums of blocks
-naive.py          one thread a row
+    rows_backward.py      rows kept in registers, up to 1 KiB
+    ring_backward.py      a producer warp copies rows to shared memory in advance, on sm_90
+    long_rows_backward.py all other rows, read twice: on older GPUs, unaligned, or more than 512 KiB (layer_norm: 256)
+    sums.py               dw and db from the partial sums of blocks
+naive.py                  one thread per row
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from .operator import Norm
 from .staging import RingConfig
 from .sums import LANES, build_sums
 
-BLOCKS = 4  # of norm_long_rows_backward on an SM
+BLOCKS = 4  # blocks of norm_long_rows_backward per SM
 
 
 def forward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Rows in registers."""
+    """Yield the kernel that keeps rows in registers."""
     call = Call(problem, results, backward=False)
     config = rows_config(call.N, call.variant, call.aligned)
     if config is not None:
@@ -55,19 +56,19 @@ def forward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
 
 
 def rows_steps(config: RowsConfig, call: Call) -> list[Step]:
-    """The launch of such rows."""
+    """Return its launch."""
     return registers.steps_of(config, Norm(call.variant), call.args)
 
 
 def backward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Rows in registers."""
+    """Yield the gradient's kernel that keeps rows in registers."""
     call = Call(problem, results, backward=True)
     if not comes_first(call.N, call.variant, device):
         yield from _rows_of_gradient(call, device)
 
 
 def backward_first(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Those rows in registers that are slower by a ring."""
+    """Yield it for rows that would be slower with the ring."""
     call = Call(problem, results, backward=True)
     if comes_first(call.N, call.variant, device):
         yield from _rows_of_gradient(call, device)
@@ -82,7 +83,7 @@ def _rows_of_gradient(call: Call, device: Device) -> Iterator[Choice]:
 def gradient_steps(
     config: RowsConfig | RingConfig, call: Call, device: Device
 ) -> tuple[Callable[[], list[Step]], dict[str, ArrayMeta]]:
-    """The launches of a gradient whose blocks stay and keep dw and db, and their workspace."""
+    """Return the launches of a gradient with persistent blocks, which keep dw and db, and their workspace."""
     if isinstance(config, RowsConfig):
         slots = slots_of(call.M, config, 1, device)
         make = partial(
@@ -96,12 +97,12 @@ def gradient_steps(
 
 
 def slots_of(M: int, config: RowsConfig | RingConfig, cluster: int, device: Device) -> int:
-    """Blocks, or clusters, that stay: as many as run at once, but none without rows."""
+    """Return the number of persistent blocks, or clusters: as many as run at once, but none without rows."""
     return min(cdiv(M, config.rows), max(device.sms * config.min_blocks // cluster, 1))
 
 
 def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Rows in the registers of a cluster."""
+    """Yield the kernel that keeps rows in the registers of a cluster."""
     call = Call(problem, results, backward=False)
     config = cluster_config(call.N, call.variant, device) if call.aligned else None
     if config is not None:
@@ -110,12 +111,12 @@ def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def cluster_steps(config: ClusterRowsConfig, call: Call, device: Device) -> list[Step]:
-    """The launch of such rows."""
+    """Return its launch."""
     return cluster.steps_of(config, Norm(call.variant), call.args, device)
 
 
 def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Rows copied ahead."""
+    """Yield the kernel that copies rows in advance."""
     call = Call(problem, results, backward=False)
     config = ring_config(call.N, call.variant, device) if call.aligned and call.N else None
     if config is not None:
@@ -132,7 +133,7 @@ def backward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: De
 
 
 def forward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Rows read again."""
+    """Yield the kernel that reads rows twice."""
     call = Call(problem, results, backward=False)
     config = LongRowsConfig(512, 2 if call.aligned else 8, call.aligned)
     make = partial(reread.steps_of, config, Norm(call.variant), call.args)
@@ -151,15 +152,15 @@ def backward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], devic
 
 
 def forward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Rows by one thread each."""
+    """Yield the kernel with one thread per row."""
     call, config = Call(problem, results, backward=False), NaiveConfig()
     make = partial(_step, naive.build_forward, config, call, cdiv(call.M, config.threads), call.args)
-    yield Choice("naive", config, "one thread a row", make)
+    yield Choice("naive", config, "one thread per row", make)
 
 
 def backward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     call, config = Call(problem, results, backward=True), NaiveConfig()
-    yield Choice("naive", config, "one thread a row, or a column", partial(_naive_steps, config, call))
+    yield Choice("naive", config, "one thread per row, or a column", partial(_naive_steps, config, call))
 
 
 FORWARD = (forward_rows, forward_cluster, forward_ring, forward_long_rows, forward_naive)
@@ -169,9 +170,9 @@ BACKWARD = (backward_first, backward_ring, backward_rows, backward_long_rows, ba
 def _with_sums(
     call: Call, device: Device, slots: int, steps: Callable[[], list[Step]]
 ) -> tuple[Callable[[], list[Step]], dict[str, ArrayMeta]]:
-    """Return `steps`, whose kernels write partial sums to `slots`, then the step that adds them; and their workspace.
+    """Return the launches of `steps`, which write partial sums to `slots`, and the one that adds them; the workspace.
 
-    Without rows, only the sum of nothing remains.
+    Without rows, only the last launch remains: it writes zeros.
     """
     wanted, N = call.variant.weight_gradients, call.N
     if not wanted:
@@ -218,7 +219,7 @@ def _long_rows_steps(config: LongRowsConfig, call: Call, blocks: int, slots: int
 
 
 def _naive_steps(config: NaiveConfig, call: Call) -> list[Step]:
-    """The sums come first: dx may be written over dy."""
+    """Return the launches. Those of dw and db come first, since dx may overwrite dy."""
     sums = []
     if call.variant.weight_gradients:
         kernel = naive.build_sums(config, call.variant, *call.sums_dtypes)

@@ -50,7 +50,7 @@ class Call:
             self.args = (RowArrays(*walked.of("y", "summed", "x", "residual")), params, rows)
 
     def _aligned(self, metas: Mapping[str, ArrayMeta], strides: list[tuple[int, ...]]) -> bool:
-        """Whether every row begins at a multiple of 16 bytes and holds whole 16-byte vectors."""
+        """Return whether every row begins at a multiple of 16 bytes and has whole 16-byte vectors."""
         vector = storage(self.dtype).vector
         return (
             self.N % vector == 0
@@ -63,5 +63,5 @@ class Call:
         return (self.dx, "partials", *self.args, slots)
 
     def numbers(self, *shape: int) -> ArrayMeta:
-        """An array of the type that arithmetic is carried in."""
+        """Return the metadata of an array in the dtype of arithmetic."""
         return ArrayMeta(shape, compute_dtype(self.dtype), contiguous_strides(shape), self.device, 0)

@@ -1,18 +1,20 @@
-"""The Configs of the norms' gradients, by the number of 16-byte vectors in a row, with what was measured.
+"""The Configs of the norms' gradients, by the number of 16-byte vectors in a row, with measurements.
 
-Shares of the roof that a plain kernel with the same reads and writes reaches, H100 80 GB, 2026-11-27 and 28, of one to
-four numbers of rows, 2^25 to 2^28.6 elements, from 4096 columns on 2^27 and more, weights of x's dtype; in brackets
-those of what was taken before: of one number, what had been chosen by two lengths on an H200. How full a Config's
-threads are counts: a row of 3072 bfloat16 in place of 4096 takes `RingConfig(256, 2, 1, 6)` from 0.94 to 0.86. So does
-where its arrays lie; neighbours differ by 5 %. Long rows of layer_norm are best in large clusters of blocks of 128
-threads, three to an SM, where a row fills them (two take up to 1.2 times as long); rms_norm, and dsummed, mostly want
-larger blocks whose rows overlap. GPUs with less shared memory than Hopper take fewer stages, which nobody has measured.
+Figures are shares of the roof, which is a plain kernel with the same reads and writes: H100 80 GB, 2026-11-27 and 28,
+with one to four numbers of rows, 2^25 to 2^28.6 elements (from 4096 columns on 2^27 and more), weights of x's dtype. In
+parentheses: the previous Config, which was chosen by two lengths on an H200, with one number of rows.
 
-On an H100 a few warps may take as long over a row as memory does. An H200 brings it 1.4 times as fast: FAST has what
-is faster there, of fifteen lengths, of layer_norm with w and b. Where an H200 takes what an H100 does, that was within
-1 % of the best there too (rms_norm of 4096, 5120 and 10240 columns, layer_norm of 6144 and 12288; with dsummed 4096 and
-8192, of rms_norm up to 65536), or nothing else was timed there. An H100's figures are of a loop with an eighth more
-instructions than ring_backward.py's (until 2026-11-28).
+Threads should be fully used: with a row of 3072 bfloat16 instead of 4096, `RingConfig(256, 2, 1, 6)` falls from 0.94 to
+0.86. The addresses of the arrays matter, too: neighbouring figures differ by 5 %. Long rows of layer_norm are fastest
+in large clusters of blocks of 128 threads, three blocks per SM, if a row fills them (two blocks take up to 1.2 times as
+long). rms_norm, and gradients with dsummed, are usually fastest with larger blocks whose rows overlap. GPUs with less
+shared memory than Hopper use fewer stages; nobody has measured that.
+
+On an H100, a few warps may process a row as fast as memory delivers it. An H200's memory is 1.4 times as fast. FAST has
+the Configs that are faster there, for fifteen lengths, for layer_norm with w and b. For other lengths an H200 uses the
+H100's Configs. These were within 1 % of the best there, too (rms_norm of 4096, 5120 and 10240 columns, layer_norm of
+6144 and 12288; with dsummed 4096 and 8192, for rms_norm up to 65536), or nothing else was timed. The H100's figures are
+for a loop with an eighth more instructions than ring_backward.py has since 2026-11-28.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from ..tile.storage import storage
 from .staging import RingConfig
 from .variant import Variant
 
-# by `centred`; the first that holds a row
+# by `centred`; the first that can hold a row is used
 ROWS = {
     False: (
         RowsConfig(8, 1, 32, min_blocks=2),
@@ -51,8 +53,8 @@ ROWS = {
         RowsConfig(512, 2, 1),  # 8192: 0.83
     ),
 }
-# The most vectors of rows that are faster in registers than by a ring, where dsummed is not added. Also rows of
-# lengths between the pairs of IN_REGISTERS_TOO: along one axis, with weights of x's dtype
+# most vectors of rows that are faster in registers than in a ring, without dsummed. Rows with lengths between the pairs
+# of IN_REGISTERS_TOO are, too, if they lie along one axis, with weights of x's dtype
 IN_REGISTERS = 64
 IN_REGISTERS_TOO = {False: (96, 128), True: (384, 512)}
 UNALIGNED = (
@@ -67,8 +69,8 @@ SHORT = (
     (16, RingConfig(16, 1, 16, 0, min_blocks=2)),
     (32, RingConfig(32, 1, 8, 0, min_blocks=2)),
 )
-# (vectors of a row, at most, Config) by `centred`. After a length in columns: what the first lines say; in KiB: an
-# H200, 2026-11-26, float32 weights, in brackets rows that are read again (long_rows_backward.py)
+# (most vectors of a row, Config) by `centred`. Figures after a length in columns are those described above. Figures
+# after a length in KiB: an H200, 2026-11-26, float32 weights; in parentheses: rows read twice (long_rows_backward.py)
 RINGS: dict[bool, tuple[tuple[int, RingConfig], ...]] = {
     False: (
         *SHORT,
@@ -114,7 +116,7 @@ RINGS: dict[bool, tuple[tuple[int, RingConfig], ...]] = {
         (16384, RingConfig(256, 4, 1, 0, 16, overlap=True)),  # 256 KiB: 0.89 (0.56); 512 threads 0.88
     ),
 }
-# with dsummed, before those for as many vectors, by `centred`
+# with dsummed; these come before the Configs for as many vectors; by `centred`
 ADDED: dict[bool, dict[int, RingConfig]] = {
     False: {
         128: RingConfig(64, 2, 2, 6, min_blocks=2),  # 1024: 0.86 to 0.94 (0.80 to 0.85)
@@ -134,10 +136,11 @@ ADDED: dict[bool, dict[int, RingConfig]] = {
         8192: RingConfig(256, 2, 1, 6, 16, overlap=True),  # 65536: 0.86 to 0.94 (0.71 to 0.77)
     },
 }
-# the same without dsummed, of Hoppers with fast memory, by `centred` and whether x is of 16 bits. Shares of an H200,
-# 2026-11-28, bfloat16 of 2^27 elements to 3072 columns and of 2^28 beyond, float32 of 2^27; in brackets what an H100
-# takes, there. By the blocks' own clocks, GPCs seem to get the same bandwidth, and those with 18 SMs end last: what
-# could be faster than memory stays below 0.92; blocks that just keep up reach 0.94, as of 384 threads
+# the same without dsummed, for Hopper GPUs with fast memory, by `centred` and whether x has 16 bits. Shares of the roof
+# of an H200, 2026-11-28: bfloat16 with 2^27 elements up to 3072 columns and 2^28 above, float32 with 2^27. In
+# parentheses: the H100's Config on the H200. Judging by the blocks' clocks, all GPCs seem to get the same bandwidth, so
+# GPCs with 18 SMs end last. Configs that could be faster than memory stay below 0.92; blocks that are just fast enough,
+# such as those with 384 threads, reach 0.94
 FAST: dict[tuple[bool, bool], dict[int, RingConfig]] = {
     (False, True): {
         128: RingConfig(64, 2, 1, 6, min_blocks=4, overlap=True),  # 1024: 0.91 (0.84 in registers)
@@ -172,7 +175,7 @@ FAST: dict[tuple[bool, bool], dict[int, RingConfig]] = {
         4096: RingConfig(512, 2, 1, 0, 4, overlap=True),
     },
 }
-# where there are dw and db, by whether x is of 16 bits, else float32, and dsummed is added; w stays where it says
+# with dw and db: by whether x has 16 bits (else float32) and whether dsummed is added; `w_shared` is not changed
 FAST_WITH_BOTH: dict[tuple[bool, bool], dict[int, RingConfig]] = {
     (False, False): {
         1024: RingConfig(256, 2, 1, 6, 2, overlap=True),  # 4096: 0.96 (0.88)
@@ -183,8 +186,8 @@ FAST_WITH_BOTH: dict[tuple[bool, bool], dict[int, RingConfig]] = {
         640: RingConfig(128, 5, 1, 2, min_blocks=2, w_shared=True),  # 5120: 0.90 (0.76 to 0.77)
         1024: RingConfig(256, 4, 1, 2),  # 8192: 0.89 to 0.90 (0.88)
         1280: RingConfig(320, 4, 1, 4, overlap=True),  # 10240: 0.92 (0.81)
-        # 16384: 0.88, of twice as many rows 0.89 to 0.90 (0.85, 0.86); 14336: 0.92 (0.76). Three blocks of 128 threads
-        # in clusters of eight, overlapping: 0.89, 0.90 to 0.91; nobody has measured them at 14336
+        # 16384: 0.88, with twice as many rows 0.89 to 0.90 (0.85, 0.86); 14336: 0.92 (0.76). Three blocks of 128
+        # threads in clusters of eight, with overlap: 0.89, 0.90 to 0.91; nobody has measured them at 14336
         2048: RingConfig(256, 4, 1, 4, 2, overlap=True),
         2560: RingConfig(320, 4, 1, 4, 2, w_shared=True, overlap=True),  # 20480: 0.91 (0.83)
         3072: RingConfig(128, 3, 1, 6, 8, min_blocks=2, overlap=True),  # 24576: 0.91 to 0.92 (0.86)
@@ -201,14 +204,14 @@ FAST_WITH_BOTH: dict[tuple[bool, bool], dict[int, RingConfig]] = {
 
 
 def comes_first(N: int, variant: Variant, device: Device) -> bool:
-    """Whether rows of N elements are faster in registers than by a ring, where there is one."""
+    """Return whether rows of N elements are faster in registers than in a ring, if there is one."""
     vectors, (more, most) = cdiv(N, storage(variant.dtype).vector), IN_REGISTERS_TOO[variant.centred]
     plain = variant.rank == 1 and variant.w in (None, variant.dtype) and most not in _first(variant, device)
     return not variant.added and (vectors <= IN_REGISTERS or (plain and more < vectors <= most))
 
 
 def rings(N: int, variant: Variant, device: Device) -> Iterator[RingConfig]:
-    """The rings that hold rows of N elements, best first, with as many stages as there may be."""
+    """Yield the ring Configs that can hold rows of N elements, best first, with as many stages as possible."""
     first = _first(variant, device)
     for most, config in RINGS[variant.centred]:
         if cdiv(N, storage(variant.dtype).vector) <= most:
@@ -223,8 +226,8 @@ def with_place_for_w(config: RingConfig, variant: Variant) -> RingConfig:
 
 
 def _first(variant: Variant, device: Device) -> dict[int, RingConfig]:
-    """The rings that come before those for as many vectors."""
-    # of layer_norm some have no registers for the places of rows along several axes
+    """Return the ring Configs that come before the others for as many vectors."""
+    # for layer_norm, some have no registers for the addresses of rows along several axes
     fast = device.has_fast_memory and device.has_wgmma and (not variant.centred or variant.rank == 1)
     narrow = itemsize(variant.dtype) < itemsize(compute_dtype(variant.dtype))
     first, as_they_are = {}, {}

@@ -1,11 +1,11 @@
-"""The gradient of norms of rows too long to be kept: each is read twice.
+"""The gradient of norms for rows that are too long to be kept: each row is read twice.
 
-    1  a block a row: level = sum(g) / N, along = sum(g * xhat) / N              (norm_long_rows_means)
-    2  a block takes `columns` of many rows, one after another: dx = rstd * (g - level - xhat * along) + dsummed,
+    1  one block per row: level = sum(g) / N, along = sum(g * xhat) / N          (norm_long_rows_means)
+    2  a block has `columns` of many rows, one after the other: dx = rstd * (g - level - xhat * along) + dsummed,
        dw += dy * xhat, db += dy                                                 (norm_long_rows_backward)
     3  the blocks' dw and db are summed by a third kernel (sums.py)
 
-Names as in naive.py. Registers: vectors * 16 / itemsize numbers a thread for each of x, dy, w, dw and db.
+Names as in naive.py. Registers: vectors * 16 / itemsize numbers per thread for each of x, dy, w, dw and db.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .verbs import meet_block, norm_axes, weights
 
 @builds
 def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
-    """norm_long_rows_means(means, inputs, rows, offset).
+    """Build norm_long_rows_means(means, inputs, rows, offset).
 
     means [2, M]: level, then along.
     """
@@ -72,9 +72,9 @@ def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
 
 @builds
 def build_backward(config: LongRowsConfig, variant: Variant) -> Kernel:
-    """norm_long_rows_backward(means, dx, partials, inputs, rows, offset, slots).
+    """Build norm_long_rows_backward(means, dx, partials, inputs, rows, offset, slots).
 
-    A block takes one of every `slots` rows.
+    A block processes one of every `slots` rows.
     """
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes, w_and_b = numbers(mem.number), norm_axes(variant), weights(variant, config.aligned)
@@ -99,7 +99,7 @@ def build_backward(config: LongRowsConfig, variant: Variant) -> Kernel:
             at = begin + (j * config.threads + tid) * vec.vector
             w_and_b.load_w_plus(w_frag, j * vec.vector, inputs.w, i64(at), at < rows.N, offset)
         row = slot
-        more = False  # than one piece
+        more = False  # whether an earlier piece was written
         while row < rows.M:
             for i in range(len(x_frag)):
                 dw_frag[i] = num.zero

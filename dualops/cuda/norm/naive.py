@@ -1,4 +1,4 @@
-"""Norms, the first idea: a thread a row, and for dw and db a thread a column. Where a reader starts.
+"""Norms, the plainest kernels: one thread per row, and for dw and db one thread per column. Start reading here.
 
     1  h = x + residual, rounded to x's dtype
     2  layer_norm: mean = sum(h) / N, c = h - mean; rms_norm: c = h
@@ -8,11 +8,11 @@
 Backward, with xhat = c * rstd and g = dy * (w + offset):
 
     1  dw = sum over rows of dy * xhat,  db = sum over rows of dy
-    2  level = sum(g) / N (layer_norm alone),  along = sum(g * xhat) / N
+    2  level = sum(g) / N (only layer_norm),  along = sum(g * xhat) / N
     3  dx = rstd * (g - level - xhat * along) + dsummed
 
-Neighbouring threads read addresses a row apart, so that of every 32 bytes fetched one element is used. Sums are
-compensated (Kahan): one thread adds up to a million terms.
+Loads are not coalesced: neighbouring threads read addresses that are one row apart, and use one element of every 32
+bytes. Sums are compensated (Kahan), since one thread adds up to a million terms.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .verbs import norm_axes
 
 @dataclass(frozen=True)
 class NaiveConfig:
-    """A thread a row, or a column."""
+    """One thread per row, or a column."""
 
     threads: int = 128
 
 
 @noun
 def elements(variant: Variant) -> Members:
-    """What becomes of one element."""
+    """The verbs for one element."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     w_mem, b_mem = storage(variant.w or variant.dtype), storage(variant.b or variant.dtype)
 
@@ -65,7 +65,7 @@ def elements(variant: Variant) -> Members:
 
 @builds
 def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
-    """norm_naive(arrays, params, rows)."""
+    """Build norm_naive(arrays, params, rows)."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     element, axes = elements(variant), norm_axes(variant)
 
@@ -78,7 +78,7 @@ def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
             x_row, residual_row = axes.start(place, arrays.x), axes.start(place, arrays.other)
             row_mean = num.zero
             if variant.centred:
-                total, lost = num.zero, num.zero  # what the last additions rounded away
+                total, lost = num.zero, num.zero  # lost: the rounding error of the sum
                 for n in range(rows.N):
                     h = element.h(arrays, x_row + n, residual_row + n)
                     total, lost = num.add_compensated(total, lost, h)
@@ -105,7 +105,7 @@ def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
 
 @builds
 def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
-    """norm_naive_backward(dx, inputs, rows, offset): dx alone."""
+    """Build norm_naive_backward(dx, inputs, rows, offset), which computes only dx."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     element, axes = elements(variant), norm_axes(variant)
 
@@ -140,7 +140,7 @@ def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
 
 @builds
 def build_sums(config: NaiveConfig, variant: Variant, dw_dtype: str | None, db_dtype: str | None) -> Kernel:
-    """norm_naive_sums(dw, db, inputs, rows)."""
+    """Build norm_naive_sums(dw, db, inputs, rows)."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     element, axes = elements(variant), norm_axes(variant)
     dw_mem, db_mem = storage(dw_dtype or variant.dtype), storage(db_dtype or variant.dtype)

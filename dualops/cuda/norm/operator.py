@@ -1,9 +1,10 @@
 """rms_norm and layer_norm as operators on rows (`rows.operator`): y = (h - mean) * rstd * (w + offset) + b.
 
-h = x + residual, as it is stored. Each thread has the mean of its numbers so far, and the squares about it; a warp
-sends the sum of squares about its own mean, and the sum of h. Without a mean, all of that is the sum of h * h. Of two
-sets of numbers, the squares about their common mean are n * m / (n + m) * (difference of means)^2 more than those of
-both: Chan et al. 1979. Kept numbers are summed twice instead: mean = sum(h) / N, then the sum of (h - mean)^2.
+h = x + residual, rounded to the storage dtype. Each thread has the mean of its numbers so far, and the sum of squared
+differences to it. A warp sends its sum of squared differences to its own mean, and its sum of h. rms_norm has no mean,
+and only the sum of h * h. To merge two sets of n and m numbers, the squares are added, and
+n * m / (n + m) * (difference of means)^2 (Chan et al. 1979). Kept numbers are summed twice instead: mean = sum(h) / N,
+then the sum of (h - mean)^2.
 
 Ba, Kiros & Hinton 2016, arXiv:1607.06450; Zhang & Sennrich 2019, arXiv:1910.07467.
 """
@@ -25,16 +26,16 @@ from .verbs import norm_axes, weights
 
 
 class Known(NamedTuple):
-    """Of a thread's numbers so far; without a mean the sum of squares alone."""
+    """The sums of a thread's numbers so far; without a mean, only the sum of squares."""
 
     total: Any
     mean: Any
-    squares: Any  # about the mean
-    columns: Any  # how many numbers they are
+    squares: Any  # sum of squared differences to the mean
+    columns: Any  # the number of these numbers
 
 
 class Own(NamedTuple):
-    """A norm's params, and in shared memory w and b, and of each warp how many columns it has, and one over that."""
+    """A norm's params, and in shared memory w and b, and each warp's number of columns and its reciprocal."""
 
     params: Any
     waiting: Any
@@ -95,7 +96,7 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
     def _squares_of(frag, mean, present):
         squares = num.zero
         for v in range(keeping.vectors):
-            few = num.zero  # a vector's own sum, so that no chain of additions is long
+            few = num.zero  # the sum of one vector, so that no chain of additions is long
             for c in range(v * VECTOR, (v + 1) * VECTOR):
                 apart = frag[c] - mean if variant.centred else frag[c]
                 few += apart * apart
@@ -215,7 +216,7 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
 
 
 def columns_of_warps(row_threads: int, vector: int, number: Any) -> Callable[[Any, Any, Any], Any]:
-    """The verb (part, N, share): how many columns a warp of the cluster has of a row, read by accesses of `vector`."""
+    """Return the verb (part, N, share) -> the number of a row's columns that a warp of the cluster has."""
     WARPS, WARP_COLUMNS = max(row_threads // 32, 1), min(row_threads, 32) * vector
 
     @verb

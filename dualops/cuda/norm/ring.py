@@ -1,8 +1,8 @@
-"""Norms on sm_90: blocks take one row after another, while the next rows are already on their way.
+"""Norms on sm_90: blocks process one row after the other, while the next rows are copied to shared memory.
 
-A block has `rows` rows at once, each shared by `row_threads` threads; or a cluster of blocks shares one row, each block
-`share` of its columns. A warp of its own copies sets of rows into a ring of stages (cp.async.bulk), as far ahead as
-there is room. w and b of a thread's columns stay in registers from row to row, or in shared memory (`w_shared`).
+A block has `rows` rows at once, each shared by `row_threads` threads; or a cluster of blocks shares one row, and each
+block has `share` of its columns. A producer warp copies sets of rows into a ring of stages (cp.async.bulk), as early as
+stages are free. w and b of a thread's columns stay in registers from row to row, or in shared memory (`w_shared`).
 
     1  h = x + residual to registers
     2  rms_norm: sum(h * h) of every warp. layer_norm: sum(h) of every warp, and the sum of (h - its own mean)^2
@@ -10,13 +10,13 @@ there is room. w and b of a thread's columns stay in registers from row to row, 
            mean = sum(sums) / N,  squares = sum(their squares + columns * (their mean - mean)^2)
     4  y = (h - mean) * rstd * (w + offset) + b
 
-Where a Config overlaps rows (`overlap`), steps 1 and 2 of the next row come before step 3 of a row, whose sums have
-arrived meanwhile. That row stays in its stage, and h is computed again in step 4. Its results are plain stores, which
-is 2 % faster there than stores that leave L2 first.
+With `overlap`, steps 1 and 2 of the next row come before step 3 of a row; meanwhile the row's sums arrive. That row
+stays in its stage, and h is computed again in step 4. Its results are plain stores, which are 2 % faster there than
+stores with evict-first priority.
 
 Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450; merging in step 3: Chan et al. 1979.
 Shared memory: stages * arrays * rows * row_threads * vectors * 16 bytes, w and b, and about 4 KiB. Registers:
-vectors * 16 / itemsize numbers a thread for each of h, w and b, and about 40 more. Backward: ring_backward.py.
+vectors * 16 / itemsize numbers per thread for each of h, w and b, and about 40 more. Backward: ring_backward.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .verbs import norm_axes
 
 
 class Block(NamedTuple):
-    """What a block works on and with."""
+    """A block's part of the rows, and its shared memory."""
 
     smem: RingSmem
     sent: Any  # the parts of rows' sums
@@ -45,7 +45,7 @@ class Block(NamedTuple):
 
 
 class Weighting(NamedTuple):
-    """w + offset and b of a thread's columns: in registers, or on their way there from shared memory."""
+    """w + offset and b of a thread's columns: in registers, or in shared memory, from which they are loaded."""
 
     w_frag: Any
     b_frag: Any
@@ -67,7 +67,8 @@ class Begun(NamedTuple):
 
 
 class WarpColumns(NamedTuple):
-    """How many columns warps have of a row: one over mine, and those of the parts that my lane adds."""
+    """Numbers of a row's columns that warps have: the reciprocal for my warp, and those of the parts that my lane
+    adds."""
 
     my_inverse: Any
     columns: Any
@@ -99,14 +100,14 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
 
     @verb
     def feed(block, turns, arrays, params):
-        """Copy w, b and all rows; by the warp that copies."""
+        """Copy w, b and all rows; by the producer warp."""
         if cuda.threadIdx.x % 32 == 0:
             w_and_b.copy(block.waiting, params.w, params.b, block.columns)
             staging.feed(block.smem, turns, block.columns, (arrays.x, arrays.other))
 
     @verb
     def load(weighting, block, params):
-        """Load w and b of my columns, when they are in shared memory or to stay in registers."""
+        """Load w and b of my columns, after they have arrived in shared memory, or into registers that keep them."""
         column = cuda.threadIdx.x % config.row_threads * mem.vector
         w_and_b.wait(block.waiting)
         for v in range(config.vectors):
@@ -116,7 +117,7 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
 
     @verb
     def of_warps(N, share):
-        """Return how many columns warps have; without a mean nothing is computed."""
+        """Return the numbers of columns of warps; without a mean nothing is computed."""
         count, inverse = cuda.local.array(group.LANE_PARTS, mem.number), cuda.local.array(group.LANE_PARTS, mem.number)
         my_inverse = num.one
         if variant.centred:
@@ -128,7 +129,7 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
 
     @verb
     def read(frag, at, smem, stage, v):
-        """Read my vector v of h; zeros behind the columns of the row."""
+        """Read my vector v of h; zeros after the row's end."""
         tid, other = cuda.threadIdx.x, cuda.local.array(mem.vector, mem.number)
         first = tid // config.row_threads * pipe.columns + tid % config.row_threads * mem.vector
         index = pipe.begin(stage) + i32(first + v * STEP)
@@ -140,11 +141,11 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
 
     @verb
     def send(frag, block, i, left, of_warps):
-        """Send the sums of row number i, of which frag has my part. left: columns from my first one on."""
+        """Send the sums of row number i; frag has my part of the row. left: columns from my first column on."""
         mean, total, squares = num.zero, num.zero, num.zero
         if variant.centred:
             for v in range(config.vectors):
-                few = num.zero  # a vector's own sum, so that no chain of additions is long
+                few = num.zero  # the sum of one vector, so that no chain of additions is long
                 for c in range(v * mem.vector, (v + 1) * mem.vector):
                     few += frag[c]
                 total += few
@@ -163,7 +164,7 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
 
     @verb
     def begin_row(block, i, left, of_warps):
-        """Steps 1 and 2 of row number i, and what is sent for step 3."""
+        """Do steps 1 and 2 of row number i, and send the sums for step 3."""
         frag = cuda.local.array(config.vectors * mem.vector, mem.number)
         stage = pipe.wait(block.smem, i)
         for v in range(config.vectors):
@@ -204,13 +205,13 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
 
 @builds
 def build_forward(config: RingConfig, variant: Variant) -> Kernel:
-    """norm_ring(arrays, params, rows, share), or norm_ring_ahead: M rows of N columns."""
+    """Build norm_ring(arrays, params, rows, share), or norm_ring_ahead, for M rows of N columns."""
     mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
     pipe = ring(config.layout(variant).stages, config.copier)
     staging, deal = copies(config, variant, pipe), ring_rows(config, variant)
     store = mem.store_kept if config.overlap else mem.store_vector
     STEP = config.row_threads * mem.vector  # columns between a thread's vectors
-    KEPT = 0 if config.overlap else mem.vector  # numbers that frag has of each vector before the last
+    KEPT = 0 if config.overlap else mem.vector  # numbers of each vector that frag keeps, except the last vector
     SIZE = mem.vector if config.overlap else config.vectors * mem.vector
 
     @kernel(
@@ -232,7 +233,7 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
             b_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
             place, weighting = axes.place(), Weighting(w_frag, b_frag, params.offset)
             column = tid % config.row_threads * mem.vector
-            left = i32(block.columns.width - column)  # columns from my first one on
+            left = i32(block.columns.width - column)  # columns from my first column on
             deal.load(weighting, block, params)
             of_warps, inverse_N = deal.of_warps(rows.N, share), num.one / mem.number(rows.N)
 
@@ -240,7 +241,7 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
             rounds, i = staging.rounds(turns), i32(0)
             sums = Sums(num.zero, num.zero)
             now = coming = Begun(i32(0), sums)
-            if config.overlap and i < rounds:  # the first row's sums have no row before them
+            if config.overlap and i < rounds:  # before the first row's sums there is no row to write
                 coming = deal.begin_row(block, i, left, of_warps)
             while i < rounds:
                 axes.locate(place, row, rows.sizes)
@@ -260,7 +261,7 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                                 arrays.summed.data, summed_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector
                             )
                     sums = deal.send(frag, block, i, left, of_warps)
-                    pipe.release(block.smem, stage)  # not before: it waits for all loads, which sums overlap with
+                    pipe.release(block.smem, stage)  # not earlier: it waits for loads, which sums overlap with
                 row_mean, row_rstd = deal.merge(block, i, sums, of_warps, inverse_N, params.eps)
 
                 y_row = axes.start(place, arrays.y) + (block.columns.begin + column)

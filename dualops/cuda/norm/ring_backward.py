@@ -1,18 +1,19 @@
-"""The gradient of norms on sm_90: as ring.py, with two or three arrays in a stage, and dw and db kept in registers.
+"""The gradient of norms on sm_90: like ring.py, with two or three arrays in a stage, and dw and db in registers.
 
     1  level = sum(g), along = sum(g * xhat) of every warp, g = dy * (w + offset), xhat = (x - mean) * rstd
     2  warps send theirs to every block of the cluster, and sum all of them                (st.async, one mbarrier)
     3  dx = rstd * (g - level / N - xhat * along / N) + dsummed;  dw += dy * xhat;  db += dy;  the stage is free
     4  the blocks' dw and db are summed by a second kernel (sums.py)
 
-A row stays in its stage, and is read again in step 3. Where a Config overlaps rows, steps 1 and 2 of the next row come
-before step 3 of a row, whose sums have arrived meanwhile. Each lane loads the statistics of another row, long before.
+A row stays in its stage, and is read again in step 3. With `overlap`, steps 1 and 2 of the next row come before step 3
+of a row; meanwhile the row's sums arrive. Each lane loads the statistics of a different row, long before they are used.
 
-Apart from memory, the number of instructions that an SM issues bounds it: an H200 brings 16 elements to each of 128
-threads in 370 slots of its schedulers, and layer_norm takes 420 of them, 265 for the elements alone; so two sums share
-their shuffles. xhat is made twice, and dx scaled last: shorter forms leave float32's range where x or dy is far from 1.
-Papers as in ring.py. Shared memory: that of ring.py, and a row of numbers where a block has several rows. Registers:
-vectors * 16 / itemsize numbers a thread for each of w, dw and db, and about 60 more.
+Instruction issue limits the kernel, apart from memory. While an H200's memory delivers 16 elements to each of 128
+threads, the schedulers of an SM have 370 issue slots. layer_norm needs 420 instructions, of which 265 are for the
+elements. So two sums share their shuffles. xhat is computed twice, and dx is scaled last: shorter forms overflow or
+underflow float32 if x or dy is far from 1. Papers: see ring.py. Shared memory: that of ring.py, and a row of numbers if
+a block has several rows. Registers: vectors * 16 / itemsize numbers per thread for each of w, dw and db, and about 60
+more.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Begun(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Statistics that lanes which share a row have loaded, each another row's: of the next rows and of those behind."""
+    """Statistics of the next rows and of the rows after them. Each lane that shares a row has those of another row."""
 
     mean: Any
     rstd: Any
@@ -51,11 +52,11 @@ class Known(NamedTuple):
     next_rstd: Any
 
 
-EVERYBODY = 15  # the barrier of all warps but the copying one; a row has number 1 + its place in the block
+EVERYBODY = 15  # the barrier of all warps except the producer; a row's barrier has number 1 + its place in the block
 
 
 def readers_meet(readers: int) -> Callable[[], None]:
-    """A verb: a barrier of all threads but the copying warp's."""
+    """Return the verb for a barrier of all threads except those of the producer warp."""
 
     @verb
     def meet():
@@ -66,7 +67,7 @@ def readers_meet(readers: int) -> Callable[[], None]:
 
 @builds
 def build_backward(config: RingConfig, variant: Variant) -> Kernel:
-    """norm_ring_backward(dx, partials, inputs, rows, offset, slots, share).
+    """Build norm_ring_backward(dx, partials, inputs, rows, offset, slots, share).
 
     partials has room for `slots` clusters of blocks.
     """
@@ -78,7 +79,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
     group = in_cluster(mem.number, config.row_threads, config.rows, config.cluster, kept)
     sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, readers_meet(config.readers))
     STEP = config.row_threads * mem.vector  # columns between a thread's vectors
-    AHEAD = 2 if config.overlap else 1  # rows from one that is written to the next whose sums begin after it
+    AHEAD = 2 if config.overlap else 1  # distance from a row that is written to the row whose sums begin next
     SHARING = min(config.row_threads, 32)  # lanes of a warp that share a row
 
     @verb
@@ -88,7 +89,8 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
 
     @verb
     def statistics(place, row, turns, inputs):
-        """Return the statistics of a later row: lane n of those that share my rows has the row n turns after `row`."""
+        """Return the statistics of a later row: among the lanes that share my rows, lane n has the row n turns after
+        `row`."""
         row += cuda.threadIdx.x % SHARING * turns.step
         row_mean, row_rstd = num.zero, num.zero
         if row < turns.M:
@@ -104,7 +106,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
 
     @verb
     def begin(smem, sent, w_frag, w_smem, i, is_row, known):
-        """Steps 1 and 2 of row number i, but for their sums over the warps."""
+        """Do steps 1 and 2 of row number i, except the sums over warps."""
         x_frag = cuda.local.array(mem.vector, mem.number)
         dy_frag = cuda.local.array(mem.vector, mem.number)
         level, along, row_mean = num.zero, num.zero, num.zero
@@ -135,7 +137,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
 
     @kernel(*backward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
     def norm_ring_backward(dx, partials, inputs, rows, offset, slots, share):
-        # a stage: rows of x, then of dy, then of dsummed
+        # a stage has rows of x, then of dy, then of dsummed
         smem, sent, w_smem = pipe.smem(), group.smem(), own_w.smem()
         table = sums.table(partials, slots, rows.N)
         tid = cuda.threadIdx.x
@@ -161,7 +163,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
             db_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
             place = axes.place()
             column = tid % config.row_threads * mem.vector
-            left = i32(columns.width - column)  # columns from my first one on
+            left = i32(columns.width - column)  # columns from my first column on
             first_at = first_in_stage()
             inverse_N = num.one / mem.number(rows.N)
             for v in range(config.vectors):
@@ -173,7 +175,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
             known = known_of(place, row, turns, inputs)
             now = coming = Begun(i32(0), num.zero, num.zero, num.zero, num.zero)
             rounds, i = staging.rounds(turns), i32(0)
-            if config.overlap:  # the first row's sums have no row before them
+            if config.overlap:  # before the first row's sums there is no row to write
                 coming = begin(smem, sent, w_frag, w_smem, i, row < rows.M, known)
             while i < rounds:
                 for c in range(len(w_frag)):
@@ -183,7 +185,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                 more = i > 0
                 while i < end:
                     if i > 0:
-                        # of the row before; at its own end, sums would wait behind the branch
+                        # release the previous row's stage here; at the row's end, the sums would wait for this branch
                         pipe.release(smem, now.stage)
                     if config.overlap:
                         now = coming

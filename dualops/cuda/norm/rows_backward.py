@@ -1,15 +1,15 @@
-"""The gradient of norms of rows that are kept in registers between their one reading and their writing.
+"""The gradient of norms for rows that are read once and kept in registers until they are written.
 
-Blocks take one row after another and keep dw and db of their columns in registers:
+Blocks process one row after the other, and keep dw and db of their columns in registers:
 
     1  g = dy * (w + offset),  xhat = (h - mean) * rstd
-    2  level = sum(g) / N (layer_norm alone),  along = sum(g * xhat) / N              (shuffles, two barriers)
+    2  level = sum(g) / N (only layer_norm),  along = sum(g * xhat) / N               (shuffles, two barriers)
     3  dx = rstd * (g - level - xhat * along) + dsummed;  dw += dy * xhat;  db += dy
     4  the blocks' dw and db are summed by a second kernel (sums.py)
 
-Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. Registers: vectors * 16 / itemsize numbers a
-thread for each of x, dy, dw and db, and for w where there is no db. Shared memory: four numbers a warp, and a row of
-numbers where a block has several rows at once.
+Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. Registers: vectors * 16 / itemsize numbers
+per thread for each of x, dy, dw and db, and for w if there is no db. Shared memory: four numbers per warp, and a row of
+numbers if a block has several rows at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .verbs import meet_block, norm_axes, weights
 
 @builds
 def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
-    """norm_rows_backward(dx, partials, inputs, rows, offset, slots).
+    """Build norm_rows_backward(dx, partials, inputs, rows, offset, slots).
 
     partials has room for `slots` blocks.
     """
@@ -48,7 +48,7 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
         parts, table = group.smem(), sums.table(partials, slots, rows.N)
         tid = cuda.threadIdx.x
         column = tid % config.row_threads * vec.vector
-        left = i32(rows.N - column)  # columns from my first one on
+        left = i32(rows.N - column)  # columns from my first column on
         first, step = i64(cuda.blockIdx.x) * config.rows, cuda.gridDim.x * config.rows
         half = i32(0)
         place = axes.place()
@@ -69,7 +69,7 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
                 dw_frag[i] = num.zero
                 db_frag[i] = num.zero
             end = i32(min(turn + PIECE, turns))
-            more = turn > 0  # than one piece
+            more = turn > 0  # whether an earlier piece was written
             while turn < end:
                 own = row < rows.M
                 axes.locate(place, row, rows.sizes)
@@ -86,7 +86,7 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
                 for j in range(config.vectors):
                     if not W_KEPT:
                         load_w(w_frag, j, inputs.w, column, left, offset)
-                    for i in range(j * vec.vector, (j + 1) * vec.vector):  # dy is 0 beyond the row
+                    for i in range(j * vec.vector, (j + 1) * vec.vector):  # dy is 0 after the row's end
                         x_frag[i] = (x_frag[i] - row_mean) * row_rstd
                         g = dy_frag[i] * w_frag[i] if variant.w is not None else dy_frag[i]
                         if variant.centred:

@@ -1,4 +1,4 @@
-"""How rows, and w and b, come to the shared memory of a block."""
+"""Copy rows, w and b to the shared memory of a block."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class RingConfig:
 
     # threads of a block that share a row: a power of two below 32, at least 2 where rows overlap, or a multiple of 32
     row_threads: int
-    vectors: int  # 16-byte vectors of a row that each of them has
-    rows: int  # of a block at once; 1 in a cluster
+    vectors: int  # 16-byte vectors of a row per thread
+    rows: int  # rows of a block at once; 1 in a cluster
     stages: int
     cluster: int = 1  # blocks that share a row
-    min_blocks: int = 1  # blocks that the registers must leave room for on an SM
-    w_shared: bool = False  # w and b wait in shared memory, not in registers
-    overlap: bool = False  # the next row's sums are on their way before a row is written
+    min_blocks: int = 1  # blocks for which an SM must have registers
+    w_shared: bool = False  # whether w and b stay in shared memory instead of registers
+    overlap: bool = False  # whether the next row's sums are sent before a row is written
 
     @cached_property
     def readers(self) -> int:
-        """Threads that do not copy."""
+        """Return the number of threads that do not copy."""
         return self.row_threads * self.rows
 
     @cached_property
     def row_warps(self) -> int:
-        """Warps of a block that share a row: one where a warp has several rows."""
+        """Return the number of a block's warps that share a row: one if a warp has several rows."""
         return max(self.row_threads // 32, 1)
 
     @cached_property
@@ -46,15 +46,16 @@ class RingConfig:
 
     @cached_property
     def copier(self) -> int:
-        """The number of the warp that copies: how many other warps there are."""
+        """Return the index of the producer warp, which is the number of the other warps."""
         return self.readers // 32
 
     def columns(self, dtype: str) -> int:
-        """Most columns of a block."""
+        """Return the most columns of a block."""
         return self.row_threads * self.vectors * storage(dtype).vector
 
     def layout(self, variant: Variant) -> Layout:
-        """w and b wait as they are, or backward w as each thread's numbers."""
+        """Return the layout of shared memory. w and b are unconverted; in backward, w is converted to each thread's
+        numbers."""
         columns, sizes = (
             self.columns(variant.dtype),
             [itemsize(dtype) if dtype else 0 for dtype in (variant.w, variant.b)],
@@ -67,7 +68,7 @@ class RingConfig:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a block has in dynamic shared memory: the stages of its ring, and w and b behind them if they wait there."""
+    """A block's dynamic shared memory: the stages of its ring, and after them w and b, if they are kept there."""
 
     stages: Stages
     w_bytes: int
@@ -75,7 +76,7 @@ class Layout:
 
     @cached_property
     def w_at(self) -> int:
-        """In bytes."""
+        """Return the byte at which w begins."""
         return self.stages.nbytes
 
     @cached_property
@@ -88,13 +89,13 @@ class Layout:
 
 
 def weights_layout(columns: int, variant: Variant) -> Layout:
-    """Return the layout of w and b of `columns` columns, as they are, without stages."""
+    """Return the layout of unconverted w and b of `columns` columns, without stages."""
     w_bytes, b_bytes = (columns * itemsize(dtype) if dtype else 0 for dtype in (variant.w, variant.b))
     return Layout(Stages(variant.dtype, 0, 0, 1, columns), w_bytes, b_bytes)
 
 
 class Turns(NamedTuple):
-    """The rows that a block or its cluster takes: `rows` at once, from `first` on, then those `step` further on, ..."""
+    """The rows of a block or its cluster: `rows` at once from `first` on, then those `step` later, and so on."""
 
     first: int
     step: int
@@ -107,10 +108,7 @@ Copies = Noun  # what `copies` makes
 
 @noun
 def copies(config: RingConfig, variant: Variant, pipe: Ring) -> Members:
-    """How rows come into the stages. A stage has `rows` rows of each array; in it, a row has room for all columns.
-
-    The verbs for rows of as many arrays as a stage of the ring has.
-    """
+    """The verbs that copy rows into the stages. A stage has `rows` rows of each array, with space for all columns."""
     axes, stages = norm_axes(variant), config.layout(variant).stages
     MAY_BE_ONE = (variant.rank == 1) & (config.cluster == 1)
 
@@ -122,12 +120,12 @@ def copies(config: RingConfig, variant: Variant, pipe: Ring) -> Members:
 
     @verb
     def rounds(turns):
-        """Return how many rounds the turns are."""
+        """Return the number of rounds."""
         return i32((turns.M - turns.first + turns.step - 1) // turns.step)
 
     @verb
     def clear(smem, columns):
-        """Write zeros behind the columns of every row; by all threads."""
+        """Write zeros after the columns of every row; by all threads."""
         for row in range(stages.count * stages.arrays * stages.rows):
             for n in range(columns.width + cuda.threadIdx.x, stages.columns, config.threads):
                 smem.tiles[row * stages.columns + n] = 0
@@ -158,12 +156,12 @@ def copies(config: RingConfig, variant: Variant, pipe: Ring) -> Members:
 
     return members(
         locals(),
-        columns=columns_of_block,  # (N, share): those of my block
+        columns=columns_of_block,  # (N, share) -> the columns of my block
     )
 
 
 class WeightsSmem(NamedTuple):
-    """Where w and b wait, and the mbarrier of their coming."""
+    """w and b in shared memory, and the mbarrier of their copies."""
 
     w: Any
     b: Any
@@ -172,12 +170,11 @@ class WeightsSmem(NamedTuple):
 
 @noun
 def shared_weights(layout: Layout, w_shared: bool, variant: Variant) -> Members:
-    """How w and b of a block's columns come to registers, once, or to shared memory, as they are, and on to registers.
+    """The verbs that load w and b of a block's columns to registers: once, or for each row from shared memory.
 
-    What is not wanted there does nothing; behind the row there is anything. For forward alone: backward reads w twice a
-    row, and would be 15 % slower at 1024 and 4096 columns if it had to convert it each time.
-
-    The verbs, for w and b as far as there are any. Only rms_norm has an offset.
+    Shared memory has them unconverted. After the row's end it may have any values. Verbs that a variant does not need
+    do nothing; so do those for a missing w or b. Only rms_norm has an offset. For forward only: backward reads w twice
+    per row, and would be 15 % slower at 1024 and 4096 columns if it converted w each time.
     """
     mem, w_mem, b_mem = map(storage, (variant.dtype, variant.w or variant.dtype, variant.b or variant.dtype))
     kept = weights(variant, True)
@@ -227,7 +224,7 @@ def shared_weights(layout: Layout, w_shared: bool, variant: Variant) -> Members:
 
     @verb
     def recall_w(frag, at, waiting, column, offset):
-        """Read w + offset from shared memory, as many as a vector of x has."""
+        """Read w + offset from shared memory, for a vector of x."""
         if WITH_W:
             for c in range(0, mem.vector, w_mem.vector):
                 w_mem.load_shared(frag, at + c, waiting.w, W_FIRST + column + c)
@@ -252,9 +249,9 @@ def shared_weights(layout: Layout, w_shared: bool, variant: Variant) -> Members:
 
 @noun
 def own_weights(config: RingConfig, variant: Variant) -> Members:
-    """How each thread of backward keeps w + offset of its columns: in registers, or in shared memory, as numbers.
+    """The verbs with which a thread of backward keeps w + offset of its columns: in registers, or in shared memory.
 
-    The verbs; the last two do nothing where registers keep w.
+    In shared memory they are converted numbers. `put` and `recall` do nothing if registers keep w.
     """
     mem, num_mem = storage(variant.dtype), storage(compute_dtype(variant.dtype))
     num, first = numbers(mem.number), config.layout(variant).w_at // num_mem.itemsize
@@ -267,20 +264,20 @@ def own_weights(config: RingConfig, variant: Variant) -> Members:
 
     @verb
     def put(frag, w_smem):
-        """Write all of them to shared memory."""
+        """Write all numbers to shared memory."""
         if SHARED:
             for c in range(0, len(frag), num.vector):
                 num.store_vector(w_smem, first + c * config.readers + cuda.threadIdx.x * num.vector, frag, c)
 
     @verb
     def recall(frag, at, w_smem):
-        """Read them from shared memory, as many as an access to x has elements."""
+        """Read from shared memory the numbers for one access to x."""
         if SHARED:
             for c in range(at, at + mem.vector, num.vector):
                 num_mem.load_shared(frag, c, w_smem, first + c * config.readers + cuda.threadIdx.x * num.vector)
 
     return members(
         locals(),
-        # (frag, at, w, index, keep, offset): as many as an access to x has elements
+        # (frag, at, w, index, keep, offset): the numbers for one access to x
         load=weights(variant, True).load_w_plus,
     )

@@ -1,11 +1,11 @@
 """dw and db: sums over all rows, in the same order every time, without atomics.
 
-    1  every group of threads that takes rows adds them up in registers, PIECE of them one by one
-    2  the groups of a block add theirs, one after another, to the block's row of `partials`   (PartialSums)
+    1  every group of threads adds up its rows in registers, PIECE of them one by one
+    2  the groups of a block add their sums, in order, to the block's row of `partials`        (PartialSums)
     3  a second kernel sums the rows of partials                                               (norm_sums)
 
-partials [dw and db, those that are wanted; slots; N] are float32 (float64 for float64), a slot for each block that
-there may be. Where fewer ran, they fill those left over with zeros.
+partials [requested ones of dw and db; slots; N] are float32 (float64 for float64), with a slot for each possible block.
+If fewer blocks run, they fill the remaining slots with zeros.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..tile.rows import FULL_WARP
 from ..tile.storage import access, storage
 from .variant import Variant
 
-PIECE = 256  # rows added one by one: a float32 sum of 256 is off by 2 eps, one of 4096 by 13
+PIECE = 256  # rows added one by one: the error of a float32 sum of 256 is 2 eps, of 4096 it is 13 eps
 LANES = 32
 
 
 class Table(NamedTuple):
-    """The blocks' sums, `partials`, and the shared array by which the groups of a block add theirs up."""
+    """The blocks' sums, `partials`, and the shared array in which the groups of a block add up their sums."""
 
     partials: Any
     slots: int
@@ -43,16 +43,16 @@ PartialSums = Noun  # what `partial_sums` makes
 def partial_sums(
     variant: Variant, row_threads: int, vectors: int, rows: int, aligned: bool, meet: Callable[[], None]
 ) -> Members:
-    """How a block brings its groups' sums together.
+    """The verbs that add up the sums of a block's `rows` groups.
 
-    The verbs for `rows` groups of `row_threads` threads, each with `vectors` accesses a row.
+    A group has `row_threads` threads, each with `vectors` accesses per row.
 
     A frag is a thread's part of the block's columns; meet: a barrier of all groups' threads.
     """
     mem, dtype = storage(compute_dtype(variant.dtype)), variant.dtype
     num, vec = numbers(mem.number), access(compute_dtype(dtype), aligned)
     VECTOR, PART = access(dtype, aligned).vector, num.vector
-    HALVINGS = max(32 // row_threads, 1).bit_length() - 1  # groups of a warp meet by shuffles
+    HALVINGS = max(32 // row_threads, 1).bit_length() - 1  # groups of a warp are added by shuffles
     TURN_THREADS = max(row_threads, 32)
     TURNS, STEP = rows * row_threads // TURN_THREADS, row_threads * VECTOR
     ELEMENTS, THREADS, ALONE = VECTOR * vectors, rows * row_threads, row_threads >= 32
@@ -67,7 +67,7 @@ def partial_sums(
     def _write_one(table, row, columns, frag, more):
         tid = cuda.threadIdx.x
         turn, lane = tid // TURN_THREADS, tid % row_threads
-        first_group = ALONE or tid % TURN_THREADS < row_threads  # of a warp: all of them have the same sums by then
+        first_group = ALONE or tid % TURN_THREADS < row_threads  # of a warp, whose groups all have the same sums by now
         there = cuda.local.array(PART, mem.number)
         for step in range(HALVINGS):
             for i in range(ELEMENTS):
@@ -96,7 +96,7 @@ def partial_sums(
 
     @verb
     def write(table, slot, columns, dw_frag, db_frag, more):
-        """Write the sums to a slot; by all threads. more: add to what is there."""
+        """Write the sums to a slot; by all threads. more: add them to the slot's numbers."""
         if variant.dw:
             _write_one(table, slot, columns, dw_frag, more)
         if variant.db:
@@ -104,7 +104,7 @@ def partial_sums(
 
     @verb
     def clear(table, slot, count, columns):
-        """Write zeros to every count-th slot behind mine."""
+        """Write zeros to every count-th slot after mine."""
         for other in range(count + slot, table.slots, count):
             for each in range(variant.weight_gradients):
                 for n in range(cuda.threadIdx.x, columns.width, THREADS):
@@ -115,10 +115,10 @@ def partial_sums(
 
 @dataclass(frozen=True)
 class SumsConfig:
-    """How partial sums are dealt to threads: a block has LANES columns at once, and `slices` threads for each."""
+    """A block has LANES columns at once, and `slices` threads for each column."""
 
     slices: int
-    batch: int = 8  # loads that a thread has under way
+    batch: int = 8  # loads in flight per thread
 
     @cached_property
     def threads(self) -> int:
@@ -127,7 +127,7 @@ class SumsConfig:
 
 @builds
 def build_sums(config: SumsConfig, dtype: str, dw_dtype: str | None, db_dtype: str | None) -> Kernel:
-    """norm_sums(dw, db, partials, slots, N): dtype is that of partials; dw_dtype, db_dtype: None where not wanted."""
+    """Build norm_sums(dw, db, partials, slots, N). dtype: of partials; dw_dtype, db_dtype: None if not requested."""
     mem, dw_mem, db_mem = storage(dtype), storage(dw_dtype or dtype), storage(db_dtype or dtype)
     num = numbers(mem.number)
     WANTED = (dw_dtype is not None) + (db_dtype is not None)

@@ -1,6 +1,6 @@
-"""What the kernels of rms_norm and layer_norm are built for, and the arguments that they share.
+"""The compile-time values of the kernels of rms_norm and layer_norm, and the arguments that they share.
 
-Rows are walked as `row_walk` says.
+`row_walk` computes the addresses of rows.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ STATISTICS = frozenset({"mean", "rstd"})
 
 @dataclass(frozen=True)
 class Variant:
-    """What a kernel is built for, in addition to its Config. eps and offset are numbers of the launch."""
+    """The compile-time values of a kernel, in addition to its Config. eps and offset are launch arguments."""
 
     dtype: str  # of x
-    centred: bool  # the mean is subtracted first: layer_norm
+    centred: bool  # whether the mean is subtracted first: layer_norm
     rank: int  # axes along which rows lie
     w: str | None  # dtype of the weights
     b: str | None = None
     added: bool = False  # forward: residual and summed; backward: dsummed
-    statistics: bool = False  # forward: rstd, and mean, are results
+    statistics: bool = False  # forward: whether rstd, and mean, are results
     dw: bool = False
     db: bool = False
     backward: bool = False
 
     @cached_property
     def staged(self) -> int:
-        """Arrays in a stage of a ring."""
+        """Return the number of arrays in a stage of a ring."""
         return 1 + self.backward + self.added
 
     @cached_property
     def weight_gradients(self) -> int:
-        """How many of dw and db are wanted."""
+        """Return how many of dw and db are requested."""
         return self.dw + self.db
 
 
 class Params(NamedTuple):
-    """What forward has besides arrays of rows; null pointers where a call has none. The other input is the residual."""
+    """Forward's arguments that are not arrays of rows; null pointers for missing ones. The residual is the other
+    input."""
 
-    mean: Any  # [M], a result: layer_norm alone
+    mean: Any  # [M], a result: only layer_norm
     rstd: Any  # [M], a result
     w: Any  # [N]
     b: Any  # [N]
@@ -55,10 +56,10 @@ class Params(NamedTuple):
 
 
 class GradientInputs(NamedTuple):
-    """What the gradient reads."""
+    """The inputs of the gradient."""
 
     x: Any  # [M, N]
-    mean: Any  # [M]: layer_norm alone
+    mean: Any  # [M]: only layer_norm
     rstd: Any  # [M]
     dy: Any  # [M, N]
     dsummed: Any  # [M, N]

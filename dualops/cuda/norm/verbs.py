@@ -1,4 +1,4 @@
-"""Verbs of the norms: where a row begins, weights as numbers."""
+"""Verbs of the norms: addresses of rows, and weights as numbers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .variant import Variant
 
 
 class NormAxes(RowAxes):
-    """Where rows begin, and the numbers that each of them has."""
+    """The verbs for the addresses of rows, and for the statistics of each row."""
 
-    statistics: Callable[..., Any]  # (place, inputs) -> the row's mean, 0 where there is none, and rstd
+    statistics: Callable[..., Any]  # (place, inputs) -> the row's mean (0 for rms_norm) and rstd
     write_statistics: Callable[..., None]  # (place, params, row_mean, row_rstd)
 
 
@@ -52,11 +52,9 @@ def norm_axes(variant: Variant) -> NormAxes:
 @cache
 @noun
 def weights(variant: Variant, aligned: bool) -> Members:
-    """Loads of w and b: as many as an access to x has elements, zeros where keep is false.
+    """The verbs that load w and b, in the variant's dtypes, for one access to x; zeros if keep is false.
 
-    Of what a call does not have, nothing is loaded.
-
-    The verbs for w and b of the variant's dtypes.
+    If a call has no w or no b, nothing is loaded for it.
     """
     load_w, load_b = (_loads(variant.dtype, dtype, aligned) for dtype in (variant.w, variant.b))
     count = access(variant.dtype, aligned).vector
@@ -69,7 +67,7 @@ def weights(variant: Variant, aligned: bool) -> Members:
             for c in range(at, at + count):
                 frag[c] += offset
 
-    # of weights that do not wait in shared memory (`shared_weights`)
+    # for weights that are not in shared memory (`shared_weights`)
     @verb
     def smem():
         return i32(0)
@@ -100,7 +98,7 @@ def weights(variant: Variant, aligned: bool) -> Members:
 
 
 def _loads(dtype: str, weights_dtype: str | None, aligned: bool) -> Callable[..., None]:
-    """The verb (frag, at, w, index, keep) for weights of weights_dtype with an x of dtype."""
+    """Return the verb (frag, at, w, index, keep) for weights of weights_dtype with an x of dtype."""
     mem, num = storage(weights_dtype or dtype), numbers(storage(dtype).number)
     count = access(dtype, aligned).vector
 

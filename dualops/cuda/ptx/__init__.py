@@ -1,7 +1,7 @@
-"""PTX instructions for kernels, a file a chapter, each with the twin that the simulator runs.
+"""PTX instructions for kernels: each file has one kind, and each instruction has a twin that the simulator runs.
 
-`asm.RECORDS` lists those of the chapters that were imported, with the members of families (`asm.FAMILIES`) that were
-made; importing this package imports all chapters.
+Importing this package imports all files. `asm.RECORDS` lists all imported instructions, including the members of
+families (`asm.FAMILIES`) that were made so far.
 """
 
 from . import (

@@ -13,9 +13,9 @@ from ..simulator import located
 
 
 def array_at(element: Any) -> Callable[..., Any]:
-    """What makes an array of `element`, a Numba scalar type, out of the address of its first one in global memory.
+    """Return the verb that makes an array of `element`, a Numba scalar type, from its address in global memory.
 
-    Compiled, it is the same 64 bits. In the simulator it is the array of the launch that lies there.
+    Compiled, the array is the same 64 bits. In the simulator, it is the launch's array at this address.
     """
     if SIMULATED:
         return located
@@ -33,9 +33,9 @@ def array_at(element: Any) -> Callable[..., Any]:
 
 
 def _store_words() -> Callable[..., None]:
-    """What writes a tuple of int64 to an array of them, from `index` on: (array, index, words).
+    """Return the verb (array, index, words), which writes a tuple of int64 to an array from `index` on.
 
-    A store for each word, since a tuple that is indexed by a variable becomes a chain of comparisons.
+    It has one store per word, since indexing a tuple by a variable becomes a chain of comparisons.
     """
     if SIMULATED:
 

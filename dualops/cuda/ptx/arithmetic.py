@@ -1,4 +1,4 @@
-"""Arithmetic instructions whose result must be the same bits compiled and simulated, or that Python has no word for."""
+"""Arithmetic instructions whose results must be bitwise equal when compiled and simulated, or that Python lacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..simulator import double, single
 from .asm import instruction
 
 _TINY, _ZERO = np.finfo(np.float32).tiny, np.float32(0)
-# four and eight bytes to write as one type and read as another
+# four and eight bytes, written as one type and read as another
 _WORD, _LONG = np.zeros(1, np.uint32), np.zeros(1, np.uint64)
 _SINGLE, _DOUBLE = _WORD.view(np.float32), _LONG.view(np.float64)
 
@@ -26,7 +26,7 @@ def ex2_approx_ftz(x):
 
 @instruction("(f32) -> f32", "rcp.approx.ftz.f32 {d}, {x};", section="9.7.3.15", pure=True)
 def rcp_approx_ftz(x):
-    """1 / x, to 1 ulp; denormals are taken and given as zeros."""
+    """Return 1 / x, to 1 ulp; denormal inputs and results are zeros."""
     x = single(x)
     with np.errstate(divide="ignore"):
         result = np.float32(1) / (x if abs(x) >= _TINY or x != x else np.copysign(np.float32(0), x))
@@ -59,22 +59,24 @@ _OF_WORDS = (
 
 @instruction("(f32, f32, f32) -> f32", _OF_WORDS % ("max.s32", "max.s32"), section="9.7.1.13", pure=True)
 def largest_word(a, b, c):
-    """The number whose bits, as those of a signed integer, are the largest; one instruction from sm_90 on. If one has
-    no sign, that is the largest number, or a NaN; if all have one, the smallest.
+    """Return the number whose bits are the largest signed integer; one instruction from sm_90 on.
+
+    That is the largest number (or a NaN) if any is not negative, and the smallest number if all are negative.
     """
     return max(single(a), single(b), single(c), key=_as_integer)
 
 
 @instruction("(f32, f32, f32) -> f32", _OF_WORDS % ("min.s32", "min.s32"), section="9.7.1.12", pure=True)
 def smallest_word(a, b, c):
-    """The number whose bits, as those of a signed integer, are the smallest. If all have a sign, the largest number."""
+    """Return the number whose bits are the smallest signed integer: the largest number if all are negative."""
     return min(single(a), single(b), single(c), key=_as_integer)
 
 
 @instruction("(f32, f32, f32) -> f32", _OF_WORDS % ("max.u32", "max.u32"), section="9.7.1.13", pure=True)
 def largest_unsigned_word(a, b, c):
-    """The number whose bits, as those of an integer without a sign, are the largest: if one has a sign, the smallest
-    number, or a NaN; if none has one, the largest.
+    """Return the number whose bits are the largest unsigned integer.
+
+    That is the smallest number (or a NaN) if any is negative, and the largest number if none is negative.
     """
     return max(single(a), single(b), single(c), key=lambda x: _as_integer(x) & 0xFFFFFFFF)
 
@@ -124,19 +126,19 @@ def sub_rn(a, b):
 
 @instruction("(f64, f64) -> f64", "mul.rn.f64 {d}, {a}, {b};", section="9.7.3.5", pure=True)
 def mul_rn_f64(a, b):
-    """a * b in double precision, rounded by itself."""
+    """a * b in double precision, never contracted into a fused multiply-add."""
     return double(a) * double(b)
 
 
 @instruction("(f64, f64) -> f64", "add.rn.f64 {d}, {a}, {b};", section="9.7.3.3", pure=True)
 def add_rn_f64(a, b):
-    """a + b in double precision, rounded by itself."""
+    """a + b in double precision, never contracted into a fused multiply-add."""
     return double(a) + double(b)
 
 
 @instruction("(f64, f64) -> f64", "sub.rn.f64 {d}, {a}, {b};", section="9.7.3.4", pure=True)
 def sub_rn_f64(a, b):
-    """a - b in double precision, rounded by itself."""
+    """a - b in double precision, never contracted into a fused multiply-add."""
     return double(a) - double(b)
 
 
@@ -148,8 +150,8 @@ def fma_rn(a, b, c):
     total = product + c
     if not math.isfinite(total):
         return single(total)
-    rest = (product - (total - (total - product))) + (c - (total - product))  # what the addition rounded away
-    if rest and not bits_of_f64(total) & 1:  # to odd, so that the second rounding decides as one would
+    rest = (product - (total - (total - product))) + (c - (total - product))  # the rounding error of the addition
+    if rest and not bits_of_f64(total) & 1:  # round to odd: then the second rounding has the result of a single one
         total = math.nextafter(total, math.copysign(math.inf, rest))
     return single(total)
 
@@ -167,9 +169,9 @@ def mul_wide_u32(a, b):
     pure=True,
 )
 def at_least_15_bits(words, bounds):
-    """Each half all ones where its lower 15 bits are at least those of the bound's half, up to 0x7c00, else zeros.
+    """Return all ones in each half whose lower 15 bits are at least those of the bound's half (at most 0x7c00), else 0.
 
-    As halves of floats without a sign: numbers are in order, then infinity, and a NaN is as if it were above that.
+    It compares the bits as float16 without a sign: these are in order, infinity is the largest, and NaN is above it.
     """
     found = 0
     for half in (0, 16):
@@ -197,10 +199,10 @@ def f32_of_bits(x):
 
 @instruction("(i32) -> i32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
 def opaque_i32(x):
-    """x, but the compiler sees 32 bits that come from nowhere.
+    """Return x, as 32 bits whose origin the compiler does not know.
 
-    An index into shared memory that is a constant away from such a one costs nothing: the constant is part of the
-    access. Otherwise Numba's 64 bits reach it, and every access computes its own address.
+    An index into shared memory that is a constant more than such an x costs nothing: the constant is part of the access
+    instruction. Otherwise Numba computes the index in 64 bits, and every access computes its own address.
     """
     return int(x)
 
@@ -235,7 +237,7 @@ if SIMULATED:
         return np.tanh(double(x))
 
     def tanh_f32(x):
-        """tanh(x) to the last bit or two, where tanh.approx has eleven bits."""
+        """tanh(x) to the last bit or two; tanh.approx has only eleven bits."""
         return np.tanh(single(x))
 
     def erfc_f64(x) -> Any:
@@ -251,11 +253,11 @@ if SIMULATED:
         return np.power(double(x), double(y))
 
     def cospi_f64(x):
-        """cos(pi * x) in double precision, whole turns left out exactly."""
+        """cos(pi * x) in double precision; whole turns are removed exactly."""
         return np.cos(np.pi * (x - 2.0 * np.rint(double(x) / 2.0)))
 
     def sinpi_f64(x):
-        """sin(pi * x) in double precision, whole turns left out exactly."""
+        """sin(pi * x) in double precision; whole turns are removed exactly."""
         return np.sin(np.pi * (x - 2.0 * np.rint(double(x) / 2.0)))
 
 else:
@@ -281,8 +283,9 @@ else:
     convergent=True,
 )
 def settle(x):
-    """Force a sum that is not negative to be computed before the next code. Else the assembler would wait for products
-    first, although the sum should be computed during them.
+    """Force a nonnegative sum to be computed before the next code.
+
+    Otherwise the assembler would first wait for products, although the sum should be computed during them.
     """
     if x < -1:
         raise RuntimeError(f"settle: {x}, expected nothing below 0")
@@ -295,20 +298,21 @@ def settle(x):
     convergent=True,
 )
 def settle_bits(x):
-    """Settle any 32 bits, such as the bitwise or of several numbers."""
+    """Do the same for any 32 bits, such as the bitwise or of several numbers."""
     if not 0 <= x < 1 << 32:
         raise RuntimeError(f"settle_bits: {x}, expected 32 bits")
 
 
 @instruction("(f32) -> f32", "mov.b32 {d}, {x};", section="9.7.9.5")
 def opaque_f32(x):
-    """x, but the compiler sees a number that comes from nowhere: what is made of it is made after this."""
+    """Return x, as a number whose origin the compiler does not know: it computes everything that uses x after this."""
     return x
 
 
 @instruction("(i32) -> i32", "mov.b32 {d}, {x};", section="9.7.9.5")
 def anew_i32(x):
-    """x, but the compiler does not know that it is what it was: what follows from it is computed where it stands, and
-    takes no registers in between.
+    """Return x, as a number that the compiler takes for a new one.
+
+    So the compiler computes again what depends on it, and keeps no registers for that in between.
     """
     return int(x)

@@ -1,24 +1,25 @@
-"""One instruction, one record: PTX text, types, section of the ISA manual, and the twin that the simulator runs.
+"""Declare PTX instructions: text, types, section of the ISA manual, and the twin that the simulator runs.
 
     @instruction("(f32) -> f32", "ex2.approx.ftz.f32 {d}, {x};", section="9.7.3.21", pure=True)
     def ex2_approx_ftz(x):
         "2 ** x"
         return np.exp2(np.float32(x))
 
-The decorated body is the twin; its parameter names are the operands of the text, `{d}` (or `{d0}`, `{d1}`, ...) the
-results. Compiled, the name is a Numba intrinsic that emits the text as inline assembly (`emitter`). A signature has
+The decorated function is the twin. Its parameter names are the operands in the text; `{d}` (or `{d0}`, `{d1}`, ...) are
+the results. In compiled kernels, the name is a Numba intrinsic that emits the text as inline assembly (`emitter`). A
+signature consists of
 
     f32           a value: f32, f64, i32, i64, u32, u64, u16
     global[i64]   two parameters, a pointer and an index: the operand is the address of that element
     shared[i32]   two parameters, a shared array and an index: the operand is the 32-bit shared address
     f32[64]       a fragment: one parameter, a local array whose first 64 elements are operands, each in a register.
-                  The text has them as a braced list: `{acc}` becomes `{r0, r1, ...}`
-    u32[4][i32]   two parameters, a local array and an index: 4 elements from that one on
+                  In the text, `{acc}` becomes the braced list `{r0, r1, ...}`
+    u32[4][i32]   two parameters, a local array and an index: 4 elements, from that index on
     +f32[64]      a fragment that is read and written in place
     =f32[64]      a fragment that is only written
-    imm[0..7]     an immediate: a constant of this domain, which becomes part of the text; imm[24..256:8] is every 8th
+    imm[0..7]     an immediate: a constant in this range, which becomes part of the text; imm[24..256:8]: multiples of 8
 
-so that warpgroup products, for instance, are
+For example, warpgroup products are
 
     @instruction("(+f32[64], u64, u64, i32) -> void", "{ .reg .pred p; setp.ne.b32 p, {scale_d}, 0; wgmma.mma_async
         .sync.aligned.m64n128k16.f32.bf16.bf16 {acc}, {a_desc}, {b_desc}, p, 1, 1, 0, 0; }", section="9.7.15.5.2")
@@ -27,16 +28,16 @@ so that warpgroup products, for instance, are
     @instruction("(+f32[64], imm[0..7]) -> void", "wgmma.wait_group.sync.aligned {pending};", section="9.7.15.7.3")
     def wgmma_wait_group(acc, pending): ...
 
-The text of the second does not name `acc`. It may leave out what is read and written in place: a wait must carry the
-registers that it protects, or they would be read before it.
+The text of the second does not name `acc`. A text may omit operands that are read and written in place. A wait needs
+`acc` as an operand, or the compiler could read its registers before the wait.
 
-A fragment stays in registers where its array's indices are constants once loops are unrolled: loops of constant length
-over indices that are sums of them and of constants. An immediate is a number in the kernel or a plain name that its
-build closed over, handed on by verbs or not; a member of a Namespace and an expression are no constants to Numba. Both
-are checked: an array of another type, an index outside of it (in the simulator) and a number outside of the domain are
-refused with the names of instruction and operand, what was expected and what was given.
+A fragment stays in registers if all its array's indices are constants after loops are unrolled: loops of constant
+length, with indices that are sums of loop variables and constants. An immediate is a number in the kernel, or a plain
+name that the kernel closes over; verbs may pass it on. Numba does not treat a Namespace's member or an expression as a
+constant. Both kinds are checked. An array of another type, an index outside of it (in the simulator) and a number
+outside of the range raise an error. It names instruction, operand, expected and given value.
 
-A family makes instructions out of parameters, each once:
+A family makes an instruction for each combination of parameters, once:
 
     @family(n=range(8, 257, 8), dtype=("bf16", "f16"))
     def wgmma(n, dtype):
@@ -46,8 +47,9 @@ A family makes instructions out of parameters, each once:
         def product(acc, a_desc, b_desc, scale_d): ...
         return product
 
-A build asks for its member, `mma = wgmma(BLOCK_N, "bf16")`, and closes over it or puts it in a Namespace. RECORDS has
-every instruction that was made, FAMILIES every family. ISA sections are those of the PTX ISA manual, release 9.0.
+The function that builds a kernel gets a member by `mma = wgmma(BLOCK_N, "bf16")`. The kernel closes over it, or it is
+put in a Namespace. RECORDS has every instruction that was made, FAMILIES every family. Sections are those of the PTX
+ISA manual, release 9.0.
 """
 
 from __future__ import annotations
@@ -76,10 +78,10 @@ def instruction(
 ) -> Callable[[Twin], Twin]:
     """Declare an instruction; see the module's docstring.
 
-    pure: the result depends on the operands alone, so that calls may be moved, merged or dropped. Otherwise calls stay,
-    in order, and may read and write any memory. convergent: lanes depend on one another, so that a call may not be
-    moved into a branch. name: a family's member's; else the twin's.
-    Raises TypeError where signature, text and twin do not fit together.
+    pure: the result depends only on the operands, so the compiler may move, merge or drop calls. Otherwise all calls
+    stay, in order, and may read and write any memory. convergent: lanes depend on each other, so the compiler may not
+    move a call into a branch. name: the instruction's name, for a member of a family; by default the twin's name.
+    Raises TypeError if signature, text and twin do not fit together.
     """
 
     def declare(twin: Twin) -> Twin:
@@ -98,7 +100,7 @@ def instruction(
 
 
 class Family:
-    """Makes an instruction out of parameters, once. `domains`: the values that each parameter may have."""
+    """Makes one instruction for each combination of parameters. `domains`: the values that each parameter may have."""
 
     def __init__(self, make: Callable[..., Any], domains: dict[str, Iterable[Any]]):
         self.name, self.__doc__, self.domains = make.__name__, make.__doc__, domains
@@ -108,7 +110,7 @@ class Family:
             raise TypeError(f"{self.name}: domains of {tuple(domains)}, for parameters {self._signature}")
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """The instruction of these parameters. Raises ValueError for one that is not of its domain."""
+        """Return the instruction of these parameters. Raises ValueError for a value outside of its domain."""
         bound = self._signature.bind(*args, **options)
         bound.apply_defaults()
         for parameter, value in bound.arguments.items():
@@ -126,7 +128,7 @@ class Family:
             return self._made[chosen]
 
     def every(self) -> list[tuple[Any, ...]]:
-        """The parameters of every member."""
+        """Return the parameters of every member."""
         return list(product(*self.domains.values()))
 
 
@@ -147,7 +149,7 @@ _KINDS |= {"i64": np.int64, "u64": np.uint64}
 
 
 def _checked(record: Instruction) -> Any:
-    """The twin, which refuses fragments and immediates that can't be compiled, and indices outside of a fragment."""
+    """Return the twin with checks: it refuses fragments and immediates that can't be compiled, and bad indices."""
     places = {operand: record.parameters.index(operand.name) for operand in record.operands}
     immediates = [(operand, places[operand]) for operand in record.operands if isinstance(operand, Immediate)]
     fragments = [

@@ -1,11 +1,12 @@
 """Asynchronous bulk copies; mbarriers and groups track their completion (sm_90 and later).
 
-An mbarrier tracks copies to shared memory. A group of the thread that starts them tracks copies out of it. For boxes
-of arrays see `tma`.
+An mbarrier tracks copies to shared memory. Copies from shared memory are in groups of the thread that starts them. For
+boxes of arrays see `tma`.
 
-The twins are late on purpose. A copy lands only when no thread can run otherwise, and its destination is NaN from the
-moment it is issued: who reads before the barrier's phase is over, or releases a stage before it has read it, sees NaN.
-One out of shared memory reads until it is waited for, and does not see what threads wrote without `fence_proxy_async`.
+The twins delay copies on purpose. A copy to shared memory lands only when no thread can run, and its destination is NaN
+from the moment it is issued. So a thread that reads before the barrier's phase has ended, or that releases a stage
+before it has read it, sees NaN. A copy from shared memory reads until its thread waits for it, and does not see writes
+of threads without `fence_proxy_async`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def cp_reduce_async_bulk_add_f32(y, index, source, source_index, nbytes):
 
 
 def _out(y, index, source, source_index, nbytes):
-    """Where a copy goes, and what it reads."""
+    """Return the destination of a copy, and its source."""
     count = nbytes // y.itemsize
     if nbytes % 16 or (y.address + index * y.itemsize) % 16 or source_index * source.itemsize % 16:
         raise IndexError(f"cp.async.bulk of {nbytes} bytes to {y.name}[{index}]: not in multiples of 16 bytes")
@@ -88,19 +89,19 @@ def _out(y, index, source, source_index, nbytes):
 
 @instruction("() -> void", "cp.async.bulk.commit_group;", section="9.7.9.25.6.1")
 def cp_async_bulk_commit_group():
-    """Make a group of this thread's copies out of shared memory that are in none yet; it may be empty."""
+    """Put this thread's copies from shared memory that are in no group yet into a new group, which may be empty."""
     stores().commit()
 
 
 @instruction("(imm[0..63]) -> void", "cp.async.bulk.wait_group {pending};", section="9.7.9.25.6.2")
 def cp_async_bulk_wait_group(pending):
-    """Wait until all groups of this thread but the latest `pending` are written."""
+    """Wait until all groups of this thread except the latest `pending` are written."""
     stores().wait(pending)
 
 
 @instruction("(imm[0..63]) -> void", "cp.async.bulk.wait_group.read {pending};", section="9.7.9.25.6.2")
 def cp_async_bulk_wait_group_read(pending):
-    """Wait until they have read shared memory, which may be written again."""
+    """Wait until these groups have read shared memory, so that it may be overwritten."""
     stores().wait_read(pending)
 
 
@@ -112,7 +113,7 @@ def cp_async_bulk_wait_group_read(pending):
     section="9.7.9.12",
 )
 def st_async_v2_f32(to, index, rank, a, b, bar, bar_index):
-    """Start writing two floats into block `rank`'s shared array; 8 bytes at its mbarrier."""
+    """Start writing two floats into block `rank`'s shared array; its mbarrier counts 8 bytes."""
     _store_later(to, index, rank, (a, b), bar, bar_index)
 
 
@@ -124,7 +125,7 @@ def st_async_v2_f32(to, index, rank, a, b, bar, bar_index):
     section="9.7.9.12",
 )
 def st_async_v2_f64(to, index, rank, a, b, bar, bar_index):
-    """Start writing two doubles into block `rank`'s shared array; 16 bytes at its mbarrier."""
+    """Start writing two doubles into block `rank`'s shared array; its mbarrier counts 16 bytes."""
     _store_later(to, index, rank, (a, b), bar, bar_index)
 
 

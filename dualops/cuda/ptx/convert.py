@@ -10,7 +10,7 @@ import numpy as np
 from ..simulator import single
 from .asm import instruction
 
-# four bytes, twice four and two, to write as one type and read as another
+# four bytes, twice four and two bytes, written as one type and read as another
 _WORD, _WORDS, _HALF = np.zeros(1, np.uint32), np.zeros(2, np.uint32), np.zeros(1, np.uint16)
 _SINGLE, _SINGLES = _WORD.view(np.float32), _WORDS.view(np.float32)
 _TWO_F16, _F16 = _WORD.view(np.float16), _HALF.view(np.float16)
@@ -18,7 +18,7 @@ INFINITY = 0x7F800000
 
 
 def _upper(bits):
-    """The upper half of a float32's bits, rounded to nearest, ties to even: sooner than ml_dtypes has it."""
+    """Return the upper half of a float32's bits, rounded to nearest, ties to even; faster than ml_dtypes."""
     if bits & 0x7FFFFFFF > INFINITY:
         return bits >> 16 & 0x8000 | 0x7FC0
     return bits + 0x7FFF + (bits >> 16 & 1) >> 16
@@ -26,7 +26,7 @@ def _upper(bits):
 
 @cache
 def _floats(number):
-    """What each 16 bits are, as floats."""
+    """Return the two 16-bit numbers as floats."""
     return list(np.arange(1 << 16, dtype=np.uint16).view(number).astype(np.float32))
 
 

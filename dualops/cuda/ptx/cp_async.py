@@ -1,7 +1,7 @@
-"""Asynchronous copies from global to shared memory, in groups of the thread that starts them (sm_80 and later).
+"""Asynchronous copies from global to shared memory, in groups per thread (sm_80 and later).
 
-The twins are late on purpose: a copy lands when its thread waits for its group, not before, and reads what is there
-then; its destination is NaN from the moment it is issued. What a thread has waited for, others see after a barrier.
+The twins delay a copy on purpose. Its destination becomes NaN when the copy is issued. When its thread waits for the
+group, the copy reads the source and writes the destination. Other threads see the data after a barrier.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from .asm import family, instruction
 
 @family(nbytes=(4, 8, 16), zfill=(False, True))
 def cp_async(nbytes, zfill=False):
-    """Start copying `nbytes` bytes from x[index] on to to[to_index] and following, both at multiples of as many.
+    """Start copying `nbytes` bytes, beginning at x[index], to to[to_index]. Both are aligned to `nbytes`.
 
-    16 bytes go past L1. zfill: only the first `size` of them are read, the rest becomes zeros; 0 reads nothing.
+    Copies of 16 bytes bypass L1. zfill: only the first `size` bytes are read, and the rest becomes zeros.
     """
     level = "cg" if nbytes == 16 else "ca"
     text, section = f"cp.async.{level}.shared.global [{{to}}], [{{x}}], " + str(nbytes), "9.7.9.25.3.1"
@@ -23,7 +23,7 @@ def cp_async(nbytes, zfill=False):
 
         @instruction("(shared[i32], global[i64]) -> void", text + ";", section=section, name=f"cp_async_{nbytes}")
         def whole(to, to_index, x, index):
-            """All of them."""
+            """Copy all bytes."""
             _start(to, to_index, x, index, nbytes, nbytes)
 
         return whole
@@ -35,7 +35,7 @@ def cp_async(nbytes, zfill=False):
         name=f"cp_async_{nbytes}_zfill",
     )
     def filled(to, to_index, x, index, size):
-        """The first `size` bytes, then zeros."""
+        """Copy the first `size` bytes, then write zeros."""
         _start(to, to_index, x, index, nbytes, int(size))
 
     return filled
@@ -61,13 +61,13 @@ def _start(to, to_index, x, index, nbytes, size):
 
 @instruction("() -> void", "cp.async.commit_group;", section="9.7.9.25.3.2")
 def cp_async_commit():
-    """Make a group of this thread's copies that are in none yet; it may be empty."""
+    """Put this thread's copies that are in no group yet into a new group, which may be empty."""
     current().copies.append([])
 
 
 @instruction("(imm[0..63]) -> void", "cp.async.wait_group {pending};", section="9.7.9.25.3.3")
 def cp_async_wait_group(pending):
-    """Wait for all groups of this thread but the latest `pending` ones. What is in no group is not waited for."""
+    """Wait for all groups of this thread except the latest `pending`. Copies in no group are not waited for."""
     copies = current().copies
     while len(copies) - 1 > pending:
         for land in copies.pop(0):

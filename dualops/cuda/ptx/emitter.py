@@ -1,7 +1,8 @@
-"""Inline assembly out of an instruction's record. Operands are numbered, constraints derived, read-and-written
-registers tied and effects marked here and nowhere else.
+"""Emit inline assembly from an instruction's record.
 
-Assembly counts its outputs first (results, then the registers of fragments that are written), then its inputs, then the
+Only this module numbers operands, derives constraints, ties registers that are read and written, and marks effects.
+
+Operands are numbered in this order: outputs (results, then registers of fragments that are written), inputs, then the
 old values of tied registers, whose constraint is the number of their output.
 """
 
@@ -26,16 +27,16 @@ NUMBA |= {"i32": types.int32, "u32": types.uint32, "i64": types.int64, "u64": ty
 
 
 class Assembly(NamedTuple):
-    """What all calls of an instruction share."""
+    """The inline assembly of an instruction, shared by all its calls."""
 
     outputs: list[ir.Type]
     inputs: list[ir.Type]
     constraints: str
-    numbers: dict[str, str]  # what stands for each name in the text
+    numbers: dict[str, str]  # name in the text -> operand numbers
 
 
 def intrinsic_of(record: Instruction) -> Any:
-    """The Numba intrinsic that emits an instruction."""
+    """Return the Numba intrinsic that emits an instruction."""
     from numba.cuda.extending import intrinsic
 
     assembly = _assembly(record)
@@ -112,7 +113,7 @@ def _registers(first: int, count: int) -> str:
 def _operands(
     record: Instruction, context: Any, builder: Any, arguments: Sequence[Any], values: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """What the assembly is called with, and where its outputs behind the results are stored."""
+    """Return the arguments of the assembly, and the addresses for its outputs after the results."""
     inputs, tied, places = [], [], []
     rest = iter(zip(arguments, values, strict=True))
     for operand in record.operands:
@@ -135,7 +136,7 @@ def _operands(
 def _address(kind: str, context: Any, builder: Any, numba_type: Any, value: Any, index: Any) -> Any:
     if kind == "global[i64]":
         return builder.ptrtoint(builder.gep(value, [index]), I64)
-    # in 32 bits, of which shared memory needs no more: else its addresses are computed in 64
+    # in 32 bits, which are enough for shared memory; otherwise addresses would be computed in 64
     data = _data(context, builder, numba_type, value)
     there = ir.PointerType(data.type.pointee, addrspace=3)
     first = builder.ptrtoint(builder.addrspacecast(data, there, "addrspacecast"), I32)
@@ -143,12 +144,12 @@ def _address(kind: str, context: Any, builder: Any, numba_type: Any, value: Any,
 
 
 def _data(context: Any, builder: Any, numba_type: Any, value: Any) -> Any:
-    """The address of an array's first element: one instruction, where Numba's `make_array` takes a dozen."""
+    """Return the address of an array's first element, by one instruction; Numba's `make_array` needs a dozen."""
     return builder.extract_value(value, context.data_model_manager[numba_type].get_field_position("data"))
 
 
 def _argument_types(record: Instruction, arguments: Sequence[Any]) -> list[Any]:
-    """Numba types that the call's arguments are cast to. Raises TypingError for those that can't be."""
+    """Return the Numba types to which the arguments are cast. Raises TypingError if that is impossible."""
     wanted: list[Any] = []
     rest: Iterator[Any] = iter(arguments)
     for operand in record.operands:

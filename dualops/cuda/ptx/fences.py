@@ -1,4 +1,4 @@
-"""What orders accesses of one kind before those of another: threads' and asynchronous units'."""
+"""Order threads' accesses before those of asynchronous units."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .asm import instruction
 
 @instruction("() -> void", "fence.proxy.async.shared::cta;", section="9.7.13.4")
 def fence_proxy_async():
-    """What this thread knows to be written to shared memory is seen by products and copies that begin from now on.
+    """Make writes to shared memory that this thread sees visible to products and copies that start after this.
 
-    They are begun behind a barrier where other threads begin them.
+    If another thread starts them, a barrier must follow the fence.
     """
     current().block.memory.fence()

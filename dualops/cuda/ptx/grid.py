@@ -1,7 +1,7 @@
-"""Grids that overlap: one whose blocks may begin before the grid launched before it has ended (sm_90 and later).
+"""Programmatic dependent launch: a grid's blocks may begin before the previous grid has ended (sm_90 and later).
 
-The twins say what is missed: the simulator runs one grid after another, but an overlapping one must have waited for the
-one before by the time it ends, or what follows it would not.
+The simulator runs one grid after another, but the twins check that an overlapping grid waits for the previous one
+before it ends. Otherwise the grid after it could begin too early.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from .asm import instruction
 
 @instruction("() -> void", "griddepcontrol.launch_dependents;", section="9.7.13.14")
 def griddepcontrol_launch_dependents():
-    """Once all blocks of this grid have come here or ended, those of an overlapping grid after it may begin."""
+    """Let the next, overlapping grid begin, as soon as all blocks of this grid have called this or ended."""
     current()
 
 
 @instruction("() -> void", "griddepcontrol.wait;", section="9.7.13.14")
 def griddepcontrol_wait():
-    """Wait until the grid before has ended; what it wrote is then there."""
+    """Wait until the previous grid has ended and its writes are visible."""
     waited_for_grid()

@@ -1,4 +1,4 @@
-"""Matrices of 8 x 8 16-bit elements from shared memory into the registers of a warp, as `mma` wants them (sm_80 on)."""
+"""Load 8 x 8 matrices of 16-bit elements from shared memory into a warp's registers, in `mma`'s layout (from sm_80)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from struct import Struct
 from ..simulator import current, exchange
 from .asm import family, instruction
 
-ROW = Struct("8H")  # of a matrix
+ROW = Struct("8H")  # a row of a matrix
 
 
 @family(count=(1, 2, 4), trans=(False, True))
 def ldmatrix(count, trans=False):
-    """Load `count` matrices, a register each.
+    """Load `count` matrices, one register per lane each.
 
     Lane 8 * m + r passes the address of row r of matrix m: 16 bytes at a multiple of 16. The addresses of other lanes
-    are ignored. Lane l gets elements 2 * (l % 4) and the next of row l // 4, the first in the lower half of a
-    word; trans: of column l // 4. Elements of 32 bits count as two, and can't be transposed.
+    are ignored. Lane l gets elements 2 * (l % 4) and 2 * (l % 4) + 1 of row l // 4, the first in the lower half of the
+    word. trans: those of column l // 4. An element of 32 bits counts as two, and can't be transposed.
     """
     name = f"ldmatrix_x{count}_trans" if trans else f"ldmatrix_x{count}"
     dot_trans = ".trans" if trans else ""
@@ -29,7 +29,7 @@ def ldmatrix(count, trans=False):
         name=name,
     )
     def load(to, to_index, x, index):
-        """One to four matrices."""
+        """Load one to four matrices."""
         lane = current().lane
         mine = ROW.unpack_from(x.bytes, x.first(index, 16 // x.itemsize) * x.itemsize) if lane < 8 * count else None
         rows = exchange(name, mine, 0xFFFFFFFF)

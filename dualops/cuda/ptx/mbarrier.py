@@ -8,7 +8,7 @@ from .asm import instruction
 
 @instruction("(shared[i32], u32) -> void", "mbarrier.init.shared::cta.b64 [{bar}], {count};", section="9.7.13.15.9")
 def mbarrier_init(bar, index, count):
-    """Make an mbarrier whose phases need `count` arrivals."""
+    """Initialize an mbarrier whose phases need `count` arrivals."""
     current().block.mbarriers[bar.key, index] = MBarrier(f"mbarrier {index}", count)
 
 
@@ -24,7 +24,7 @@ def mbarrier_arrive(bar, index):
     """Count this thread in the current phase."""
     thread = current()
     if thread.block.mbarrier(bar.key, index).arrive(thread.scheduler):
-        thread.scheduler.pause()  # what waited, a stage's next copy say, comes before what this thread does next
+        thread.scheduler.pause()  # waiting work, such as a stage's next copy, runs before this thread continues
 
 
 @instruction(
@@ -34,10 +34,10 @@ def mbarrier_arrive(bar, index):
     section="9.7.13.15.13",
 )
 def mbarrier_arrive_cluster(bar, index, rank):
-    """Count this thread in the current phase of the mbarrier in the same place of block `rank` of the cluster.
+    """Count this thread in the current phase of the same mbarrier in block `rank` of the cluster.
 
-    For shared memory that was read: what this thread wrote is not made visible to the other block, which would take a
-    fence of the whole GPU.
+    Use it after reads of shared memory. It does not make this thread's writes visible to the other block; that would
+    need a fence for the whole GPU.
     """
     thread = current()
     if rank != thread.block.rank and not thread.in_cluster:
@@ -52,7 +52,7 @@ def mbarrier_arrive_cluster(bar, index, rank):
     section="9.7.13.15.15",
 )
 def cp_async_mbarrier_arrive(bar, index):
-    """Count this thread when the copies that it has started until now by cp.async have landed."""
+    """Count this thread as soon as all cp.async copies that it has started so far have landed."""
     thread = current()
     barrier = thread.block.mbarrier(bar.key, index)
     copies = [land for group in thread.copies for land in group]
@@ -93,7 +93,7 @@ def mbarrier_wait(bar, index, parity):
 
 @instruction("(shared[i32], u32) -> void", _WAIT % "cta", section="9.7.13.15.16")
 def mbarrier_wait_cta(bar, index, parity):
-    """The same for what this block alone has written or copied; the other empties L1."""
+    """The same, for data that only this block has written or copied. `mbarrier_wait` also invalidates L1."""
     _wait(bar, index, parity)
 
 

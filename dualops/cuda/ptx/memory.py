@@ -1,9 +1,10 @@
 """Wide accesses to global and shared memory. An index counts elements of the array; addresses must be aligned.
 
-Stores are the first to leave L2 (.cs), as results are not read again soon: on an H200, norms and softmax of 32768 rows
-gain 4 to 10 % by it. Those named "kept" are of what the next kernel reads. Loads are kept in L1, though most data is
-read once: past it (.L1::no_allocate), rows of 4096 take up to 4 % longer. Loads named "once" do pass it: those of Lion
-and rope, which walk several arrays at once and are 2 % faster so, and those of tiles that go on to shared memory.
+Stores are evicted first from L2 (.cs), because results are not read again soon: on an H200, norms and softmax of 32768
+rows gain 4 to 10 % from it. Stores named "kept" are for data that the next kernel reads. Loads allocate in L1, although
+most data are read once: without (.L1::no_allocate), rows of 4096 take up to 4 % longer. Loads named "once" do bypass
+L1: Lion and rope, which read several arrays at once, are 2 % faster with them. Loads of tiles for shared memory use
+them, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _FILLED_F64 = _PREDICATED % ("mov.f64 {d0}, {fill}; mov.f64 {d1}, {fill}; @p %s.
 _LOAD, _LOAD_ONCE = "ld.global", "ld.global.L1::no_allocate"
 
 
-# a tenth of the time that views of arrays take
+# ten times faster than views of arrays
 _FOUR_WORDS, _TWO_WORDS, _ONE_WORD = Struct("4I"), Struct("2I"), Struct("I")
 
 
@@ -48,13 +49,14 @@ def _put_four(y, index, words):
 
 @instruction("(global[i64]) -> u32", "ld.global.nc.b32 {d}, [{x}];", section="9.7.9.9", pure=True)
 def ld_global_b32(x, index):
-    """A word of what no thread writes while the kernel runs, at a multiple of 4 bytes: two loads may become one."""
+    """A word of data that no thread writes while the kernel runs, at a multiple of 4 bytes; two loads may become
+    one."""
     return _ONE_WORD.unpack_from(x.bytes, x.first(index, 4 // x.itemsize) * x.itemsize)[0]
 
 
 @instruction("(global[i64]) -> u32", "ld.global.nc.b32 {d}, [{x}];", section="9.7.9.9")
 def fetch_global_b32(x, index):
-    """The same, begun where it stands: the compiler does not put it off until its word is needed."""
+    """The same, started at this place: the compiler does not delay it until the word is needed."""
     return _ONE_WORD.unpack_from(x.bytes, x.first(index, 4 // x.itemsize) * x.itemsize)[0]
 
 
@@ -72,13 +74,13 @@ def ld_global_v2_f64(x, index, keep, fill):
 
 @instruction("(global[i64], i32, u32) -> (u32, u32, u32, u32)", _FILLED_B32 % _LOAD_ONCE, section="9.7.9.8")
 def ld_global_once_v4_b32(x, index, keep, fill):
-    """As ld_global_v4_b32, past L1."""
+    """Like ld_global_v4_b32, bypassing L1."""
     return _words(x, index) if keep else (fill,) * 4
 
 
 @instruction("(global[i64], i32, f64) -> (f64, f64)", _FILLED_F64 % _LOAD_ONCE, section="9.7.9.8")
 def ld_global_once_v2_f64(x, index, keep, fill):
-    """As ld_global_v2_f64, past L1."""
+    """Like ld_global_v2_f64, bypassing L1."""
     return _two(x, index) if keep else (np.float64(fill),) * 2
 
 
@@ -89,7 +91,7 @@ def ld_global_once_v2_f64(x, index, keep, fill):
     section="9.7.9.8",
 )
 def ld_global_once_v2_b32(x, index, keep, fill):
-    """8 bytes as two words if `keep` is not zero, else twice `fill`; past L1."""
+    """8 bytes as two words if `keep` is not zero, else twice `fill`; bypassing L1."""
     if not keep:
         return int(fill), int(fill)
     return _TWO_WORDS.unpack_from(x.bytes, x.first(index, 8 // x.itemsize) * x.itemsize)
@@ -101,7 +103,7 @@ def ld_global_once_v2_b32(x, index, keep, fill):
     section="9.7.9.11",
 )
 def st_global_v2_b32(y, index, keep, a, b):
-    """Write two words to 8 bytes if `keep` is not zero; first to leave L2."""
+    """Write two words to 8 bytes if `keep` is not zero; evicted first from L2."""
     if keep:
         _TWO_WORDS.pack_into(y.bytes, y.first(index, 8 // y.itemsize) * y.itemsize, a, b)
 
@@ -112,7 +114,7 @@ def st_global_v2_b32(y, index, keep, a, b):
     section="9.7.9.11",
 )
 def st_global_v4_b32(y, index, keep, a, b, c, d):
-    """Write four words to 16 bytes if `keep` is not zero; first to leave L2, as it will not be read again soon."""
+    """Write four words to 16 bytes if `keep` is not zero; evicted first from L2."""
     if keep:
         _put_four(y, index, (a, b, c, d))
 
@@ -123,7 +125,7 @@ def st_global_v4_b32(y, index, keep, a, b, c, d):
     section="9.7.9.11",
 )
 def st_global_kept_v4_b32(y, index, keep, a, b, c, d):
-    """As st_global_v4_b32, but it stays in L2 as long as anything does."""
+    """Like st_global_v4_b32, with L2's normal eviction priority."""
     if keep:
         _put_four(y, index, (a, b, c, d))
 
@@ -134,7 +136,7 @@ def st_global_kept_v4_b32(y, index, keep, a, b, c, d):
     section="9.7.9.11",
 )
 def st_global_v2_f64(y, index, keep, a, b):
-    """Write two doubles to 16 bytes if `keep` is not zero; first to leave L2."""
+    """Write two doubles to 16 bytes if `keep` is not zero; evicted first from L2."""
     if keep:
         _put_two(y, index, a, b)
 
@@ -227,7 +229,7 @@ def st_shared_v4_b32(y, index, a, b, c, d):
 
 @instruction("(shared[i32], f32) -> void", "st.shared.f32 [{y}], {a};", section="9.7.9.11")
 def st_shared_f32(y, index, a):
-    """Write a float to shared memory, by an address of 32 bits, of which constants are not computed."""
+    """Write a float to shared memory, with a 32-bit address; a constant offset needs no instruction."""
     y[index] = a
 
 
@@ -245,8 +247,9 @@ def st_shared_v2_f64(y, index, a, b):
 
 @instruction("(shared[i32]) -> u32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
 def shared_address(x, index):
-    """The 32-bit address of an element of shared memory: its lower 24 bits say where, the others which of a cluster's
-    blocks this is.
+    """Return the 32-bit address of an element of shared memory.
+
+    The lower 24 bits are the address within the block, the others the block's number in the cluster.
     """
     block = current().block
     return block.memory.address(x, index) | block.rank << 24
@@ -254,7 +257,7 @@ def shared_address(x, index):
 
 @instruction("(global[i64], i64) -> i64", "atom.global.add.u64 {d}, [{x}], {value};", section="9.7.13.5")
 def atom_add_i64(x, index, value):
-    """Add to a number in memory at once for all threads of the GPU; what it was before."""
+    """Add to a number in memory, atomically for all threads of the GPU. Return its previous value."""
     current().scheduler.pass_by()
     before = int(x[index])
     x[index] = before + value
@@ -269,7 +272,7 @@ def atom_add_i64(x, index, value):
     section="9.7.9.8",
 )
 def wait_for_i64(x, index, value):
-    """Wait until another block has made a number in memory this one; what it wrote before is then there."""
+    """Wait until another block has set a number in memory to `value`; the block's earlier writes are then visible."""
     current().scheduler.pass_by()
     if int(x[index]) != value:
         raise RuntimeError(
@@ -279,5 +282,5 @@ def wait_for_i64(x, index, value):
 
 @instruction("(global[i64], i64) -> void", "st.release.gpu.global.b64 [{x}], {value};", section="9.7.9.11")
 def st_release_i64(x, index, value):
-    """Write a number for which other blocks wait; what this thread wrote before is there before it."""
+    """Write a number for which other blocks wait; this thread's earlier writes become visible before it."""
     x[index] = value

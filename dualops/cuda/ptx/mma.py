@@ -1,6 +1,6 @@
 """Products of small matrices by the tensor cores, in the registers of a warp (sm_80 and later).
 
-d [16, 8] += a [16, K] @ b [K, 8]; which lane and register holds which element: `tile.fragment`.
+d [16, 8] += a [16, K] @ b [K, 8]. `tile.fragment` says which lane and register holds which element.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .asm import family, instruction
 
 @family(dtype=("bf16", "f16"))
 def mma_m16n8k16(dtype):
-    """d += a @ b for 16-bit factors, two to a word, sums in float32."""
+    """d += a @ b for 16-bit factors, two per word; sums in float32."""
     number = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}[dtype]
 
     @instruction(
@@ -27,10 +27,10 @@ def mma_m16n8k16(dtype):
         name=f"mma_m16n8k16_f32_{dtype}",
     )
     def product(d, d_index, a, a_index, b, b_index):
-        """16 columns of a."""
+        """Multiply 16 columns of a."""
 
         def factors(a_words, b_words):
-            # of words [line, quad, half of K, half of M] and [line, quad, half of K], each two neighbours along K
+            # words [line, quad, half of K, half of M] and [line, quad, half of K], with two neighbours along K each
             a_parts = a_words.view(number).reshape(8, 4, 2, 2, 2).transpose(3, 0, 2, 1, 4)
             b_parts = b_words.view(number).reshape(8, 4, 2, 2).transpose(2, 1, 3, 0)
             return a_parts.reshape(16, 16), b_parts.reshape(16, 8)
@@ -58,7 +58,7 @@ def mma_m16n8k8_tf32(d, d_index, a, a_index, b, b_index):
 
 
 def _multiply(name, factors, d, d_index, a, a_index, b, b_index):
-    """The lanes' registers are brought together; who goes on first computes for all of them."""
+    """Collect the registers of all lanes; the lane that continues first computes for all."""
     mine = _Lane(d.some(d_index, 4), a.some(a_index, 4), b.some(b_index, 2))
     lanes = exchange(name, mine, 0xFFFFFFFF)
     if not mine.results:
@@ -76,12 +76,12 @@ def _multiply(name, factors, d, d_index, a, a_index, b, b_index):
 
 
 def _gathered(registers, dtype):
-    """The registers of all lanes, one lane's behind the other's; numbers of NumPy's are sooner read one by one."""
+    """Return the registers of all lanes, one lane after the other; reading NumPy's numbers one by one is faster."""
     return np.fromiter(chain.from_iterable(registers), dtype)
 
 
 class _Lane:
-    """What a lane brings, and what it gets."""
+    """A lane's registers before the product, and its results."""
 
     __slots__ = ("a", "b", "d", "results")
 

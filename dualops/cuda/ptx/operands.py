@@ -1,4 +1,4 @@
-"""Operands of instructions, and what is known of one: a record. `asm` is where instructions are declared."""
+"""The operands of an instruction, and its record. `asm` declares instructions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# types of registers, and what inline assembly calls them
+# types of registers, and their letters in inline assembly
 CONSTRAINTS = {"f32": "f", "f64": "d", "i32": "r", "u32": "r", "i64": "l", "u64": "l", "u16": "h"}
 ADDRESSES = {"global[i64]": "l", "shared[i32]": "r"}
 KNOWN = ", ".join([*CONSTRAINTS, *ADDRESSES, "f32[4]", "f32[4][i32]", "imm[0..7]", "imm[8..256:8]"])
@@ -18,17 +18,17 @@ KNOWN = ", ".join([*CONSTRAINTS, *ADDRESSES, "f32[4]", "f32[4][i32]", "imm[0..7]
 class Operand:
     """A value, in one register."""
 
-    name: str  # in the text, and the twin's parameter
-    kind: str  # as the signature has it
+    name: str  # its name in the text, and the twin's parameter
+    kind: str  # its text in the signature
 
     @property
     def parameters(self) -> int:
-        """How many of the twin's parameters it is."""
+        """Return the number of the twin's parameters for this operand."""
         return 1
 
 
 class Address(Operand):
-    """The place of an array's element: an array and an index."""
+    """The address of an array's element: an array and an index."""
 
     @property
     def parameters(self) -> int:
@@ -37,13 +37,13 @@ class Address(Operand):
 
 @dataclass(frozen=True)
 class Fragment(Operand):
-    """Consecutive elements of a local array, each in a register of its own."""
+    """Consecutive elements of a local array, each in a register."""
 
     of: str  # type of the registers
     count: int
     read: bool
     written: bool
-    indexed: bool  # the twin has an index of the first of them; else it is element 0
+    indexed: bool  # whether the twin has the first element's index as a parameter; else it is 0
 
     @property
     def parameters(self) -> int:
@@ -51,7 +51,7 @@ class Fragment(Operand):
 
     @property
     def tied(self) -> bool:
-        """Read and written in place."""
+        """Return whether the registers are read and written in place."""
         return self.read and self.written
 
 
@@ -62,23 +62,23 @@ class Immediate(Operand):
     domain: range
 
     def check(self, instruction: str, value: Any, error: type[Exception] = ValueError) -> int:
-        """The value, which must be of the domain. Raises `error`."""
+        """Return the value. Raises `error` if it is not in the domain."""
         if isinstance(value, int) and value in self.domain:
             return value
         raise error(f"{instruction}: {self.name} is {value}, expected a constant {described(self.domain)}")
 
 
 def described(domain: range) -> str:
-    """A range in words."""
+    """Describe a range as text."""
     return f"from {domain[0]} to {domain[-1]}" + (f" in steps of {domain.step}" if domain.step > 1 else "")
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """What is known of an instruction."""
+    """The record of an instruction."""
 
     name: str
-    family: str  # its own name, if it has none
+    family: str  # the family's name; the instruction's own if it has no family
     text: str
     takes: tuple[str, ...]
     gives: tuple[str, ...]
@@ -91,7 +91,7 @@ class Instruction:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What the text calls each of `gives`."""
+        """Return the names of the results in the text."""
         return ("d",) if len(self.gives) == 1 else tuple(f"d{i}" for i in range(len(self.gives)))
 
 
@@ -105,7 +105,7 @@ def record_of(
     convergent: bool,
     twin: Callable[..., Any],
 ) -> Instruction:
-    """Raises TypeError where signature, text and twin do not fit together."""
+    """Return the record. Raises TypeError if signature, text and twin do not fit together."""
     takes, gives = (tuple(re.findall(r"[+=]?\w+(?:\[[^]]*\])*", side)) for side in signature.split("->"))
     gives = () if gives == ("void",) else gives
     parameters = tuple(inspect.signature(twin).parameters)
@@ -145,7 +145,7 @@ def _operand(instruction: str, kind: str, name: str) -> Operand:
 
 
 def _check_text(record: Instruction) -> None:
-    """The text names every operand and every result, but for registers that a wait alone must carry."""
+    """Check that the text names every operand and result, except registers that only a wait must carry."""
     named = set(re.findall(r"\{(\w+)\}", record.text))
     expected = {*record.results, *(operand.name for operand in record.operands)}
     carried = {operand.name for operand in record.operands if isinstance(operand, Fragment) and operand.tied}
@@ -154,7 +154,7 @@ def _check_text(record: Instruction) -> None:
 
 
 def _has_body(twin: Callable[..., Any]) -> bool:
-    """Whether a function does more than carry a docstring and return None."""
+    """Return whether a function has code in addition to its docstring."""
 
     def nothing() -> None:
         """Only a docstring."""

@@ -1,7 +1,8 @@
-"""Registers that the warpgroups of a block hand to one another (sm_90a).
+"""Move registers between the warpgroups of a block (sm_90a).
 
-The twins count: a block begins with what an SM has, in equal parts, and a warp waits that asks for more than others
-have given. So they are right for kernels of one block an SM, which is what these instructions are for.
+The twins count registers. A block begins with all registers of an SM, in equal parts. A warp that wants more waits
+until others have released enough. So the twins are right for kernels with one block on an SM, for which these
+instructions exist.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _SIDE = {1: "fewer", -1: "more"}
     "(imm[24..256:8]) -> void", "setmaxnreg.dec.sync.aligned.u32 {count};", section="9.7.19.5", convergent=True
 )
 def setmaxnreg_dec(count):
-    """Keep `count` registers a thread; the others may be taken by setmaxnreg_inc. For all warps of a warpgroup."""
+    """Keep `count` registers per thread, and release the others for setmaxnreg_inc. For all warps of a warpgroup."""
     _change("setmaxnreg.dec", count, -1)
 
 
@@ -29,7 +30,8 @@ def setmaxnreg_inc(count):
 
 
 def _change(name, count, way):
-    """Lane 0 settles it for its warp, after the whole warpgroup has come to give, or before it goes on with more."""
+    """Change the count of a warp's registers, by lane 0: after the whole warpgroup has arrived, or before it
+    continues."""
     thread = current()
     pool = thread.block.registers
     meeting = pool.warpgroup(thread.warp // 4, f"{name} {count}")
@@ -38,7 +40,7 @@ def _change(name, count, way):
     if thread.lane == 0:
         have = pool.counts.get(thread.warp, pool.first)
         if way * (count - have) < 0:
-            text = f"warp {thread.warp} has {have} registers a thread, expected {count} or {_SIDE[way]}"
+            text = f"warp {thread.warp} has {have} registers per thread, expected {count} or {_SIDE[way]}"
             raise RuntimeError(f"{name}: {text}")
         while pool.free < WARP * (count - have):
             thread.scheduler.wait(pool.more)

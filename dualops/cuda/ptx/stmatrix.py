@@ -1,4 +1,4 @@
-"""Matrices of 8 x 8 16-bit elements from the registers of a warp into shared memory, as products leave them (sm_90)."""
+"""Store 8 x 8 matrices of 16-bit elements from a warp's registers, in products' layout, to shared memory (sm_90)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .ldmatrix import ROW
 
 @family(count=(1, 2, 4), trans=(False, True))
 def stmatrix(count, trans=False):
-    """Store `count` matrices, a register each: `ldmatrix` the other way round.
+    """Store `count` matrices, one register per lane each: the inverse of `ldmatrix`.
 
     Lane 8 * m + r passes the address of row r of matrix m: 16 bytes at a multiple of 16. The addresses of other lanes
-    are ignored. Lane l has elements 2 * (l % 4) and the next of row l // 4, the first in the lower half of a
-    word; trans: of column l // 4.
+    are ignored. Lane l has elements 2 * (l % 4) and 2 * (l % 4) + 1 of row l // 4, the first in the lower half of the
+    word. trans: those of column l // 4.
     """
     name = f"stmatrix_x{count}_trans" if trans else f"stmatrix_x{count}"
     dot_trans = ".trans" if trans else ""
-    # of each line of a matrix: the lanes whose words have its elements, and by how much these are shifted
+    # for each line of a matrix: the lanes whose words have its elements, and the shifts of these
     places = [
         [(4 * k + i // 2, 16 * (i % 2)) if trans else (4 * i + k // 2, 16 * (k % 2)) for k in range(8)]
         for i in range(8)
@@ -31,7 +31,7 @@ def stmatrix(count, trans=False):
         name=name,
     )
     def store(y, index, values, values_index):
-        """One to four matrices."""
+        """Store one to four matrices."""
         lane = current().lane
         at = y.first(index, 16 // y.itemsize) * y.itemsize if lane < 8 * count else None
         lanes = exchange(name, [int(values[values_index + m]) for m in range(count)], 0xFFFFFFFF)

@@ -1,11 +1,11 @@
-"""Copies of boxes of an array, which a tensor map describes, to and from shared memory (sm_90 and later).
+"""TMA copies of boxes between an array, described by a tensor map, and shared memory (sm_90 and later).
 
-Coordinates are those of the box's first element, that of the array's last axis first. Parts outside of the array are
+Coordinates are those of the box's first element; the array's last axis comes first. Parts outside of the array are
 loaded as zeros and not stored; an mbarrier counts the bytes of whole boxes. A stored box must not begin before the
-array: an H200 reports an illegal instruction. It loads such boxes, and it stores boxes that end behind the array.
+array: an H200 reports an illegal instruction. Loaded boxes may begin there, and stored boxes may end after the array.
 
-In the simulator a load lands as late as it can, and its place is NaN until then. A store is read as late as
-`cp_async_bulk_wait_group_read` allows and written as late as `cp_async_bulk_wait_group` allows (`async_copy`).
+In the simulator, a load lands as late as possible, and its destination is NaN until then. A store reads as late as
+`cp_async_bulk_wait_group_read` allows, and writes as late as `cp_async_bulk_wait_group` allows (`async_copy`).
 
 Maps are parameters of the kernel, `backend.tensor_map`.
 """
@@ -22,15 +22,16 @@ RANKS = (2, 3, 4, 5)
 
 @family(rank=RANKS, multicast=(False, True))
 def cp_async_bulk_tensor(rank, multicast=False):
-    """Start loading a box. multicast: into the blocks of the cluster whose bits `mask` has, each at the same place of
-    its shared memory, with its bytes at the mbarrier in the same place.
+    """Start loading a box. multicast: load it into all blocks of the cluster whose bits `mask` has.
+
+    It has the same address in each block's shared memory, and the mbarrier at the same address counts the bytes.
     """
     more = ".multicast::cluster" if multicast else ""
     boxed, names = _coordinates(rank)
     kinds = ", ".join(["i32"] * rank)
 
     def load(to, to_index, tensor_map, *rest):
-        """All of it, zeros included."""
+        """Load the whole box, including zeros."""
         coordinates, (bar, bar_index, *masks) = rest[:rank], rest[rank:]
         thread = current()
         ranks = [thread.block.rank]
@@ -78,7 +79,7 @@ def cp_reduce_async_bulk_tensor_add(rank):
 
 @instruction("(i64) -> void", "prefetch.tensormap [{tensor_map}];", section="9.7.9.15")
 def prefetch_tensormap(tensor_map):
-    """Bring a tensor map nearer, which will be used."""
+    """Prefetch a tensor map."""
     tensor_map_at(tensor_map)
 
 
@@ -86,7 +87,7 @@ def _out(rank, mnemonic, section, add):
     boxed, names = _coordinates(rank)
 
     def store(tensor_map, *rest):
-        """What of it is in the array."""
+        """Store the part of the box that is in the array."""
         coordinates, (source, index) = rest[:rank], rest[rank:]
         memory, found = current().block.memory, _usable(tensor_map, rank)
         if min(coordinates) < 0:
@@ -107,20 +108,20 @@ def _out(rank, mnemonic, section, add):
 
 
 def _coordinates(rank):
-    """The list in the text, and the names."""
+    """Return the list of coordinates in the text, and their names."""
     names = [f"c{i}" for i in range(rank)]
     return "{" + ", ".join(f"{{{name}}}" for name in names) + "}", names
 
 
 def _named(twin, names):
-    """A twin whose parameters have these names."""
+    """Return a twin whose parameters have these names."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     twin.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
     return twin
 
 
 def _usable(address, rank):
-    """The tensor map at an address. Raises RuntimeError for one that the block may not use so."""
+    """Return the tensor map at an address. Raises RuntimeError if the block may not use it in this way."""
     found = tensor_map_at(address)
     if len(found.box) != rank:
         raise RuntimeError(f"{rank} coordinates for a tensor map of {len(found.box)} axes")
@@ -128,7 +129,7 @@ def _usable(address, rank):
 
 
 def _ranks(thread, mask):
-    """The blocks of a mask's bits. Raises RuntimeError where they may not run yet, or do not exist."""
+    """Return the blocks of a mask's bits. Raises RuntimeError if they may not run yet, or do not exist."""
     if not thread.in_cluster:
         raise RuntimeError("a box is sent to the cluster before barrier.cluster.wait: its blocks may not run yet")
     mask, size = int(mask), len(thread.block.cluster)

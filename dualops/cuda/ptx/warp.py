@@ -1,4 +1,4 @@
-"""Instructions by which threads meet: shuffles of a warp, barriers of a cluster."""
+"""Instructions by which threads synchronize: shuffles of a warp, barriers of a block and of a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .asm import instruction
     convergent=True,
 )
 def shfl_bfly_f32(x, distance, mask):
-    """The value that lane `lane ^ distance` brings; every lane of `mask` must come."""
+    """Return x of the lane `lane ^ distance`; every lane of `mask` must call this."""
     return _from("shfl.sync.bfly", single(x), current().lane ^ distance, mask)
 
 
@@ -36,9 +36,9 @@ def shfl_bfly_f64(x, distance, mask):
     convergent=True,
 )
 def shfl_idx_i32(x, source, mask):
-    """The value that lane `source` brings; every lane of `mask` must come.
+    """Return x of lane `source`; every lane of `mask` must call this.
 
-    Of what is the same in all lanes, the number of a warpgroup say, it makes what the assembler knows to be so.
+    If x is the same in all lanes, such as the number of a warpgroup, the assembler then knows that it is.
     """
     return int(_from("shfl.sync.idx", x, source, mask))
 
@@ -50,7 +50,7 @@ def shfl_idx_i32(x, source, mask):
     convergent=True,
 )
 def shfl_idx_f32(x, source, mask):
-    """The value that lane `source` brings; every lane of `mask` must come."""
+    """Return x of lane `source`; every lane of `mask` must call this."""
     return _from("shfl.sync.idx", single(x), source, mask)
 
 
@@ -73,7 +73,7 @@ def shfl_idx_f64(x, source, mask):
     convergent=True,
 )
 def vote_any(x, mask):
-    """1 if some lane brings another number than 0; every lane of `mask` must come."""
+    """Return 1 if x is not 0 in any lane; every lane of `mask` must call this."""
     return int(any(exchange("vote.sync.any", int(x), mask)))
 
 
@@ -84,7 +84,7 @@ def vote_any(x, mask):
     convergent=True,
 )
 def vote_ballot(x, mask):
-    """A bit for each lane, whether it brings another number than 0; every lane of `mask` must come."""
+    """Return one bit per lane: whether its x is not 0; every lane of `mask` must call this."""
     return sum(1 << lane for lane, value in enumerate(exchange("vote.sync.ballot", int(x), mask)) if value)
 
 
@@ -97,21 +97,21 @@ def _from(name, x, source, mask):
 
 @instruction("() -> void", "barrier.cluster.arrive.release.aligned;", section="9.7.13.4", convergent=True)
 def barrier_cluster_arrive():
-    """Say that this thread has come to the cluster's barrier, and go on."""
+    """Arrive at the cluster's barrier, and continue."""
     thread = current()
     thread.arrival = thread.scheduler.cluster_barrier.arrive(thread.scheduler)
 
 
 @instruction("() -> void", "barrier.cluster.arrive.relaxed.aligned;", section="9.7.13.4", convergent=True)
 def barrier_cluster_arrive_relaxed():
-    """The same, which makes nothing visible that this thread wrote, and waits for nothing that it has under way."""
+    """The same, without making this thread's writes visible, and without waiting for its loads in flight."""
     thread = current()
     thread.arrival = thread.scheduler.cluster_barrier.arrive(thread.scheduler)
 
 
 @instruction("() -> void", "barrier.cluster.wait.acquire.aligned;", section="9.7.13.4", convergent=True)
 def barrier_cluster_wait():
-    """Wait until every thread of the cluster has come; what they wrote to shared memory before is then visible."""
+    """Wait until every thread of the cluster has arrived; their earlier writes to shared memory are then visible."""
     thread = current()
     if thread.arrival is None:
         raise RuntimeError("barrier.cluster.wait: this thread has not come to the cluster's barrier")
@@ -121,25 +121,25 @@ def barrier_cluster_wait():
 
 @instruction("() -> i32", "mov.u32 {d}, %cluster_ctarank;", section="10.16", pure=True)
 def cluster_ctarank():
-    """This block's number in its cluster."""
+    """Return this block's number in its cluster."""
     return current().block.rank
 
 
 @instruction("(u32) -> void", "bar.warp.sync {mask};", section="9.7.13.2", convergent=True)
 def bar_warp_sync(mask):
-    """Wait for the lanes of `mask`; what they wrote is then visible to one another."""
+    """Wait for the lanes of `mask`; their writes are then visible to each other."""
     exchange("bar.warp.sync", None, mask)
 
 
 @instruction("(i32, i32) -> void", "bar.sync {number}, {threads};", section="9.7.13.1", convergent=True)
 def bar_sync(number, threads):
-    """Wait for `threads` threads, in whole warps, at the block's barrier 1 to 15; what they wrote is then visible."""
+    """Wait for `threads` threads, in whole warps, at the block's barrier 1 to 15; their writes are then visible."""
     thread = current()
     thread.block.named_barrier(number, threads).wait(thread.scheduler)
 
 
 @instruction("(i32, i32) -> void", "bar.arrive {number}, {threads};", section="9.7.13.1", convergent=True)
 def bar_arrive(number, threads):
-    """Count this thread at the block's barrier 1 to 15, for `threads` threads with those that wait, and go on."""
+    """Arrive at the block's barrier 1 to 15 and continue. threads: all that arrive, including those that wait."""
     thread = current()
     thread.block.named_barrier(number, threads).pass_by(thread.scheduler)

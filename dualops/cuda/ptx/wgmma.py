@@ -1,6 +1,6 @@
-"""Asynchronous products of the four warps of a warpgroup, out of shared memory (sm_90a).
+"""Asynchronous products of the four warps of a warpgroup, from shared memory (sm_90a).
 
-acc [64, n] += A [64, K] @ B [K, n], K being 32 bytes. A thread writes what its registers hold, fences, issues products,
+acc [64, n] += A [64, K] @ B [K, n], where K is 32 bytes. A thread writes its registers, fences, issues products,
 commits them as a group and waits for the group:
 
     mma, wait = wgmma(BLOCK_N, "bf16"), wgmma_wait_group(BLOCK_N)
@@ -9,10 +9,10 @@ commits them as a group and waits for the group:
     wgmma_commit()
     wait(acc, 0)
 
-A wait carries accumulators, as the compiler may otherwise read them before it; those of several products that are
-waited for at once need a wait each. Shared memory that threads wrote needs `fence_proxy_async` and a barrier before it
-is multiplied. How operands lie there and what descriptors say of it: `tile.swizzle`; who holds what in registers:
-`tile.fragment`. The twins' lateness is that of `simulator.warpgroup`.
+A wait has the accumulators as an operand, because otherwise the compiler may read them before it. Several products with
+different accumulators need one wait each. Shared memory that threads wrote needs `fence_proxy_async` and a barrier
+before a product reads it. Layouts of operands and their descriptors: `tile.swizzle`. Layouts in registers:
+`tile.fragment`. `simulator.warpgroup` describes how the twins delay products.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ WIDTHS = range(8, 257, 8)
 MAJORS = ("k", "mn")
 NUMBERS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32}
 NUMBERS |= {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
-SPANS = {0: 16, 1: 128, 2: 64, 3: 32}  # bytes, by a descriptor's uppermost bits
+SPANS = {0: 16, 1: 128, 2: 64, 3: 32}  # a descriptor's uppermost bits -> bytes of the swizzle
 ROW = 32  # bytes of a row of A
 
 
 @instruction("() -> void", "wgmma.fence.sync.aligned;", section="9.7.15.7.1", convergent=True)
 def wgmma_fence():
-    """Order what was done with registers before the products that use them: before the first, and after each wait."""
+    """Order accesses to registers before the products that use them; needed before the first product and after each
+    wait."""
     products().fence()
 
 
 @instruction("() -> void", "wgmma.commit_group.sync.aligned;", section="9.7.15.7.2", convergent=True)
 def wgmma_commit():
-    """Make a group of the products that are in none yet; it may be empty."""
+    """Put the products that are in no group yet into a new group, which may be empty."""
     products().commit()
 
 
 @family(n=WIDTHS)
 def wgmma_wait_group(n):
-    """Wait for all groups but the latest `pending`. `acc`: accumulators of n columns, there if their group is over."""
+    """Wait for all groups except the latest `pending`. `acc`: accumulators of n columns, valid if their group has
+    ended."""
 
     @instruction(
         f"(+f32[{n // 2}], imm[0..7]) -> void",
@@ -57,7 +59,7 @@ def wgmma_wait_group(n):
         name=f"wgmma_wait_group_n{n}",
     )
     def wait(acc, pending):
-        """For the products of a warpgroup."""
+        """Wait for the products of a warpgroup."""
         products().wait(acc, n // 2, pending)
 
     return wait
@@ -65,13 +67,13 @@ def wgmma_wait_group(n):
 
 @family(n=WIDTHS, dtype=("bf16", "f16"), a_major=MAJORS, b_major=MAJORS)
 def wgmma(n, dtype, a_major="k", b_major="k"):
-    """acc [64, n] (+)= A [64, 16] @ B [16, n], both in shared memory; major: the axis along which one is contiguous."""
+    """acc [64, n] (+)= A [64, 16] @ B [16, n], both in shared memory; major: the factor's contiguous axis."""
     return _from_shared(n, dtype, a_major, b_major)
 
 
 @family(n=WIDTHS, dtype=("bf16", "f16"), b_major=MAJORS)
 def wgmma_rs(n, dtype, b_major="k"):
-    """acc [64, n] (+)= A [64, 16] @ B [16, n], A in registers, two numbers a word."""
+    """acc [64, n] (+)= A [64, 16] @ B [16, n], A in registers, two numbers per word."""
     return _from_registers(n, dtype, b_major)
 
 
@@ -94,7 +96,7 @@ def wgmma_fp8(n, a_dtype, b_dtype):
 
 
 def _shape(n, a_dtype, b_dtype):
-    """The text's beginning, up to the accumulators."""
+    """Return the beginning of the text, up to the accumulators."""
     depth = ROW // np.dtype(NUMBERS[a_dtype]).itemsize
     shape = f"m64n{n}k{depth}.f32.{a_dtype}.{b_dtype}"
     return shape, (
@@ -116,7 +118,7 @@ def _from_shared(n, dtype, a_major="k", b_major="k", b_dtype=None):
         name=f"wgmma_{shape.replace('.', '_')}" + (f"_{a_major}_{b_major}" if majors else ""),
     )
     def product(acc, a_desc, b_desc, scale_d):
-        """scale_d: 0 for a product without what acc was."""
+        """Start the product. scale_d: 0 for a product that ignores the old acc."""
         a_desc, b_desc = int(a_desc), int(b_desc)
 
         def begin():
@@ -141,7 +143,7 @@ def _from_registers(n, dtype, b_major="k"):
         name=f"wgmma_rs_{shape.replace('.', '_')}" + (f"_{b_major}" if majors else ""),
     )
     def product(acc, a, a_index, b_desc, scale_d):
-        """scale_d: 0 for a product without what acc was."""
+        """Start the product. scale_d: 0 for a product that ignores the old acc."""
         b_desc = int(b_desc)
 
         def begin():
@@ -157,7 +159,7 @@ def _from_registers(n, dtype, b_major="k"):
 
 
 def _multiply(left, right, old):
-    """The registers [32, n / 2] of left [16, K] @ right [n, K].T + old."""
+    """Return the registers [32, n / 2] of left [16, K] @ right [n, K].T + old."""
     n = len(right)
     for some in added_at_once(left.shape[1]):
         total = left[:, some] @ right[:, some].T
@@ -168,7 +170,7 @@ def _multiply(left, right, old):
 
 
 def _left(words, dtype):
-    """A [16, K] out of the words that a warp's threads hold."""
+    """Return A [16, K] from the words of a warp's threads."""
     held = np.array(words, np.uint32)
     if dtype == "tf32":  # line, quad, half of K, half of M
         return _numbers(held, dtype).reshape(8, 4, 2, 2).transpose(3, 0, 2, 1).reshape(16, 8)
@@ -182,7 +184,7 @@ def _numbers(data, dtype):
 
 
 def _operand(descriptor, dtype, major, count):
-    """Begin to read `count` rows of A, or columns of B; returns what ends it for some of them: numbers [some, K]."""
+    """Begin to read `count` rows of A, or columns of B. Return the function that ends the read of some: [some, K]."""
     span = SPANS[descriptor >> 62]
     start = (descriptor & 0x3FFF) << 4
     if descriptor >> 49 & 7:
@@ -199,7 +201,7 @@ def _operand(descriptor, dtype, major, count):
 
 @cache
 def _offsets(span, leading, stride, dtype, major, count):
-    """Bytes [count, 32] from a matrix's start, before they are swizzled; table of canonical layouts, 9.7.15.5.1.2.1.3.
+    """Return byte offsets [count, 32] from a matrix's start, before the swizzle: canonical layouts, 9.7.15.5.1.2.1.3.
 
     leading, stride: distances of the descriptor, in units of 16 bytes.
     """

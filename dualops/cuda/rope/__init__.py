@@ -1,7 +1,7 @@
 """rope on the GPU: which kernel serves which problem, and the public functions.
 
 simt.py       a thread rotates the same pairs in several heads of a token
-naive.py      one thread a pair
+naive.py      one thread per pair
 tables.py     cos and sin of angles, computed in float64
 arguments.py  the arguments of both kernels
 """
@@ -37,15 +37,15 @@ def rope(
 
     q [B, H, S, D], k [B, Hkv, S, D]: device arrays of one dtype (float64, float32, float16, bfloat16), any strides with
     a contiguous last axis. cos, sin of that dtype or of float32 (float64 for float64), with R/2 columns, R at most D,
-    in one of two forms: [Smax, R/2] has a row for each position, [B, S, R/2] one for each token, or [1, S, R/2].
+    in one of two forms: [Smax, R/2] has a row for each position; [B, S, R/2] or [1, S, R/2] has a row for each token.
 
     positions [S] or [B, S] of int64 or int32: the row of [Smax, R/2] for each token; without them token s uses row s.
     On a GPU their values are not checked, since a check would wait for the GPU. A token whose position has no row
     becomes NaN in its first R dimensions, and nothing is read outside the tables.
-    dim: R, if not all of D is rotated. R (or D) decides whether a table has R/2 columns or R with two equal halves, as
-    in Hugging Face's tables (half-rotated pairs only)
+    dim: R, if not all of D is rotated. A table may also have R columns with two equal halves, as Hugging Face's
+    (half-rotated pairs only); R (or D) decides which of the two it is
     interleaved: dimensions 2i and 2i + 1 are a pair (GPT-J), not i and i + R/2 (Llama, NeoX)
-    inplace: overwrite q and k, and return them; their rows may alternate in memory, as parts of one projection do
+    inplace: overwrite q and k, and return them; their rows may alternate in memory, as in the result of one projection
 
     Returns (q, k) rotated, of their shapes, dtypes and orders of axes. Arithmetic is float32 (float64 for float64),
     rounded once. out: a pair of arrays to write to, which may be q and k. kernel: "naive" or "simt" instead of the
@@ -99,15 +99,15 @@ def rope_tables(
     config.rope_parameters (for a model with several, that of one kind of layers), or a tuple:
 
     ("linear", factor): divides all frequencies by the factor
-    ("llama3", factor, low, high, original): divides those with less than `low` turns in `original` positions by the
-    factor, keeps those with more than `high` turns, and interpolates between
+    ("llama3", factor, low, high, original): divides frequencies with less than `low` turns in `original` positions by
+    the factor, keeps those with more than `high` turns, and interpolates between the two
     ("yarn", factor, original, fast=32, slow=1, attention_factor, truncate=True): the same by pair, between `slow` and
-    `fast` turns, rounded outwards to whole pairs; cos and sin are multiplied by attention_factor, by default
-    0.1 log(factor) + 1, or the value that a dict's mscale and mscale_all_dim give
-    ("dynamic", factor, original, length): the base grows with the length of the sequence beyond `original`; a dict
-    needs both, as "max_position_embeddings" and "seq_len", which Hugging Face keeps elsewhere
+    `fast` turns, rounded outwards to whole pairs; cos and sin are multiplied by attention_factor, by default 0.1
+    log(factor) + 1, or the value that a dict's mscale and mscale_all_dim give
+    ("dynamic", factor, original, length): the base grows with the length of the sequence beyond `original`; add both to
+    a dict, as "max_position_embeddings" and "seq_len", since Hugging Face's dict lacks them
 
-    A dict may have the base, as rope_theta, and a partial_rotary_factor: then dim is D and R is int(D * that).
+    A dict may have the base, as rope_theta, and a partial_rotary_factor: then dim is D and R is int(D * factor).
     longrope, proportional and multimodal scalings raise an error.
 
     Returns (cos, sin) [S, R/2] or [B, S, R/2] of `dtype` ("float32", "float64", "float16" or "bfloat16"). Angles,

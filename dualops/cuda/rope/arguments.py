@@ -1,4 +1,4 @@
-"""The arguments of both kernels of rope, and the verbs that find a token's row and a head's memory."""
+"""The arguments of both kernels of rope, and the verbs for the addresses of a token's row and of a head."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Sizes(NamedTuple):
     H: Any
     heads: Any  # H + Hkv: q's, then k's
     half: Any  # R / 2
-    rows: Any  # of the tables
+    rows: Any  # rows of the tables
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What kernels are specialized for, in addition to their Config."""
+    """The compile-time values of kernels, in addition to their Config."""
 
     dtype: str
     table_dtype: str
@@ -52,7 +52,7 @@ class Variant:
 
 
 def variant(problem: Problem) -> Variant:
-    """What kernels for this problem are built for."""
+    """Return the compile-time values for this problem."""
     cos, positions = problem.arrays["cos"], problem.arrays.get("positions")
     partial = 2 * problem.half < problem.D and not problem.inplace
     return Variant(problem.dtype, cos.dtype, positions.dtype if positions else "", problem.interleaved, partial)
@@ -92,13 +92,13 @@ def argument_types(variant: Variant) -> tuple[Any, ...]:
 
 @verb
 def start(x, b, s):
-    """Return where the heads of a token begin, or its row of a table or of positions."""
+    """Return the index at which the heads of a token begin, or its row of a table or of positions."""
     return b * x.strides[0] + s * x.strides[-1]
 
 
 @verb
 def starts(heads, b, s):
-    """Return where a token's heads of q and of k begin."""
+    """Return the indices at which a token's heads of q and of k begin."""
     return start(heads.q, b, s), start(heads.k, b, s)
 
 
@@ -125,7 +125,7 @@ def table_rows(positions: str) -> Members:
 
 @verb
 def find(heads, begin, h, sizes):
-    """Return the array of head number h of a token, q's heads first, and where in it the head begins.
+    """Return the array of head number h of a token, q's heads first, and the head's index in it.
 
     begin: `starts` of the token.
     """

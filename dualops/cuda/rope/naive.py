@@ -1,4 +1,4 @@
-"""rope, the first idea: one thread a pair, which loads its own cos and sin.
+"""rope, the plainest kernel: one thread per pair, which loads its own cos and sin.
 
     1  x1, x2 = the pair's two elements; cos, sin = those of the token's row
     2  x1' = x1 * cos - x2 * sin
@@ -27,7 +27,7 @@ from .arguments import Variant, argument_types, arguments, find, start, starts, 
 
 @dataclass(frozen=True)
 class NaiveConfig:
-    """Threads of a block, one a pair."""
+    """One thread per pair."""
 
     threads: int = 256
 
@@ -65,18 +65,18 @@ def build(config: NaiveConfig, variant: Variant) -> Kernel:
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the rotation, a thread a pair."""
+    """Yield the rotation, one thread per pair."""
     return _choices(problem, results, 1.0)
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the rotation back, a thread a pair."""
+    """Yield the rotation back, one thread per pair."""
     return _choices(problem, results, -1.0)
 
 
 def _choices(problem: Problem, results: Mapping[str, ArrayMeta], turn: float) -> Iterator[Choice]:
     config = NaiveConfig()
-    yield Choice("naive", config, "one thread a pair", partial(_steps, problem, results, turn, config))
+    yield Choice("naive", config, "one thread per pair", partial(_steps, problem, results, turn, config))
 
 
 def _steps(problem: Problem, results: Mapping[str, ArrayMeta], turn: float, config: NaiveConfig) -> list[Step]:

@@ -34,9 +34,9 @@ from .arguments import Variant, argument_types, arguments, find, start, starts, 
 class SimtConfig:
     """How columns are distributed to threads."""
 
-    threads: int  # of a block
+    threads: int  # per block
     blocks: int  # least number of blocks that fit on an SM: caps the registers
-    heads: int  # that a thread processes at once
+    heads: int  # heads that a thread processes at once
     aligned: bool  # whether columns have 16 bytes
     wide_tables: bool  # whether rows of the tables begin at multiples of 16 bytes
     neighbours: bool  # whether the heads of a token are neighbours in memory
@@ -148,9 +148,9 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 # Speed as a share of a plain kernel with the same reads and writes: bf16, H200, 2026-11-21, 4 x 8192 tokens, 32 and 8
-# heads of 128. A cap on registers for more blocks an SM costs 4 %, and spills at 8 heads a thread.
+# heads of 128. A cap on registers for more blocks per SM costs 4 %, and spills with 8 heads per thread.
 THREADS = 128
-HEADS, ROUNDS = 4, 2  # 0.96, one round 0.93; 2 heads a round 0.96, 8 heads 0.96. Heads apart: 0.93, one round 0.92
+HEADS, ROUNDS = 4, 2  # 0.96, one round 0.93; 2 heads per round 0.96, 8: 0.96. Heads apart: 0.93, one round 0.92
 WAVES, THREADS_PER_SM = 2, 640  # as many threads as the registers allow
 
 

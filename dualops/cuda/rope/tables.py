@@ -35,8 +35,8 @@ from .arguments import start
 class TablesConfig:
     """How frequencies and tokens are distributed to threads."""
 
-    threads: int = 128  # of a block
-    tokens: int = 8  # of a thread
+    threads: int = 128  # per block
+    tokens: int = 8  # per thread
 
 
 class Scaling(NamedTuple):
@@ -51,7 +51,7 @@ class Scaling(NamedTuple):
     pair: Any  # 1 to count pairs instead, else 0
     low: Any
     high: Any
-    magnitude: Any  # of cos and sin
+    magnitude: Any  # factor of cos and sin
 
 
 def _argument_types(dtype: str, positions_dtype: str) -> tuple[Any, ...]:
@@ -89,7 +89,7 @@ def build(config: TablesConfig, dtype: str, positions_dtype: str) -> Kernel:
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the way to make tables."""
+    """Yield the kernel for tables."""
     config = TablesConfig()
     yield Choice("simt", config, "a thread has a frequency", partial(_steps, problem, results, config))
 
@@ -119,7 +119,7 @@ def scaling_of(problem: Problem) -> Scaling:
         return every
     every = every._replace(factor=options["factor"])
     if name == "yarn":
-        first, last = yarn_range(R, base, options)  # `kept` falls with i, so the last one is the lower end
+        first, last = yarn_range(R, base, options)  # `kept` decreases with i, so the last pair is the lower end
         return every._replace(pair=1.0, low=last, high=first)
     if name == "llama3":
         low, high = options["low_freq_factor"], options["high_freq_factor"]

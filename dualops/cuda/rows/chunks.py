@@ -1,15 +1,15 @@
-"""The longest rows on sm_90: chunks of a row wait in shared memory, and the next are on their way.
+"""The longest rows on sm_90: chunks of a row stay in shared memory while the next chunks are copied.
 
-A warp of its own copies chunks into the stages of a ring (cp.async.bulk), as far ahead as there is room. A cluster of
+A producer warp copies chunks into the stages of a ring (cp.async.bulk), as early as stages are free. A cluster of
 blocks shares a row:
 
     1  the operator reduces chunk after chunk
     2  warps send their two numbers to every block of the cluster, and merge all of them    (st.async, one mbarrier)
     3  the operator writes every chunk again; the stage is free
 
-Of a block's share of a row, the last chunks stay in their stages, as many as the Config keeps. The chunks before them
-are copied again, usually from L2. Meanwhile the other stages fill with the next chunks. Copies are numbered as they
-start, chunks + again a row (`Planned`).
+The last chunks of a block's part of a row stay in their stages, as many as the Config keeps. Earlier chunks are copied
+again, usually from L2. Meanwhile the other stages are filled with the next chunks. Copies are numbered in the order of
+their start; a row has chunks + again copies (`Planned`).
 
 Milakov & Gimelshein 2018, arXiv:1805.02867, section 3.1. Shared memory: stages * chunk * inputs * itemsize, and about
 4 KiB. Registers: those of a chunk, and about 50.
@@ -36,18 +36,18 @@ MOST_STAGES = 32
 
 @dataclass(frozen=True)
 class ChunksConfig:
-    """`warps` consume, one more copies. A stage holds `vectors` 16-byte vectors a thread of each input."""
+    """`warps` warps compute, one more copies. A stage has `vectors` 16-byte vectors per thread and input."""
 
     warps: int
     vectors: int
     stages: int
     cluster: int
-    chunks: int  # of a block's share of a row that stay in their stages: fewer than there are stages
-    min_blocks: int = 1  # blocks that registers and shared memory must leave room for on an SM
+    chunks: int  # chunks of a block's part of a row that stay in their stages: fewer than stages
+    min_blocks: int = 1  # blocks for which an SM must have registers and shared memory
 
     @cached_property
     def readers(self) -> int:
-        """Threads that consume."""
+        """Return the number of threads that compute."""
         return 32 * self.warps
 
     @cached_property
@@ -55,27 +55,27 @@ class ChunksConfig:
         return self.readers + 32
 
     def chunk(self, dtype: str) -> int:
-        """Columns of a stage."""
+        """Return the columns of a stage."""
         return self.readers * self.vectors * storage(dtype).vector
 
     def kept(self, dtype: str) -> int:
-        """Columns of a row that a cluster keeps."""
+        """Return the columns of a row that a cluster keeps."""
         return self.cluster * self.chunks * self.chunk(dtype)
 
     def staged(self, dtype: str, inputs: int) -> Stages:
-        """What the ring keeps: a chunk of every input in each stage."""
+        """Return the layout of the ring: each stage has a chunk of every input."""
         return Stages(dtype, self.stages, inputs, 1, self.chunk(dtype))
 
     def static_bytes(self, dtype: str) -> int:
-        """Return the most bytes of shared memory besides the stages: parts and mbarriers."""
+        """Return the most bytes of shared memory in addition to the stages: parts and mbarriers."""
         return 4 * self.warps * self.cluster * itemsize(compute_dtype(dtype)) + 16 * MOST_STAGES + 256
 
 
 class Planned(NamedTuple):
-    """A share of a row: `chunks` chunks, of which the first `again` are copied twice.
+    """A block's part of a row: `chunks` chunks, of which the first `again` are copied twice.
 
-    At the first reading all come, and the last stay. At the second these are read first and left, and those before
-    them come again.
+    In the first pass all chunks are copied, and the last ones stay. The second pass first reads and releases these, and
+    then the others, which are copied again.
     """
 
     chunks: int
@@ -84,7 +84,7 @@ class Planned(NamedTuple):
 
 @verb
 def copied(planned, k):
-    """Return which chunk the k-th copy of a row brings. The second reading begins with copy number `again`."""
+    """Return the chunk of the k-th copy of a row. The second pass begins with copy number `again`."""
     return k if k < planned.chunks else k - planned.chunks
 
 
@@ -100,7 +100,7 @@ def build(config: ChunksConfig, kind: Any) -> Kernel:
 
     @verb
     def plan(columns):
-        """Plan the copies of my block's share."""
+        """Plan the copies of my block's part of a row."""
         chunks = i32((max(columns.width, 0) + pipe.columns - 1) // pipe.columns)
         return Planned(chunks, max(chunks - config.chunks, 0))
 
@@ -121,7 +121,7 @@ def build(config: ChunksConfig, kind: Any) -> Kernel:
 
     @verb
     def read(frag, other, smem, stage, left):
-        """Read my part of a chunk. left: columns from my first one on."""
+        """Read my part of a chunk. left: columns from my first column on."""
         index = pipe.begin(stage) + cuda.threadIdx.x * mem.vector
         for c in range(SIZE):
             frag[c] = op.FILL
@@ -161,7 +161,7 @@ def build(config: ChunksConfig, kind: Any) -> Kernel:
                 feed(smem, arrays, rows, row, step, columns)
         else:
             planned, place = plan(columns), axes.place()
-            i, row_round = i32(0), i32(0)  # copies and rows so far
+            i, row_round = i32(0), i32(0)  # numbers of the next copy and row
             frag, other = cuda.local.array(SIZE, mem.number), cuda.local.array(OTHER, mem.number)
             column = tid * mem.vector
             while row < rows.M:
@@ -201,7 +201,7 @@ def build(config: ChunksConfig, kind: Any) -> Kernel:
 
 
 def steps_of(config: ChunksConfig, kind: Kind, arguments: tuple[Argument, ...]) -> list[Step]:
-    """The launch for arguments (arrays, params, rows)."""
+    """Return the launch for arguments (arrays, params, rows)."""
     rows: Any = arguments[2]
     args = (*arguments, share_of(rows.N, config.cluster, rows.N, kind.dtype))
     nbytes = config.staged(kind.dtype, kind.inputs).nbytes

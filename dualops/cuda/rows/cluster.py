@@ -1,19 +1,19 @@
-"""Rows of 32 KiB to 1 MiB on sm_90: they wait in the registers of a cluster.
+"""Rows of 32 KiB to 1 MiB on sm_90, which stay in the registers of a cluster.
 
-    1  a thread loads its part of a row, `vectors` times 16 bytes, which stay in registers as they came
-    2  the operator reduces them, vector after vector, and every warp to two numbers
-    3  warps send theirs to every block of the cluster, and merge all of them    (st.async, one mbarrier)
-    4  the operator writes every vector; one that is done with makes room for that of the cluster's next row
+    1  a thread loads its part of a row, `vectors` times 16 bytes, which stay unconverted in registers
+    2  the operator reduces them, vector after vector, and each warp to two numbers
+    3  warps send these to every block of the cluster, and merge all of them     (st.async, one mbarrier)
+    4  the operator writes every vector; a vector of the cluster's next row then uses its registers
 
-While a row's blocks load, or wait for one another, those of other rows on the same SM compute and write: the hardware
-starts a cluster wherever there is room for one, so that all SMs are busy to the end. Params such as weights come to
-shared memory once for the few rows that a cluster takes: with more rows, the last clusters are alone for longer; with
-fewer, weights are read more often than x. Numbers of 16 bits are unpacked twice, and exponentials computed twice:
-unpacked numbers would take twice the registers, and half of the blocks their room. Plain stores are 1 to 2 % faster
-here than stores that leave L2 first.
+While a row's blocks load, or wait for each other, blocks of other rows on the same SM compute and write. The hardware
+starts a cluster as soon as one fits, so all SMs are busy until the end. Params such as weights are copied to shared
+memory once for the few rows of a cluster. With more rows per cluster, the last clusters would run alone for longer;
+with fewer, weights would be read more often than x. 16-bit numbers are unpacked twice, and exponentials are computed
+twice: unpacked numbers would take twice the registers, so only half of the blocks would fit. Plain stores are 1 to 2 %
+faster here than stores with evict-first priority.
 
 Milakov & Gimelshein 2018, arXiv:1805.02867, section 3.1. Shared memory: the params of a block's columns. Registers: 4
-a vector of each input, and 30 to 50.
+per vector and input, and 30 to 50 more.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from .operator import Keeping, Kind, argument_types, columns_of_block
 
 @dataclass(frozen=True)
 class ClusterRowsConfig:
-    """How rows are dealt to clusters whose registers keep one at a time."""
+    """A cluster keeps one row at a time in its registers."""
 
-    row_threads: int  # of a block: a multiple of 32
-    vectors: int  # 16-byte vectors of a row that each of them has
+    row_threads: int  # threads of a block: a multiple of 32
+    vectors: int  # 16-byte vectors of a row per thread
     cluster: int  # blocks that share a row
-    min_blocks: int = 1  # blocks that the registers must leave room for on an SM
-    rows: int = 1  # that a cluster takes, if there are enough
+    min_blocks: int = 1  # blocks for which an SM must have registers
+    rows: int = 1  # rows of a cluster, if there are enough
 
     @cached_property
     def threads(self) -> int:
         return self.row_threads
 
     def columns(self, dtype: str) -> int:
-        """Most columns of a block."""
+        """Return the most columns of a block."""
         return self.row_threads * self.vectors * storage(dtype).vector
 
 
@@ -66,7 +66,7 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
 
     @verb
     def load(held, held_other, v, arrays, place, n, keep):
-        """Load vector v of my part of a row, whose columns begin at n."""
+        """Load vector v of my part of a row. My columns begin at n."""
         regs.load(held, v, arrays.x.data, axes.start(place, arrays.x) + n + v * STEP, keep, op.FILL)
         if kind.inputs > 1:
             start = axes.start(place, arrays.other) + n
@@ -87,7 +87,7 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
         frag, other = cuda.local.array(mem.vector, mem.number), cuda.local.array(mem.vector, mem.number)
         tid, columns = cuda.threadIdx.x, columns_of_block(rows.N, share)
         column = i32(tid * mem.vector)
-        left, n = i32(columns.width - column), i64(columns.begin + column)  # columns from my first one on, which is n
+        left, n = i32(columns.width - column), i64(columns.begin + column)  # columns from my first one, n, on
         row, step = i64(cuda.blockIdx.x // config.cluster), i64(cuda.gridDim.x // config.cluster)
         here, coming = axes.place(), axes.place()
         axes.locate(coming, row, rows.sizes)
@@ -155,7 +155,7 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
 
 
 def steps_of(config: ClusterRowsConfig, kind: Kind, arguments: tuple[Argument, ...], device: Device) -> list[Step]:
-    """The launch for arguments (arrays, params, rows)."""
+    """Return the launch for arguments (arrays, params, rows)."""
     rows: Any = arguments[2]
     columns, blocks = config.columns(kind.dtype), config.cluster * clusters_of(rows.M, config, device)
     args = (*arguments, share_of(rows.N, config.cluster, columns, kind.dtype))
@@ -163,7 +163,8 @@ def steps_of(config: ClusterRowsConfig, kind: Kind, arguments: tuple[Argument, .
 
 
 def clusters_of(M: int, config: ClusterRowsConfig, device: Device) -> int:
-    """Return how many clusters M rows need: each has `config.rows`, but every cluster that can run has one."""
+    """Return the number of clusters for M rows: each has `config.rows` rows, or fewer so that all possible clusters
+    run."""
     if config.rows == 1:
         return M
     at_once = max(device.sms * config.min_blocks // config.cluster, 1)
@@ -171,7 +172,7 @@ def clusters_of(M: int, config: ClusterRowsConfig, device: Device) -> int:
 
 
 def share_of(N: int, cluster: int, columns: int, dtype: str) -> int:
-    """Return the columns of a block, at most `columns`: whole lines of 128 bytes, if every block has some then."""
+    """Return the columns of a block, at most `columns`: whole lines of 128 bytes, if every block then has columns."""
     vector, each = storage(dtype).vector, cdiv(N, cluster)
     lines, vectors = (min(align_up(each, step), columns) for step in (8 * vector, vector))
     return lines if lines * (cluster - 1) < N else vectors

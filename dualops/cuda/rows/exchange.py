@@ -1,4 +1,4 @@
-"""Exchange of two numbers a warp, among all warps that share a row."""
+"""Exchange two numbers per warp among all warps that share a row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Exchange = Noun  # what `in_block` and `in_cluster` make
 @cache
 @noun
 def in_block(number: Any, row_threads: int, rows: int) -> Members:
-    """The verbs for `rows` rows a block, each shared by `row_threads` threads. All threads of the block must call them.
+    """The verbs for `rows` rows per block, each shared by `row_threads` threads. All threads must call them.
 
     sent: the shared array; row_round: 0, 1, 0, 1, ...
     """
@@ -32,40 +32,40 @@ def in_block(number: Any, row_threads: int, rows: int) -> Members:
 
     @verb
     def _put(sent, at, x):
-        tid = u32(cuda.threadIdx.x)  # no sign to look after
+        tid = u32(cuda.threadIdx.x)  # unsigned: no sign handling
         if tid % LANES == 0:
             sent[at + i32(tid // LANES)] = x
 
     @verb
     def send(sent, row_round, a, b):
-        """Show my warp's numbers to all warps of the row."""
+        """Send my warp's numbers to all warps of the row."""
         _put(sent, row_round * (2 * ALL), a)
         _put(sent, row_round * (2 * ALL) + ALL, b)
 
     @verb
     def wait(sent, row_round):
-        """Wait until all warps have sent theirs. Return where the row's begin."""
+        """Wait until all warps have sent their numbers. Return the index at which the row's numbers begin."""
         cuda.syncthreads()
         return row_round * (2 * ALL) + i32(u32(cuda.threadIdx.x) // THREADS * WARPS)
 
     @verb
     def a(sent, at, k):
-        """Return the first number of the warp that is my lane's k-th of LANE_PARTS, and so on for every lane."""
+        """Return the first number of my lane's k-th warp. Each lane has LANE_PARTS of the row's warps."""
         return sent[at + i32(u32(cuda.threadIdx.x) % WARPS)]
 
     @verb
     def b(sent, at, k):
-        """Return its second number."""
+        """Return the second number of my lane's k-th warp."""
         return sent[at + ALL + i32(u32(cuda.threadIdx.x) % WARPS)]
 
     @verb
     def part(k):
-        """Return which warp of the row that is."""
+        """Return the number of my lane's k-th warp in the row."""
         return u32(cuda.threadIdx.x) % WARPS
 
     @verb
     def my_part():
-        """Return which warp of the row is mine."""
+        """Return the number of my warp in the row."""
         return u32(cuda.threadIdx.x) // LANES % WARPS
 
     @verb
@@ -95,14 +95,14 @@ def in_block(number: Any, row_threads: int, rows: int) -> Members:
     return members(
         locals(),
         in_warp=in_warp,  # reductions over the lanes of my warp that share my row
-        lanes=lanes,  # over lanes, of what each has of the warps
+        lanes=lanes,  # reductions over lanes, of each lane's numbers of warps
     )
 
 
 @cache
 @noun
 def in_cluster(number: Any, row_threads: int, rows: int, cluster: int, kept: int = 2) -> Members:
-    """The verbs for `rows` rows a block, each shared by `row_threads` threads in each of `cluster` blocks.
+    """The verbs for `rows` rows per block, each shared by `row_threads` threads in each of `cluster` blocks.
 
     A warp sends its numbers to every block (`parts`). sent: `PartsSmem`; row_round: the number of the row, from 0 on.
     kept: an argument of `parts`.
@@ -117,12 +117,12 @@ def in_cluster(number: Any, row_threads: int, rows: int, cluster: int, kept: int
 
     @verb
     def part(k):
-        """Return which warp of the row is my lane's k-th of LANE_PARTS."""
+        """Return the number of my lane's k-th warp in the row. Each lane has LANE_PARTS warps."""
         return u32(k * 32 + u32(cuda.threadIdx.x) % LANES)
 
     @verb
     def my_part():
-        """Return which warp of the row is mine."""
+        """Return the number of my warp in the row."""
         return cluster_ctarank() * WARPS + cuda.threadIdx.x // 32 % WARPS
 
     @verb
@@ -132,12 +132,12 @@ def in_cluster(number: Any, row_threads: int, rows: int, cluster: int, kept: int
 
     @verb
     def a(sent, at, k):
-        """Return its first number."""
+        """Return the first number of my lane's k-th warp."""
         return sent.pairs[u32(at + 2 * part(k))]
 
     @verb
     def b(sent, at, k):
-        """Return its second number."""
+        """Return the second number of my lane's k-th warp."""
         return sent.pairs[u32(at + 2 * part(k) + 1)]
 
     @verb
@@ -165,7 +165,7 @@ def in_cluster(number: Any, row_threads: int, rows: int, cluster: int, kept: int
     return members(
         locals(),
         in_warp=in_warp,  # reductions over the lanes of my warp that share my row
-        lanes=lanes,  # over lanes, of what each has of the warps
+        lanes=lanes,  # reductions over lanes, of each lane's numbers of warps
         smem=pairs.smem,
         init=pairs.init,  # (sent)
         send=pairs.send,  # (sent, row_round, a, b)

@@ -1,7 +1,8 @@
-"""What an operator does to the numbers of a row, and the arguments of every kernel of rows.
+"""The verbs of an operator on rows, and the arguments of all kernels for rows.
 
-An operator is a frozen dataclass with the members of `Kind`. A walk, such as `cluster.build`, builds a kernel for it:
-(arrays, params, rows, ...). It loads the numbers of a row, and the operator's verbs reduce and replace them.
+An operator is a frozen dataclass with the members of `Kind`. A *walk*, such as `cluster.build`, builds a kernel for it,
+with the arguments (arrays, params, rows, ...). The walk loads and stores the numbers of a row in its way; the
+operator's verbs reduce and replace the numbers.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from ..tile.ring import cluster_ctarank
 
 
 class RowArrays(NamedTuple):
-    """Arrays of rows [M, N], each `Strided`; null pointers where an operator has none."""
+    """Arrays of rows [M, N], each `Strided`; null pointers for arrays that an operator lacks."""
 
     y: Any  # the result
-    summed: Any  # x + other as stored, of an operator that adds its inputs first
+    summed: Any  # x + other, rounded to the storage dtype, if the operator adds its inputs first
     x: Any  # the input
     other: Any  # the second input
 
 
 class Rows(NamedTuple):
-    """How many rows there are, and how they lie."""
+    """The number of rows, their length and their layout."""
 
     M: Any  # rows
     N: Any  # columns
-    sizes: Any  # of the axes along which rows lie, the product of which is M
+    sizes: Any  # sizes of the axes along which rows lie; their product is M
 
 
 class Columns(NamedTuple):
-    """Those of a row that a block has."""
+    """The columns of a row that a block has."""
 
     begin: int
     width: int
@@ -40,39 +41,39 @@ class Columns(NamedTuple):
 
 @verb
 def columns_of_block(N, share):
-    """Return those that my block of a cluster has of N, `share` or what is left."""
+    """Return the columns of my block: `share` of N, or the rest for the last block of the cluster."""
     begin = cluster_ctarank() * share
     return Columns(begin, min(share, N - begin))
 
 
 class Keeping(NamedTuple):
-    """How a walk keeps a row, which its operator is made for."""
+    """How a walk keeps a row; an operator's verbs are built for it."""
 
     group: Noun  # how warps exchange numbers (exchange.py)
     row_threads: int  # threads of a block that share a row
     vectors: int  # accesses whose numbers `add` and `keep` get at once
-    aligned: bool  # an access is a vector of 16 bytes, not one element
-    columns: int = 0  # most columns of a block whose params wait in shared memory; 0: each thread loads them
+    aligned: bool  # whether an access is a vector of 16 bytes, not one element
+    columns: int = 0  # most columns of a block whose params are in shared memory; 0: each thread loads them
 
 
 class RowOperator(Namespace):
     """The verbs of an operator.
 
-    frag: a local array of a thread's numbers of x, or of x + other as stored (ADDS). other: those of the second input.
-    Beyond the row's end both hold FILL. params: what the operator needs besides arrays of rows. own: what `smem`
-    returned. found: the numbers of the whole row, which `merge` or `keep` returned.
+    frag: a local array of a thread's numbers of x, or of x + other, rounded (ADDS). other: its numbers of the second
+    input. After the row's end both have FILL. params: the operator's arguments that are not arrays of rows. own: the
+    result of `smem`. found: the numbers of the whole row that `merge` or `keep` returned.
     """
 
     FILL: Any
-    ADDS: bool  # the inputs are added first
-    none: Callable[..., Any]  # () -> what is known of a row before its first number
+    ADDS: bool  # whether the inputs are added first
+    none: Callable[..., Any]  # () -> known: the state of a row before its first number
     add: Callable[
         ..., Any
     ]  # (known, frag, other, present): the same with a frag, `present` of whose accesses have columns
     of_warp: Callable[..., Any]  # (known, own) -> the warp's two numbers
-    merge: Callable[..., Any]  # (sent, at, own, N) -> found, of the numbers of all warps
+    merge: Callable[..., Any]  # (sent, at, own, N) -> found, from the numbers of all warps
     write: Callable[..., None]  # (frag, at, other, found, own, column, inside): an access of x becomes y's
-    keep: Callable[..., Any]  # (frag, other, sent, left, own, N) -> found, of all numbers; frag may become others
+    keep: Callable[..., Any]  # (frag, other, sent, left, own, N) -> found, from all numbers; may change frag
     write_kept: Callable[..., None]  # `write`, after `keep`
     end: Callable[..., None]  # (found, own, place): store the row's numbers; by one thread of the row
     # shared memory
@@ -80,7 +81,7 @@ class RowOperator(Namespace):
     prepare: Callable[..., None]  # (own, N, share): by all threads of the block, before others use it
     init: Callable[..., None]  # (own): initialize mbarriers, by one thread
     fetch: Callable[..., None]  # (own, columns): start copies, by one thread
-    wait: Callable[..., None]  # (own): until they have arrived
+    wait: Callable[..., None]  # (own): wait until they have arrived
 
 
 @verb
@@ -103,36 +104,36 @@ def _nothing_of_three(a, b, c):
     pass
 
 
-# of an operator that has no params
+# the verbs of an operator without params
 PLAIN: dict[str, Any] = {"smem": _no_smem, "prepare": _nothing_of_three, "init": _nothing, "fetch": _nothing_of_two}
 PLAIN |= {"wait": _nothing, "end": _nothing_of_three}
 
 
 class Kind(Protocol):
-    """An operator in one direction, with the dtypes that it is built for."""
+    """An operator in one direction, with its dtypes."""
 
     @property
     def dtype(self) -> str:
-        """Of the arrays of rows."""
+        """Return the dtype of the arrays of rows."""
         ...
 
     @property
     def rank(self) -> int:
-        """Axes along which rows lie."""
+        """Return the number of axes along which rows lie."""
         ...
 
     @property
     def inputs(self) -> int:
-        """How many arrays of rows it reads, 1 or 2."""
+        """Return the number of arrays of rows that it reads, 1 or 2."""
         ...
 
     @property
     def params_type(self) -> Any:
-        """Numba's type of the operator's params."""
+        """Return Numba's type of the operator's params."""
         ...
 
     def named(self, walk: str) -> str:
-        """Return the name of its kernel of a walk."""
+        """Return the name of its kernel for a walk."""
         ...
 
     def operator(self, keeping: Keeping) -> RowOperator:

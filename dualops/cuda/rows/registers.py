@@ -1,11 +1,11 @@
-"""Rows that are kept in registers between their one reading and their writing.
+"""Rows that are read once and kept in registers until they are written.
 
     1  a row is shared by `row_threads` threads of a block; a thread loads `vectors` times 16 bytes
     2  the operator reduces them: threads of a warp by shuffles, warps of a row by a barrier and shared memory
     3  the operator writes them
 
-Milakov & Gimelshein 2018, arXiv:1805.02867, section 3.1. Registers: vectors * 16 / itemsize numbers a thread and input,
-and about 30 more. Shared memory: four numbers a warp.
+Milakov & Gimelshein 2018, arXiv:1805.02867, section 3.1. Registers: vectors * 16 / itemsize numbers per thread and
+input, and about 30 more. Shared memory: 4 numbers per warp.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from .operator import Keeping, Kind, argument_types
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """How a row is dealt to threads. A block has `row_threads * rows` threads, a multiple of 32."""
+    """A block has `row_threads * rows` threads, a multiple of 32."""
 
     row_threads: int  # threads of one block that share a row: a power of two
-    vectors: int  # loads a thread makes
-    rows: int  # rows a block works on at once
-    aligned: bool = True  # rows begin at multiples of 16 bytes and hold whole 16-byte vectors
-    min_blocks: int = 1  # blocks that the registers must leave room for on an SM
+    vectors: int  # loads per thread
+    rows: int  # rows of a block at once
+    aligned: bool = True  # whether rows begin at multiples of 16 bytes and have whole 16-byte vectors
+    min_blocks: int = 1  # blocks for which an SM must have registers
 
     @cached_property
     def threads(self) -> int:
         return self.row_threads * self.rows
 
     def columns(self, dtype: str) -> int:
-        """Longest row."""
+        """Return the length of the longest row."""
         return self.row_threads * self.vectors * (storage(dtype).vector if self.aligned else 1)
 
 
@@ -58,7 +58,7 @@ def build(config: RowsConfig, kind: Any) -> Kernel:
         tid = cuda.threadIdx.x
         column = tid % config.row_threads * vec.vector
         row = i64(cuda.blockIdx.x) * config.rows + tid // config.row_threads
-        mine, left = row < rows.M, i32(rows.N - column)  # columns from my first one on
+        mine, left = row < rows.M, i32(rows.N - column)  # left: columns from my first column on
         frag, other = cuda.local.array(SIZE, mem.number), cuda.local.array(OTHER, mem.number)
         here, n = axes.place(), i64(column)
         axes.locate(here, row, rows.sizes)
@@ -86,6 +86,6 @@ def build(config: RowsConfig, kind: Any) -> Kernel:
 
 
 def steps_of(config: RowsConfig, kind: Kind, arguments: tuple[Argument, ...]) -> list[Step]:
-    """The launch for arguments (arrays, params, rows)."""
+    """Return the launch for arguments (arrays, params, rows)."""
     rows: Any = arguments[2]
     return [Step(build(config, kind), (cdiv(rows.M, config.rows),), arguments)]

@@ -1,10 +1,11 @@
-"""Rows too long to be kept: a block takes one, and reads it twice.
+"""Rows that are too long to be kept: one block per row reads it twice.
 
-    1  every thread runs over its share of the row, chunk after chunk, which the operator reduces
-    2  the block merges what its warps found                                         (shuffles, one barrier)
-    3  the row is read again, from L2 as a rule, and the operator writes it
+    1  every thread loops over its share of the row, chunk after chunk, and the operator reduces the chunks
+    2  the block merges the results of its warps                                     (shuffles, one barrier)
+    3  the block reads the row again, usually from L2, and the operator writes it
 
-Milakov & Gimelshein 2018, arXiv:1805.02867, Algorithm 3. Registers: vectors * 16 / itemsize numbers a thread and input.
+Milakov & Gimelshein 2018, arXiv:1805.02867, Algorithm 3. Registers: vectors * 16 / itemsize numbers per thread and
+input.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from .operator import Keeping, Kind, argument_types
 
 @dataclass(frozen=True)
 class LongRowsConfig:
-    """A block a row."""
+    """One block per row."""
 
     threads: int  # a power of two, at least 32
-    vectors: int  # independent loads of x that a thread has under way
+    vectors: int  # independent loads of x in flight per thread
     aligned: bool = True
 
     def columns(self, dtype: str) -> int:
-        """That a block has at once."""
+        """Return the columns that a block has at once."""
         return self.threads * self.vectors * (storage(dtype).vector if self.aligned else 1)
 
 
@@ -87,6 +88,6 @@ def build(config: LongRowsConfig, kind: Any) -> Kernel:
 
 
 def steps_of(config: LongRowsConfig, kind: Kind, arguments: tuple[Argument, ...]) -> list[Step]:
-    """The launch for arguments (arrays, params, rows)."""
+    """Return the launch for arguments (arrays, params, rows)."""
     rows: Any = arguments[2]
     return [Step(build(config, kind), (rows.M,), arguments)]

@@ -1,16 +1,16 @@
-"""Numba's CUDA dialect on a CPU: the threads of a block, or of a cluster of blocks, as greenlets.
+"""Simulate Numba's CUDA dialect on a CPU: the threads of a block, or of a cluster of blocks, are greenlets.
 
-Switched on as Numba's own simulator is, by NUMBA_ENABLE_CUDASIM=1 before Python starts; the kernels' source is the
-same. A thread runs until it must wait (block barrier, shuffle, cluster barrier). If nobody can run, that is a deadlock,
-and it is said at once with what everybody waits for. The order in which threads run is a choice: `order("reversed")`.
+NUMBA_ENABLE_CUDASIM=1, set before Python starts, switches it on, as Numba's own simulator. Kernels run unchanged. A
+thread runs until it must wait (block barrier, shuffle, cluster barrier). If no thread can run, the simulator reports a
+deadlock at once, and says what each thread waits for. Tests choose the order of threads: `order("reversed")`.
 
-Memory is hostile. Local and shared arrays start as NaN (all bits set), every access outside an array is an IndexError
-with the array's name, and misaligned vector access is an error, where a GPU would go on. Asynchronous units
-are late and see nothing that was not fenced: `shared`, `bulk`, `warpgroup`. How their sums are rounded is a
-choice, too: `toward_zero()`.
+Memory is hostile. Local and shared arrays start as NaN (all bits set). Every access outside an array raises IndexError
+with the array's name. A misaligned vector access is an error, also where a GPU would continue. Asynchronous units
+finish as late as allowed, and see no writes without a fence: `shared`, `bulk`, `warpgroup`. Tests choose how these
+units round sums: `toward_zero()`.
 
-This package is the bottom of `dualops.cuda`: it imports nothing of ours, so that the twins of instructions (`ptx`) can
-ask it who is running and wait for other threads.
+This package is the lowest layer of `dualops.cuda` and imports nothing from dualops. So the twins of instructions
+(`ptx`) can ask it which thread is running, and wait for other threads.
 """
 
 from .bulk import Store, stores

@@ -1,7 +1,7 @@
-"""Asynchronous copies out of shared memory, in groups of the thread that starts them.
+"""Asynchronous copies from shared memory, in groups of the thread that starts them.
 
-They are late: a copy reads its source until its thread waits for that, and what changed since it began is NaN; what it
-writes is there after the wait for its group, or when the blocks have ended.
+They are delayed. A copy reads its source until its thread waits for the read, and reads NaN for bytes that changed in
+between. Its writes are visible after the wait for its group, or when the blocks have ended.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from .threads import current
 
 
 class Store:
-    """One copy; `land` writes what it has read."""
+    """One copy; `land` writes the bytes that it has read."""
 
     def __init__(self, source: Late, land: Callable[[np.ndarray], None]):
         self.source, self.land = source, land
         self.data: np.ndarray | None = None
 
     def read(self) -> np.ndarray:
-        """The end of reading: what was read."""
+        """End the read, and return the bytes."""
         if self.data is None:
             self.data = self.source.read()
         return self.data
 
     def finish(self) -> None:
-        """The end of writing."""
+        """End the write."""
         self.land(self.read())
 
 
 class Stores:
-    """A thread's copies, in groups, the last open."""
+    """A thread's copies, in groups; the last group is open."""
 
     def __init__(self) -> None:
         self.groups: list[list[Store]] = [[]]
@@ -42,19 +42,20 @@ class Stores:
         self.groups.append([])
 
     def wait_read(self, pending: int) -> None:
-        """Until all groups but the latest `pending` have been read."""
+        """End the reads of all groups except the latest `pending`."""
         for group in self.groups[: max(len(self.groups) - 1 - pending, 0)]:
             for store in group:
                 store.read()
 
     def wait(self, pending: int) -> None:
-        """Until they have been written, too."""
+        """End the writes of these groups, too."""
         while len(self.groups) - 1 > pending:
             for store in self.groups.pop(0):
                 store.finish()
 
     def end(self) -> None:
-        """When the blocks have ended. Raises RuntimeError for copies that still read their shared memory."""
+        """Finish all copies after the blocks have ended. Raises RuntimeError for copies that still read shared
+        memory."""
         left = sum(store.data is None for group in self.groups for store in group)
         if left:
             raise RuntimeError(f"{left} copies out of shared memory still read it when the blocks have ended")
@@ -64,5 +65,5 @@ class Stores:
 
 
 def stores() -> Stores:
-    """Those of the thread that is running."""
+    """Return the copies of the running thread."""
     return current().units.setdefault("bulk", Stores())

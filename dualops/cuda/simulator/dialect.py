@@ -1,4 +1,4 @@
-"""What a kernel calls `cuda`, and the types of its numbers."""
+"""The simulator's `cuda` for kernels, and the types of their numbers."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from .memory import Local, Pointer, poisoned
 from .numbers import maker
 from .threads import Dim3, current
 
-FEW = 256  # numbers that are made once
+FEW = 256  # numbers that are cached
 INTEGER = np.integer
 
 
 class _Quick:
-    """A type of Numba's whose calls make numbers as Numba's own do, in a tenth of their time."""
+    """A Numba type whose calls make the same numbers as Numba's own, in a tenth of the time."""
 
     name: str
     bitwidth: int
 
     def __init__(self, name: str):
         super().__init__(name)  # type: ignore[call-arg] # Numba's, which is the next base
-        self.kind: Any = getattr(np, name)  # NumPy's numbers that are like it
+        self.kind: Any = getattr(np, name)  # NumPy's type of the same name
         self.make = maker(self.kind)
         self.unwritten: np.generic = poisoned(1, np.dtype(self.kind))[0]
 
 
 class Signed(_Quick, types.Integer):
-    """A signed integer type for kernels that are simulated. Its numbers are Python's, as kernels' arguments are.
+    """A signed integer type for simulated kernels. Its numbers are Python integers, as are kernels' arguments.
 
-    They do not wrap: compiled, sums and products of 32 bits have 64. Raises OverflowError for one of Python's that is
-    too large; one of NumPy's is cast.
+    They do not wrap: in compiled kernels, sums and products of 32 bits have 64. Raises OverflowError for a Python
+    integer that is too large; a NumPy integer is cast.
     """
 
     def __init__(self, name: str):
@@ -52,7 +52,7 @@ class Signed(_Quick, types.Integer):
                 return value
             raise OverflowError(f"{value} out of bounds for {self.name}")
         if isinstance(value, INTEGER):
-            number = index(value)  # a quarter of what int(value) takes, and value.item() six times that
+            number = index(value)  # four times as fast as int(value), and six times as fast as value.item()
             if self.first <= number < self.end:
                 return number
             return (number + self.end) % (2 * self.end) - self.end
@@ -60,7 +60,7 @@ class Signed(_Quick, types.Integer):
 
 
 class Unsigned(_Quick, types.Integer):
-    """An unsigned one, of NumPy's numbers, which wrap, and which a signed one below 0 becomes."""
+    """An unsigned integer type. Its numbers are NumPy's, which wrap; a negative signed number wraps, too."""
 
     def __init__(self, name: str):
         super().__init__(name)
@@ -76,7 +76,7 @@ class Unsigned(_Quick, types.Integer):
 
 
 class Float(_Quick, types.Float):
-    """A float type for kernels that are simulated."""
+    """A float type for simulated kernels."""
 
     def __call__(self, value: Any) -> Any:  # type: ignore[override]
         return value if type(value) is self.kind else self.make(value)
@@ -88,19 +88,19 @@ def _dtype(numba_type: Any) -> np.dtype:
 
 
 def _calls(frame: Any) -> list[int]:
-    """Code by its id, where in it: of who called, and of who called that, what a verb is inlined into."""
+    """Return the places of the caller and of its callers, up to the kernel, as ids of code and positions in it."""
     calls = []
     while frame is not None:
-        calls += (id(frame.f_code), frame.f_lasti)  # the hash of code is that of all its constants
+        calls += (id(frame.f_code), frame.f_lasti)  # an id, since hashing code hashes all its constants
         frame = frame.f_back
     return calls
 
 
 class _Shared:
     def array(self, shape: int, dtype: Any, alignment: int = 1) -> Pointer:
-        """One array a block for each place in the kernel that asks, by whatever verbs; size 0 is the dynamic memory.
+        """Return the block's array for the calling place in the kernel, through any verbs. size 0: dynamic memory.
 
-        Without `alignment`, a compiled array is aligned to its element and no more, and so it is here.
+        Without `alignment`, the array is aligned only to its element, as in a compiled kernel.
         """
         if shape == 0 and alignment < 16:
             raise RuntimeError("dynamic shared memory may follow other arrays: say alignment=16 or more")
@@ -114,7 +114,7 @@ class _Local:
 
 
 class _Cuda:
-    """What a kernel calls `cuda`: the part of numba.cuda that dualops uses."""
+    """The `cuda` of a simulated kernel: the part of numba.cuda that dualops uses."""
 
     shared, local = _Shared(), _Local()
     warpsize = WARP
@@ -138,7 +138,7 @@ class _Cuda:
         thread.block.barrier.wait(thread.scheduler)
 
     def syncthreads_or(self, predicate: Any) -> int:
-        """Wait for the block; 1 if any of its threads came with a true predicate."""
+        """Wait for the block. Return 1 if the predicate is true in any thread."""
         thread = current()
         event = thread.block.barrier.event
         event.voted |= bool(predicate)

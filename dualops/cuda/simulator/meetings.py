@@ -1,4 +1,4 @@
-"""What threads wait for: barriers, mbarriers, and meetings of the lanes of a warp."""
+"""Objects that threads wait for: barriers, mbarriers, and exchanges among the lanes of a warp."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ SM_REGISTERS = 65536
 
 
 class Deadlock(RuntimeError):
-    """No thread of a block (or cluster) can go on."""
+    """No thread of a block (or cluster) can continue."""
 
 
 class Event:
-    """Something that threads wait for."""
+    """An event that threads wait for."""
 
     def __init__(self, name: str):
         self.name = name
         self.fired = False
-        self.voted = False  # whether some thread came with a true predicate
+        self.voted = False  # whether the predicate was true in any thread
         self.waiters: list[Thread] = []
 
 
 class Barrier:
-    """A barrier for a fixed number of threads, usable again and again."""
+    """A barrier for a fixed number of threads, which can be used repeatedly."""
 
     def __init__(self, name: str, parties: int):
         self.name, self.parties, self.arrived = name, parties, 0
         self.event = Event(name)
 
     def arrive(self, scheduler: Scheduler) -> Event:
-        """Count the running thread; returns the event that fires when all have come."""
+        """Count the running thread. Return the event that fires when all threads have arrived."""
         event = self.event
         self.arrived += 1
         if self.arrived == self.parties:
@@ -46,14 +46,14 @@ class Barrier:
         scheduler.wait(self.arrive(scheduler))
 
     def pass_by(self, scheduler: Scheduler) -> None:
-        """Count the running thread, which goes on. Raises RuntimeError where nobody has waited for all these."""
+        """Count the running thread, which continues. Raises RuntimeError if all threads arrive and none waits."""
         if self.arrived == self.parties - 1 and not self.event.waiters:
             raise RuntimeError(f"{self.name}: all {self.parties} threads have arrived, and none of them waited")
         self.arrive(scheduler)
 
 
 class MBarrier:
-    """An mbarrier: a phase ends when all arrivals and all expected bytes are in."""
+    """An mbarrier: a phase ends when all arrivals and all expected bytes have come."""
 
     def __init__(self, name: str, count: int):
         self.name, self.count, self.missing, self.nbytes, self.phase = name, count, count, 0, 0
@@ -61,7 +61,7 @@ class MBarrier:
         self.event = Event(f"{name}, phase 0")
 
     def arrive(self, scheduler: Scheduler, nbytes: int = 0) -> bool:
-        """One arrival, which also announces `nbytes`; returns whether somebody was waiting for it."""
+        """Count one arrival, which also expects `nbytes`. Return whether a thread was waiting for it."""
         self.nbytes += nbytes
         self.missing -= 1
         if self.missing < 0:
@@ -69,7 +69,7 @@ class MBarrier:
         return self._end(scheduler)
 
     def complete(self, scheduler: Scheduler, nbytes: int) -> bool:
-        """Count `nbytes` landed bytes; they may land before they are announced."""
+        """Count `nbytes` landed bytes; they may land before they are expected."""
         self.nbytes -= nbytes
         return self._end(scheduler)
 
@@ -83,29 +83,29 @@ class MBarrier:
 
 
 class RegisterPool:
-    """Registers that the warps of a block hand to one another, if an SM runs this block alone."""
+    """The registers that the warps of a block can move between each other, if it is the only block on its SM."""
 
     def __init__(self, threads: int):
-        self.first = min(SM_REGISTERS // threads // 8 * 8, 256)  # of each thread, when the block begins
-        self.counts: dict[int, int] = {}  # of the threads of each warp that changed it
+        self.first = min(SM_REGISTERS // threads // 8 * 8, 256)  # per thread, when the block begins
+        self.counts: dict[int, int] = {}  # warp -> registers per thread, for warps that changed it
         self.free = 0
         self.more = Event("setmaxnreg.inc, for registers that nobody gives")
         self.warpgroups: dict[tuple[int, str], Barrier] = {}
 
     def give(self, scheduler: Scheduler, count: int) -> None:
-        """Free `count` registers, or, if below zero, take them."""
+        """Free `count` registers; if `count` is negative, take them."""
         self.free += count
         if count > 0:
             event, self.more = self.more, Event(self.more.name)
             scheduler.fire(event)
 
     def warpgroup(self, number: int, name: str) -> Barrier:
-        """Where the threads of a warpgroup meet for one instruction."""
+        """Return the barrier at which the threads of a warpgroup synchronize for one instruction."""
         return self.warpgroups.setdefault((number, name), Barrier(name, 4 * WARP))
 
 
 class Exchange:
-    """A meeting of the lanes of one warp: each brings a value, all leave with everybody's."""
+    """An exchange among the lanes of one warp: each lane passes a value and gets those of all lanes."""
 
     def __init__(self, name: str, mask: int):
         self.name, self.mask, self.values = name, mask, [None] * WARP

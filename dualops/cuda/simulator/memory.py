@@ -12,9 +12,9 @@ import numpy as np
 
 
 class Pointer:
-    """A flat typed array as a kernel sees it: `p[i]` is one element, and nothing outside can be reached.
+    """A flat typed array as a kernel sees it: `p[i]` is one element, and an access outside raises IndexError.
 
-    `name` is said when an access goes astray; `key` finds the same shared array in another block of the cluster.
+    `name` is used in error messages; `key` finds the same shared array in another block of the cluster.
     """
 
     __slots__ = ("address", "bytes", "data", "itemsize", "key", "name", "size")
@@ -35,14 +35,14 @@ class Pointer:
         self.data[index] = value
 
     def vector(self, index: int, count: int) -> np.ndarray:
-        """`count` adjacent elements, whose address must be a multiple of their size, as a view."""
+        """Return a view of `count` adjacent elements. Their address must be a multiple of their size."""
         first = self.first(index, count)
         return self.data[first : first + count]
 
     def first(self, index: int, count: int) -> int:
-        """The first of them, a Python int."""
+        """Return the index of the first of these elements, as a Python int."""
         if type(index) is not int:
-            index = as_int(index)  # a NumPy int would make the address wrap
+            index = as_int(index)  # with a NumPy int, the address would wrap
         if index < 0 or index + count > self.size:
             self.astray(f"accessed as {count} elements", index)
         if (self.address + index * self.itemsize) % (count * self.itemsize):
@@ -54,14 +54,14 @@ class Pointer:
 
 
 class Local:
-    """A thread's own array, used as a Pointer is; a list of NumPy's numbers, since that is read and written sooner."""
+    """A thread's local array, used like a Pointer. It is a list of NumPy numbers, which is faster than an array."""
 
     __slots__ = (
         "kind",
         "make",
         "values",
         "watch",
-    )  # watch: of arrays that products of a warpgroup use, see `warpgroup`
+    )  # watch: for arrays that products of a warpgroup use, see `warpgroup`
 
     def __init__(self, size: int, kind: Any, make: Callable[[Any], Any], unwritten: Any):
         self.kind, self.make, self.values = kind, make, [unwritten] * size
@@ -87,11 +87,11 @@ class Local:
         raise _astray("local array", "written", index, len(self.values))
 
     def some(self, index: int, count: int) -> list[Any]:
-        """Return `count` elements, without a check of the bounds."""
+        """Return `count` elements, without a bounds check."""
         return self.values[index : index + count]
 
     def put(self, index: int, values: list[Any]) -> None:
-        """Write elements, which are there and of the array's kind."""
+        """Write elements of the array's kind, without a bounds check."""
         self.values[index : index + len(values)] = values
 
 
@@ -102,7 +102,7 @@ def _astray(name: str, what: str, index: int, size: int) -> IndexError:
 
 
 def poisoned(size: int, dtype: np.dtype) -> np.ndarray:
-    """An array that nobody wrote: all bits set, NaN in every float format."""
+    """Return an uninitialized array: all bits set, NaN in every float format."""
     return np.full(size * dtype.itemsize, 0xFF, np.uint8).view(dtype)
 
 
@@ -111,7 +111,7 @@ _reachable: dict[int, Pointer] = {}
 
 @contextmanager
 def reachable(arrays: Mapping[int, Pointer]) -> Iterator[None]:
-    """Let kernels that run inside the with statement find arrays by their addresses, as they read them from a table."""
+    """Let kernels find these arrays by addresses from a table, inside the with statement."""
     global _reachable
     before, _reachable = _reachable, dict(arrays)
     try:
@@ -121,7 +121,7 @@ def reachable(arrays: Mapping[int, Pointer]) -> Iterator[None]:
 
 
 def located(address: int) -> Pointer:
-    """The array whose first element lies at `address`. Raises IndexError where the launch has none."""
+    """Return the array whose first element is at `address`. Raises IndexError if the launch has none."""
     found = _reachable.get(int(address)) if address else Pointer(np.empty(0), "null pointer")
     if found is None:
         raise IndexError(f"{int(address):#x} is the address of no array of this launch")

@@ -1,4 +1,4 @@
-"""NumPy's numbers, made in a third of the time that their types take: a cell of an array is written, and read."""
+"""Make NumPy numbers in a third of the time of their types: by writing and reading an element of an array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def maker(kind: Any) -> Callable[[Any], Any]:
-    """What makes numbers of this type as a call of it does, and gives back those that are of it."""
+    """Return a function that converts to a NumPy number of this type, and returns numbers of the type unchanged."""
     cell = np.zeros(1, kind)
 
     def make(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A launch: the clusters of a grid one after another, each to its end."""
+"""Run a launch: the clusters of a grid one after the other, each to its end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .dialect import cuda
 from .meetings import Barrier
 from .threads import Block, Dim3, Scheduler, Thread
 
-ORDERS = ("forward", "reversed", "shuffled", "scattered", "lagging", "straggling")  # what they are: `Scheduler`
+ORDERS = ("forward", "reversed", "shuffled", "scattered", "lagging", "straggling")  # see `Scheduler`
 _order, _seed = "forward", 0
-_waited = False  # whether a thread of the grid has waited for the grid before
+_waited = False  # whether a thread of the grid has waited for the previous grid
 
 
 @contextmanager
 def order(name: str, seed: int = 0) -> Iterator[None]:
-    """Run threads and blocks in one of ORDERS, by this seed, inside the with statement."""
+    """Run threads and blocks in one of ORDERS, with this seed, inside the with statement."""
     global _order, _seed
     if name not in ORDERS:
         raise ValueError(f"order is {name!r}, expected one of {', '.join(ORDERS)}")
@@ -45,8 +45,8 @@ def launch(
 ) -> None:
     """Run a kernel to its end. Arrays among `args` are `Pointer`s; grid, block: up to three sizes.
 
-    `cluster` consecutive blocks along x run together. overlaps: on a GPU it could begin before the grid before has
-    ended. Raises what a thread raises, Deadlock, and RuntimeError if it could even end before.
+    `cluster` consecutive blocks along x run together. overlaps: on a GPU, the grid may begin before the previous one
+    has ended. Raises the error of a thread, Deadlock, and RuntimeError if the grid could end before the previous one.
     """
     global _waited
     _waited = False
@@ -64,11 +64,11 @@ def launch(
     finally:
         cuda.gridDim, cuda.blockDim = before
     if overlaps and not _waited:
-        raise RuntimeError("a grid that overlaps the one before has ended without waiting for it")
+        raise RuntimeError("a grid that overlaps the previous one has ended without waiting for it")
 
 
 def waited_for_grid() -> None:
-    """A thread of the running grid knows that the grid before has ended."""
+    """Note that a thread of the running grid has waited for the previous grid."""
     global _waited
     _waited = True
 

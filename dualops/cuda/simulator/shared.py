@@ -1,8 +1,8 @@
-"""A block's shared memory by its addresses, as threads see it and as asynchronous units do: copies, tensor cores.
+"""A block's shared memory in two views: that of threads, and that of asynchronous units (copies, tensor cores).
 
-What a thread writes such a unit sees after `fence.proxy.async`; until then it sees what was there before, NaN say. What
-units write both see, but where threads wrote without a fence: that is NaN. So a kernel that forgets the fence computes
-with stale numbers here, always.
+A unit sees a thread's write only after `fence.proxy.async`; until then it sees the earlier data, for example NaN. Both
+see what a unit writes. But if a thread wrote there without a fence, the result is NaN. So in the simulator, a kernel
+that forgets the fence always computes with stale numbers.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any
 
 import numpy as np
 
-CAPACITY = 1 << 18  # bytes: what the 14 bits of a matrix descriptor reach, in units of 16
-PATTERN = 1024  # bytes after which the widest swizzle repeats
+CAPACITY = 1 << 18  # bytes: 14 bits of a matrix descriptor, in units of 16 bytes, can address these
+PATTERN = 1024  # the widest swizzle repeats after this number of bytes
 
 
 def swizzled(address: Any, span: int) -> Any:
-    """Where the units put a byte: bits 4 to 6 of its address, as far as `span` has them, are flipped by bits 7 to 9.
+    """Return the address at which units put a byte: bits 4 to 6, as far as `span` has them, are XORed with bits 7 to 9.
 
-    span: 128, 64 or 32 bytes; 16 leaves everything in its place. For integers and arrays of them. This is what the
-    units do. `tile.swizzle` has the same formula again, as the assumption of kernels.
+    span: 128, 64 or 32 bytes; 16 means no swizzle. Works for integers and arrays of them. This is the hardware's
+    formula. `tile.swizzle` has the formula again, as kernels assume it.
     """
     return address ^ (address >> 3 & span - 16)
 
 
 class SharedMemory:
-    """The bytes of one block; arrays are laid out one behind the other as kernels ask for them.
+    """The shared memory of one block. Arrays are laid out one after the other, in the order of allocation.
 
-    Raises IndexError for addresses behind the last array.
+    Raises IndexError for addresses after the last array.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class SharedMemory:
         self._first = self._threads.ctypes.data
 
     def take(self, nbytes: int, alignment: int) -> np.ndarray:
-        """Bytes that nobody wrote, at a multiple of `alignment` and of no larger power of two."""
+        """Allocate bytes filled with 0xFF, at a multiple of `alignment` that is not a multiple of twice `alignment`."""
         at = -(-(self.used - alignment) // (2 * alignment)) * 2 * alignment + alignment
         if at + nbytes > CAPACITY:
             raise RuntimeError(f"{at + nbytes} bytes of shared memory, of {CAPACITY}")
@@ -46,44 +46,44 @@ class SharedMemory:
         return self._threads[at : self.used]
 
     def address(self, array: Any, index: int) -> int:
-        """The address of an element of one of the block's arrays, a Pointer."""
+        """Return the address of an element of one of the block's arrays, which is a Pointer."""
         return array.address - self._first + int(index) * array.itemsize
 
     def fence(self) -> None:
-        """What threads have written until now is there for units, too."""
+        """Make everything that threads have written visible to units."""
         self._units[: self.used] = self._threads[: self.used]
 
     def has_unfenced(self, places: np.ndarray) -> bool:
-        """Whether threads wrote there, and units don't see it yet."""
+        """Return whether threads wrote at these addresses, and units don't see it yet."""
         self._check(places)
         return not np.array_equal(self._units[places], self._threads[places])
 
     def read_by_unit(self, places: np.ndarray) -> np.ndarray:
-        """The bytes that a unit finds at addresses."""
+        """Return the bytes that a unit sees at these addresses."""
         self._check(places)
         return self._units[places]
 
     def read_by_thread(self, places: np.ndarray) -> np.ndarray:
-        """The bytes that threads find there."""
+        """Return the bytes that threads see at these addresses."""
         self._check(places)
         return self._threads[places]
 
     def copied(self, start: int, data: np.ndarray) -> None:
-        """Bytes that a unit writes one behind the other."""
+        """Write consecutive bytes as a unit does."""
         for seen in (self._units, self._threads):
             seen[start : start + data.size] = data
 
     def write_by_unit(self, places: np.ndarray, data: Any) -> None:
-        """What a unit writes there."""
+        """Write bytes at these addresses as a unit does."""
         if self.has_unfenced(places):
-            data = 0xFF  # what threads wrote there may come after it
+            data = 0xFF  # a race: the threads' unfenced writes may land after the unit's
         self._units[places] = data
         self._threads[places] = data
 
     def _check(self, places: np.ndarray) -> None:
         if places.size and not 0 <= places.min() <= places.max() < self.used:
             addresses = f"{places.min():#x} to {places.max():#x}"
-            raise IndexError(f"a unit is sent to shared memory from {addresses}, which ends at {self.used:#x}")
+            raise IndexError(f"a unit accesses shared memory from {addresses}, which ends at {self.used:#x}")
 
 
 def _aligned() -> np.ndarray:
@@ -93,10 +93,10 @@ def _aligned() -> np.ndarray:
 
 
 class Late:
-    """Bytes of shared memory that a unit reads some time between its start and its end.
+    """Bytes of shared memory that a unit reads at some time between its start and its end.
 
-    What changes in the meantime, also what threads write without a fence, is read as it was, as it is or as neither:
-    here as NaN.
+    If a byte changes in the meantime, also by a thread without a fence, the unit may read the old or the new value. The
+    simulator returns NaN.
     """
 
     def __init__(self, memory: SharedMemory, places: np.ndarray):
@@ -104,7 +104,7 @@ class Late:
         self.first, self.written = memory.read_by_unit(places), memory.read_by_thread(places)
 
     def read(self, part: slice = slice(None)) -> np.ndarray:
-        """The bytes, at the end of the reading; or a part of them."""
+        """Return the bytes, or a part of them, at the end of the unit's read."""
         places = self.places[part]
         last = self.memory.read_by_unit(places)
         same = (self.first[part] == last) & (self.written[part] == self.memory.read_by_thread(places))

@@ -1,9 +1,10 @@
-"""How tensor cores round what they add up.
+"""The rounding of tensor cores' sums.
 
-To the nearest number, so that what a simulated kernel is off by is its own; or, inside `toward_zero()`, as those of a
-GPU do: what is cut off is biased to one side, and is no longer small for thousands of products in one accumulator.
-How many products are added before the cut is not documented. With four at a time, a state that accumulators add up
-over 3000 tokens is off by 1.3e-5 of its largest number; with sixteen by 4.7e-6. An H200 was off by 1.1e-5.
+By default, sums are rounded to nearest, so that a simulated kernel shows only its own errors. Inside `toward_zero()`,
+they are rounded as on a GPU, toward zero. The error then has one sign, and is no longer small for thousands of products
+in one accumulator. NVIDIA does not document how many products are added before a rounding. With four, a state that
+accumulators add up over 3000 tokens has an error of 1.3e-5 of its largest number; with sixteen, 4.7e-6. On an H200 it
+was 1.1e-5.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def added_at_once(depth: int) -> list[slice]:
 
 
 def rounded_sums(totals: np.ndarray) -> np.ndarray:
-    """What accumulators become that were to be these float64 numbers."""
+    """Round float64 totals to the numbers in accumulators."""
     nearest = totals.astype(np.float32)
     if not _toward_zero:
         return nearest

@@ -1,4 +1,4 @@
-"""What a tensor map tells the copies of boxes: here a record, found by its address as a kernel has it."""
+"""Tensor maps for simulated copies of boxes: records that a kernel finds by their addresses."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ class TensorMap:
 
     box: elements along each axis, the last axis first, as are coordinates. span: bytes of the swizzle, 16 for none.
     rounds: whether loads round float32 to tf32.
-    What a box has outside of the array is zeros when it is loaded, and is not stored. As long as somebody has the
-    record, a kernel may use it by its `address`.
+    Parts of a box outside of the array are loaded as zeros, and not stored. A kernel may use the record by its
+    `address` as long as the record is alive.
     """
 
     def __init__(self, array: np.ndarray, box: Sequence[int], span: int, *, rounds: bool = False):
         self.rounds, self.array, self.box, self.span = rounds, array, tuple(box), span
         self.nbytes = int(np.prod(self.box)) * array.itemsize
-        self._place = np.zeros(2 * NBYTES, np.uint8)  # nobody reads it: for an address of its own
+        self._place = np.zeros(2 * NBYTES, np.uint8)  # never read; it gives the record a unique address
         self.address = -(-self._place.ctypes.data // NBYTES) * NBYTES
         _MAPS[self.address] = self
 
     def places(self, start: int) -> np.ndarray:
-        """Where the bytes of a box lie whose first is at a shared address. Raises IndexError for a misaligned one."""
+        """Return the addresses of a box's bytes; `start` is the first one. Raises IndexError if it is misaligned."""
         alignment = max(128, 8 * self.span if self.span > 16 else 0)
         if start % alignment:
             raise IndexError(f"a box at shared address {start:#x}, expected a multiple of {alignment} bytes")
         return swizzled(start + np.arange(self.nbytes), self.span)
 
     def load(self, coordinates: Sequence[int]) -> np.ndarray:
-        """The bytes of a box."""
+        """Return the bytes of a box."""
         box = np.zeros(self.box[::-1], self.array.dtype)
         inside, there = self._slices(coordinates)
         box[there] = as_tf32(self.array[inside]) if self.rounds else self.array[inside]
         return box.reshape(-1).view(np.uint8)
 
     def forget(self, coordinates: Sequence[int]) -> None:
-        """Make a box NaN, which will be written some time."""
+        """Set a box to NaN until it is written."""
         inside, _ = self._slices(coordinates)
         part = self.array[inside]
         part[...] = np.full(part.size * part.itemsize, 0xFF, np.uint8).view(part.dtype).reshape(part.shape)
@@ -52,12 +52,12 @@ class TensorMap:
     def store(self, coordinates: Sequence[int], data: np.ndarray) -> None:
         """Write a box of bytes.
 
-        Raises IndexError where rows are no multiple of 16 bytes: a GPU then writes zeros behind them.
+        Raises IndexError if rows are not a multiple of 16 bytes long: a GPU then writes zeros after them.
         """
         inside, there = self._slices(coordinates)
         if self.array.shape[-1] * self.array.itemsize % 16:
             rows = f"rows of {self.array.shape[-1] * self.array.itemsize} bytes"
-            raise IndexError(f"a box stored to {rows}, expected a multiple of 16: zeros are written behind them")
+            raise IndexError(f"a box stored to {rows}, expected a multiple of 16: zeros are written after them")
         self.array[inside] = data.view(self.array.dtype).reshape(self.box[::-1])[there]
 
     def add(self, coordinates: Sequence[int], data: np.ndarray) -> None:
@@ -66,7 +66,7 @@ class TensorMap:
         self.array[inside] += data.view(self.array.dtype).reshape(self.box[::-1])[there]
 
     def _slices(self, coordinates: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        """The part of a box that is in the array: where in the array, and where in the box."""
+        """Return the part of a box that is in the array: its slices in the array, and in the box."""
         inside, there = [], []
         for first, count, size in zip(coordinates[::-1], self.box[::-1], self.array.shape, strict=True):
             low, high = max(int(first), 0), min(int(first) + count, size)
@@ -77,14 +77,14 @@ class TensorMap:
 
 
 def as_tf32(numbers: np.ndarray) -> np.ndarray:
-    """float32 rounded to 11 bits of mantissa, ties away from zero."""
+    """Round float32 to 11 bits of mantissa, ties away from zero."""
     bits = np.ascontiguousarray(numbers).view(np.uint32)
     rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return np.where(np.isfinite(numbers), rounded, numbers)
 
 
 def tensor_map_at(address: int) -> TensorMap:
-    """The record at an address. Raises IndexError where there is none."""
+    """Return the record at an address. Raises IndexError if there is none."""
     found = _MAPS.get(int(address))
     if found is None:
         raise IndexError(f"{int(address):#x} is the address of no tensor map")

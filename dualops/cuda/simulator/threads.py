@@ -1,4 +1,4 @@
-"""Threads as greenlets, their blocks, and who runs next."""
+"""Threads as greenlets, their blocks, and the scheduler."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Thread(greenlet):
         super().__init__(run, parent=scheduler.host)
         self.scheduler, self.block, self.threadIdx, self.tid = scheduler, block, index, tid
         self.warp, self.lane = divmod(tid, WARP)
-        self.bit = 1 << self.lane  # in a mask of lanes
+        self.bit = 1 << self.lane  # the lane's bit in a mask of lanes
         self.meetings = block.meetings.setdefault(self.warp, {})
-        self.gr_context = copy_context()  # NumPy's errstate with it
-        self.waiting: Event | None = None  # what it waits for now
-        self.in_cluster = False  # it knows that every block of the cluster runs
-        self.arrival: Event | None = None  # the cluster barrier that it has come to, and will wait for
+        self.gr_context = copy_context()  # includes NumPy's errstate
+        self.waiting: Event | None = None  # the event that it waits for
+        self.in_cluster = False  # whether it has waited until every block of the cluster runs
+        self.arrival: Event | None = None  # the cluster barrier at which it has arrived, and will wait
         self.copies: list[list[Callable[[], None]]] = [
             []
-        ]  # its cp.async that have not landed, in groups, the last open
+        ]  # its cp.async copies that have not landed, in groups; the last group is open
         self.units: dict[str, Any] = {}  # state of the asynchronous units that work for it
 
 
 def current() -> Thread:
-    """The thread that is running."""
+    """Return the running thread."""
     thread = getcurrent()
     if type(thread) is not Thread:
         raise RuntimeError("this can be called only by a thread of a simulated kernel")
@@ -53,15 +53,15 @@ def current() -> Thread:
 
 
 class Block:
-    """One thread block: its index, its shared memory, its barriers, and the shuffles under way."""
+    """One thread block: its index, its shared memory, its barriers, and its shuffles in progress."""
 
     def __init__(self, index: Dim3, rank: int, threads: int, shared_bytes: int):
         self.index, self.rank, self.threads = index, rank, threads
         self.shared: dict[Any, Pointer] = {}
         self.shared_bytes = shared_bytes
-        self.running = threads  # that have not ended
+        self.running = threads  # threads that have not ended
         self.barrier = Barrier("syncthreads", threads)
-        self.meetings: dict[int, dict[int, Exchange]] = {}  # of each warp, by the mask of the lanes that meet
+        self.meetings: dict[int, dict[int, Exchange]] = {}  # warp -> mask of lanes -> their exchange
         self.named: dict[int, Barrier] = {}
         self.registers = RegisterPool(threads)
         self.mbarriers: dict[tuple[Any, int], MBarrier] = {}
@@ -79,8 +79,10 @@ class Block:
         return barrier
 
     def mbarrier(self, key: Any, index: int, copies: bool = False) -> MBarrier:
-        """The mbarrier that threads, or copies, arrive at. Raises RuntimeError for one that they cannot see yet, and
-        for one of a block that has ended, whose memory may be another's.
+        """Return the mbarrier at which threads, or copies, arrive.
+
+        Raises RuntimeError for one that they can't see yet, and for one of a block that has ended, whose memory may
+        belong to another block.
         """
         if not self.running:
             raise RuntimeError(f"mbarrier {index}: block {self.rank} of the cluster has ended")
@@ -92,7 +94,7 @@ class Block:
         return barrier
 
     def shared_array(self, key: Any, size: int, dtype: np.dtype) -> Pointer:
-        """The array of this key (whose last part is its alignment), made when it is first asked for."""
+        """Return the array of this key (the last part is its alignment), which the first call allocates."""
         if key not in self.shared:
             if size == 0:
                 data = self._dynamic(key[-1])
@@ -103,7 +105,7 @@ class Block:
         return self.shared[key]
 
     def _dynamic(self, alignment: int) -> np.ndarray:
-        """Return the dynamic shared memory, aligned as its first user asks."""
+        """Return the dynamic shared memory, with the alignment of its first use."""
         if "dynamic" not in self.units:
             self.units["dynamic"] = self.memory.take(self.shared_bytes, max(alignment, 128))
         data = self.units["dynamic"]
@@ -115,13 +117,14 @@ class Block:
 class Scheduler:
     """Runs the threads of a cluster of blocks, each until it waits.
 
-    "forward" and "reversed": who waited goes first, and copies land in turn, or the last one first. "shuffled": lots
-    are drawn for both, the same for the same seed, and for which threads that others wait for are late.
-    "scattered": also for which lanes of a warp stay behind after a wait at an mbarrier, until nothing else can go on.
-    "lagging": as "forward", but the warpgroup of this number goes on only when nobody else can and copies have landed.
-    "straggling": like "lagging" for one warp, so that others can meet without it.
+    "forward", "reversed": threads that have waited run first, and copies land in the order of their start, or in the
+    opposite order. "shuffled": both orders are random (the same for the same seed); so are the threads that are late
+    among those that others wait for. "scattered": in addition, random lanes of a warp are delayed after a wait at an
+    mbarrier, until no other thread can run. "lagging": like "forward", but the warpgroup of this number runs only if no
+    other thread can and all copies have landed. "straggling": like "lagging" for one warp, so that other warps can
+    synchronize without it.
 
-    A copy lands when nobody can run; one who is late runs then too, mostly after the copies.
+    A copy lands when no thread can run. Threads that are late run then, too, usually after the copies.
     """
 
     def __init__(self, order: str, seed: int):
@@ -130,7 +133,7 @@ class Scheduler:
         self.lots = random.Random(seed) if order in ("shuffled", "scattered") else None
         self.scatters = order == "scattered"
         behind = {"lagging": WARPGROUP, "straggling": WARP}.get(order, 0)
-        self.laggards = range(seed * behind, (seed + 1) * behind)  # by their numbers in the block
+        self.laggards = range(seed * behind, (seed + 1) * behind)  # numbers of the delayed threads in the block
         self.in_turn = order in ("forward", "reversed")
         self.ready: deque[Thread] = deque()
         self.late: deque[Thread] = deque()
@@ -154,27 +157,27 @@ class Scheduler:
                 land = self._take(self.in_flight, last=self.reverse)  # copies overtake one another
                 land(self)
             elif self.strays:
-                alive -= self._go_on(self.strays.pop())  # of scattered ones the first stays furthest behind
+                alive -= self._go_on(self.strays.pop())  # the first scattered thread is delayed longest
             else:
                 self.deadlock([thread for thread in threads if not thread.dead])
         under_way = len(self.in_flight) + sum(len(group) for thread in threads for group in thread.copies)
         if under_way:
-            raise RuntimeError(f"{under_way} copies are still under way when the blocks have ended")
+            raise RuntimeError(f"{under_way} copies are still in flight when the blocks have ended")
         for thread in threads:
             for unit in thread.units.values():
                 unit.end()
 
     def _go_on(self, thread: Thread) -> int:
-        """Let it run until somebody waits or ends; how many have ended."""
+        """Let a thread run until one waits or ends. Return the number of threads that have ended."""
         self.running = thread
         thread.switch()
-        if not self.running.dead:  # another one perhaps than was switched to
+        if not self.running.dead:  # maybe not the thread that was started
             return 0
         self.running.block.running -= 1
         return 1
 
     def _take(self, queue: deque[Waiting], last: bool = False) -> Waiting:
-        """The first of a queue, or the last, or one by lot."""
+        """Take the first element of a queue, the last, or a random one."""
         if self.lots:
             queue.rotate(self.lots.randrange(len(queue)))
         return queue.pop() if last else queue.popleft()
@@ -186,7 +189,7 @@ class Scheduler:
             thread.waiting = event
             event.waiters.append(thread)
             ready = self.ready
-            if ready and self.in_turn and ready[0].waiting is not None:  # has begun: the way by the host is longer
+            if ready and self.in_turn and ready[0].waiting is not None:  # begun: a direct switch is faster
                 self.running = ready.popleft()
                 self.running.switch()
             else:
@@ -194,12 +197,12 @@ class Scheduler:
             thread.waiting = None
 
     def fire(self, event: Event) -> None:
-        """Who waited goes first: a warp runs on as far as it can, and leaves the others behind."""
+        """Fire an event. Threads that waited run first: a warp continues as far as it can, ahead of the others."""
         event.fired = True
         self.ready.extendleft(event.waiters if self.reverse else reversed(event.waiters))
 
     def pause(self) -> None:
-        """Called by a thread: let everybody else who can run go first."""
+        """Called by a thread: let all other threads that can run go first."""
         self.ready.append(current())
         self.host.switch()
 
@@ -207,13 +210,13 @@ class Scheduler:
         return self.lots is not None and self.lots.random() < share
 
     def pass_by(self) -> None:
-        """Called by a thread that loads or draws work, for others too: by lot, it is late from here on."""
+        """Called by a thread that loads, or takes work, also for other threads: at random, it is late from now on."""
         if self.by_lot():
             self.late.append(current())
             self.host.switch()
 
     def come_back(self) -> None:
-        """Called by a thread that has waited at an mbarrier: where lanes are scattered it stays behind by lot."""
+        """Called by a thread that has waited at an mbarrier: with "scattered", it is delayed at random."""
         if self.scatters and self.by_lot(0.1):
             self.strays.append(current())
             self.host.switch()
@@ -233,7 +236,7 @@ def _ranges(tids: Sequence[int]) -> str:
 
 
 def exchange(name: str, value: Any, mask: int) -> list[Any]:
-    """Meet the lanes of `mask` in this thread's warp; returns 32 values, those of absent lanes None."""
+    """Exchange a value with the lanes of `mask` in this thread's warp. Return 32 values; None for absent lanes."""
     thread = current()
     if not mask & thread.bit:
         raise RuntimeError(f"{name}: lane {thread.lane} calls with a member mask {mask:#010x} that leaves it out")

@@ -1,9 +1,9 @@
 """Asynchronous products of a warpgroup's 128 threads: fenced, issued, committed in groups, waited for.
 
-They are late and strict. A product begins to read shared memory when the first thread issues it, and each warp computes
-its own 16 rows when its first thread waits for the group; what changed in between is NaN. The accumulators are NaN from
-the issue until a wait that carries them finds their group over. Registers that a thread touches after its latest fence,
-or writes while a product has them, are an error.
+They are delayed and strict. A product begins to read shared memory when the first thread issues it. Each warp computes
+its 16 rows when its first thread waits for the group; bytes that changed in between are read as NaN. The accumulators
+are NaN from the issue until a wait with them as operand, after their group has ended. It is an error if a thread
+accesses a product's registers between its latest fence and the product, or writes them while a product uses them.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from .memory import Local
 from .threads import Scheduler, Thread, current
 
 THREADS = 4 * WARP
-# (warp, words of A, old registers or None) -> registers, of its 32 threads
+# (warp, words of A, old registers or None) -> the registers of the warp's 32 threads
 Compute = Callable[[int, list[Any], "np.ndarray | None"], np.ndarray]
 _NAN = np.float32(np.nan)
 
 
 class Product:
-    """One product: what its threads brought, and the registers [32, count] of each warp once they are computed."""
+    """One product: its threads' operands, and the registers [32, count] of each warp after they are computed."""
 
     def __init__(self, name: str, operands: Sequence[int], number: int, compute: Compute):
         self.name, self.operands, self.number, self.compute = name, operands, number, compute
         self.words: list[Any] = [None] * THREADS
         self.old: list[Any] = [None] * THREADS
-        self.before: Product | None = None  # whose accumulators it takes over while they are in flight
+        self.before: Product | None = None  # the product in flight with the same accumulators
         self.missing = THREADS
         self.issued = Event(f"{name}, which not all threads of the warpgroup have issued")
         self.registers: list[Any] = [None] * 4
 
     def finish(self, scheduler: Scheduler, warp: int) -> None:
-        """Compute what is a warp's, after all threads of the warpgroup have issued it."""
+        """Compute the rows of a warp, after all threads of the warpgroup have issued the product."""
         if self.missing:
             scheduler.wait(self.issued)
         if self.registers[warp] is None:
@@ -47,36 +47,36 @@ class Product:
                 old = np.fromiter(chain.from_iterable(self.old[threads]), np.float32).reshape(WARP, -1)
             self.registers[warp] = self.compute(warp, self.words[threads], old)
             if all(registers is not None for registers in self.registers):
-                self.before = None  # it is not needed again
+                self.before = None  # not needed any more
 
 
 class Watch:
-    """What is known of registers that products use."""
+    """The state of registers that products use."""
 
     __slots__ = ("product", "read_by", "touched", "unit")
 
     def __init__(self, unit: Products):
         self.unit, self.read_by = unit, -1
-        self.product: Product | None = None  # whose accumulators they are, until a wait that carries them
-        self.touched = unit.fences - 1  # nobody looked: it counts as before the latest fence
+        self.product: Product | None = None  # the product that writes them, until a wait with them as operand
+        self.touched = unit.fences - 1  # not accessed yet: counts as before the latest fence
 
     def check_write(self) -> None:
-        """Raises RuntimeError for registers that a product still has."""
+        """Raise RuntimeError if a product still uses the registers."""
         busy = self.product.number if self.product is not None else self.read_by
         if busy >= self.unit.finished:
             raise RuntimeError("registers of a wgmma are written before the wait for its group")
-        self.product = None  # what it made of them is lost, if no wait has carried them
+        self.product = None  # its result is lost, if no wait had them as operand
 
 
 class Watched(Local):
-    """A local array that a product has used: from then on it is noted when the thread touches it."""
+    """A local array that a product has used. From then on, accesses of the thread are recorded."""
 
     __slots__ = ()
 
     def __getitem__(self, index: int) -> Any:
         watch = self.watch
         watch.touched = watch.unit.fences
-        if 0 <= index < len(self.values):  # as in Local: one call less for most reads of kernels
+        if 0 <= index < len(self.values):  # as in Local, which saves a call for most reads of kernels
             return self.values[index]
         return super().__getitem__(index)
 
@@ -104,13 +104,13 @@ class Products:
     """A thread's part in the products of its warpgroup."""
 
     def __init__(self, thread: Thread):
-        self.thread, self.groups = thread, list[list[Product]]([[]])  # groups not waited for, the last open
+        self.thread, self.groups = thread, list[list[Product]]([[]])  # groups without a wait so far; the last is open
         self.fences = self.number = self.finished = 0
-        self.fenced = False  # since the latest wait
+        self.fenced = False  # whether there was a fence since the latest wait
         self.shared: dict[int, Product] = thread.block.units.setdefault(("wgmma", thread.warp // 4), {})
 
     def fence(self) -> None:
-        """Order what this thread did with registers before its next products."""
+        """Order this thread's accesses to registers before its next products."""
         self.fences += 1
         self.fenced = True
 
@@ -124,7 +124,7 @@ class Products:
         accumulate: bool,
         words: tuple[Local, int] | None,
     ) -> None:
-        """Start a product; `begin` makes its first reader of shared memory; `words`: A, where registers have it."""
+        """Start a product. `begin` starts its reads of shared memory; `words`: A, if it is in registers."""
         if not self.fenced:
             raise RuntimeError(f"{name}: no wgmma.fence before the first product, or since the latest wait")
         watch = self._watch(name, acc)
@@ -162,7 +162,8 @@ class Products:
         self.groups.append([])
 
     def wait(self, acc: Local, count: int, pending: int) -> None:
-        """Wait for all groups but the latest `pending`; `acc` is what it was, or what the products made of it."""
+        """Wait for all groups except the latest `pending`. Then `acc` has the results of ended products, else its old
+        values."""
         while len(self.groups) - 1 > pending:
             for product in self.groups.pop(0):
                 product.finish(self.thread.scheduler, self.thread.warp % 4)
@@ -176,7 +177,7 @@ class Products:
             acc.watch.product = None
 
     def end(self) -> None:
-        """When the block has ended. Raises RuntimeError for what was not waited for."""
+        """End the block. Raises RuntimeError for products without a wait."""
         left = sum(map(len, self.groups))
         if left:
             raise RuntimeError(f"{left} products of thread {self.thread.tid} are not waited for when its block ends")
@@ -191,7 +192,7 @@ class Products:
 
 
 def products() -> Products:
-    """Those of the thread that is running. Raises RuntimeError in a block without whole warpgroups."""
+    """Return the products of the running thread. Raises RuntimeError in a block without whole warpgroups."""
     thread = current()
     unit = thread.units.get("wgmma")
     if unit is None:

@@ -1,4 +1,4 @@
-"""A call of softmax: how the rows of its arrays lie, and what its kernels are launched with."""
+"""A call of softmax: the layout of its rows, and its kernels' arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..tile.storage import storage
 
 
 class Call:
-    """A problem with its results: arrays of one shape, results first, as kernels take them."""
+    """A problem with its results: arrays of one shape, results first, in the order of kernels' arguments."""
 
     def __init__(self, problem: Problem, results: Mapping[str, ArrayMeta]):
         self.M, self.N, self.dtype, axis = problem.M, problem.N, problem.dtype, problem.axis
@@ -24,23 +24,23 @@ class Call:
         self.sizes, self.strides = collapse(
             shape[:axis] + shape[axis + 1 :], *(meta.strides[:axis] + meta.strides[axis + 1 :] for meta in metas)
         )
-        self.steps = [meta.strides[axis] if self.N > 1 else 1 for meta in metas]  # from an element to the next
+        self.steps = [meta.strides[axis] if self.N > 1 else 1 for meta in metas]  # strides along the axis
 
     @property
     def contiguous(self) -> bool:
-        """Whether a row's elements lie side by side, and rows at one stride."""
+        """Return whether rows are contiguous, with one stride between rows."""
         return len(self.sizes) <= 1 and all(step == 1 for step in self.steps)
 
     @property
     def aligned(self) -> bool:
-        """Whether contiguous rows are whole 16-byte vectors."""
+        """Return whether contiguous rows are whole 16-byte vectors."""
         vector = storage(self.dtype).vector
         whole = all(value % vector == 0 for value in (self.N, *self.row_strides))
         return whole and all(meta.pointer % 16 == 0 for meta in self.metas.values())
 
     @property
     def row_strides(self) -> list[int]:
-        """Of contiguous rows, for each array."""
+        """Return the stride between contiguous rows, for each array."""
         return [stride[0] if stride else 0 for stride in self.strides]
 
     @property

@@ -1,11 +1,11 @@
-"""softmax, the first idea: one thread a row, which reads it three times. Where a reader starts.
+"""softmax, the plainest kernel: one thread per row, which reads it three times. Start reading here.
 
     1  maximum of the row
     2  sum of exp(x - maximum), compensated
     3  y = exp(x - maximum) / sum
 
-Neighbouring threads read addresses a row apart, so that of every 32 bytes that a load brings one element was asked for.
-Contiguous rows alone: strided.py finds others.
+Loads are not coalesced: neighbouring threads read addresses that are one row apart, and use one element of every 32
+bytes. Rows must be contiguous; strided.py serves others.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .arguments import Call
 
 @dataclass(frozen=True)
 class NaiveConfig:
-    """A thread a row."""
+    """One thread per row."""
 
     threads: int = 128
 
 
 @builds
 def build_forward(config: NaiveConfig, dtype: str) -> Kernel:
-    """softmax_naive(y, x, M, N, y_stride, x_stride): M rows of N elements."""
+    """Build softmax_naive(y, x, M, N, y_stride, x_stride), for M rows of N elements."""
     mem = storage(dtype)
     num = numbers(mem.number)
 
@@ -47,7 +47,7 @@ def build_forward(config: NaiveConfig, dtype: str) -> Kernel:
             for n in range(N):
                 row_max = num.maximum(row_max, mem.load(x, x_row + n))
             row_sum = num.zero
-            lost = num.zero  # what the last additions rounded away: one thread adds up to a million terms
+            lost = num.zero  # the rounding error of the sum: one thread adds up to a million terms
             for n in range(N):
                 row_sum, lost = num.add_compensated(row_sum, lost, num.exp(mem.load(x, x_row + n) - row_max))
             for n in range(N):
@@ -58,7 +58,7 @@ def build_forward(config: NaiveConfig, dtype: str) -> Kernel:
 
 @builds
 def build_backward(config: NaiveConfig, dtype: str) -> Kernel:
-    """softmax_naive_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride): M rows of N elements."""
+    """Build softmax_naive_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride), for M rows of N elements."""
     mem = storage(dtype)
     num = numbers(mem.number)
 
@@ -80,11 +80,11 @@ def build_backward(config: NaiveConfig, dtype: str) -> Kernel:
 
 
 def choices(backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """A thread a row, if rows are contiguous."""
+    """Yield the kernel with one thread per row, if rows are contiguous."""
     call, config = Call(problem, results), NaiveConfig()
     if call.contiguous:
         build = build_backward if backward else build_forward
-        yield Choice("naive", config, "one thread a row", partial(_steps, build, config, call))
+        yield Choice("naive", config, "one thread per row", partial(_steps, build, config, call))
 
 
 def _steps(build: Callable[..., Kernel], config: NaiveConfig, call: Call) -> list[Step]:

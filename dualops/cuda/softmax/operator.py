@@ -1,8 +1,9 @@
 """softmax and its gradient as operators on rows (`rows.operator`).
 
-softmax: the running maximum, and the sum of exp(x - maximum); then y = exp(x - row maximum) / row sum. Numbers that are
-kept become exp(x - their warp's maximum), which y is a multiple of. Milakov & Gimelshein 2018, arXiv:1805.02867.
-The gradient: dot = sum(y * dy), then dx = y * (dy - dot). Its x is softmax's y, its other input dy, its y is dx.
+softmax: the running maximum, and the sum of exp(x - maximum); then y = exp(x - row maximum) / row sum. Kept numbers
+become exp(x - maximum of their warp), and are then multiplied by one factor. Milakov & Gimelshein 2018,
+arXiv:1805.02867. The gradient: dot = sum(y * dy), then dx = y * (dy - dot). As an operator, its x is softmax's y, its
+other input is dy, and its y is dx.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from ..tile.storage import access, storage
 
 
 class Known(NamedTuple):
-    """Of the numbers so far."""
+    """The maximum and the sum of the numbers so far."""
 
     max: Any
-    sum: Any  # of exp(x - max)
+    sum: Any  # sum of exp(x - max)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def softmax_operator(dtype: str, keeping: Keeping) -> Members:
         new_max = known.max
         for c in range(len(frag)):
             new_max = num.maximum(new_max, frag[c])
-        base, few = num.base(new_max), num.zero  # their own sum, so that a long row's sum keeps its last bits
+        base, few = num.base(new_max), num.zero  # few: a sum of its own keeps the last bits of a long row's sum
         for c in range(len(frag)):
             few += num.exp(frag[c] - base)
         return Known(new_max, known.sum * num.exp(known.max - base) + few)
@@ -77,7 +78,7 @@ def softmax_operator(dtype: str, keeping: Keeping) -> Members:
 
     @verb
     def merge(sent, at, own, N):
-        """Return what exponents of the row are taken against, and 1 / their sum."""
+        """Return the number that is subtracted from x in the row's exponents, and 1 / the row's sum."""
         row_max, row_sum = num.minus_inf, num.zero
         for k in range(group.LANE_PARTS):
             if group.given(k):
@@ -95,7 +96,7 @@ def softmax_operator(dtype: str, keeping: Keeping) -> Members:
 
     @verb
     def keep(frag, other, sent, left, own, N):
-        """Return what the numbers, exp(x - the warp's maximum) by then, are multiplied by."""
+        """Return the factor of the numbers, which have become exp(x - the warp's maximum)."""
         warp_max, warp_sum = num.minus_inf, num.zero
         for i in range(len(frag)):
             warp_max = num.maximum(warp_max, frag[i])

@@ -1,4 +1,4 @@
-"""Which kernel of rows serves which problem of softmax."""
+"""The choice among the kernels for rows, for softmax."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .operator import Softmax
 def rows_choices(
     backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[Choice]:
-    """A row in the registers of as few threads as hold it, if any do."""
+    """Yield the kernel that keeps a row in the registers of as few threads as possible, if a row fits."""
     call = Call(problem, results)
     config = rows_config(call.N, call.dtype, backward, call.aligned) if call.contiguous else None
     if config is not None:
@@ -29,7 +29,7 @@ def rows_choices(
 def ring_choices(
     backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[Choice]:
-    """The smallest cluster that holds a row, or the largest that there is."""
+    """Yield the ring with the smallest cluster that can hold a row, or with the largest cluster."""
     call = Call(problem, results)
     if not (call.contiguous and call.aligned and device.has_bulk_copies):
         return
@@ -42,7 +42,7 @@ def ring_choices(
 def long_rows_choices(
     backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[Choice]:
-    """A block a row, which is read twice."""
+    """Yield the kernel with one block per row, which reads it twice."""
     call = Call(problem, results)
     if call.contiguous:
         config = LongRowsConfig(512, 2 if call.aligned else 8, call.aligned)
@@ -53,7 +53,7 @@ def long_rows_choices(
 def cluster_choices(
     backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[Choice]:
-    """The smallest cluster that holds a row; backward: two rows."""
+    """Yield the smallest cluster whose registers can hold a row; for backward, two rows."""
     call = Call(problem, results)
     if not (call.contiguous and call.aligned and device.has_bulk_copies):
         return

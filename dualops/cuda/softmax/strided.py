@@ -1,10 +1,9 @@
-"""softmax along any axis of any layout: rows are found by up to three strides, elements by a fourth.
+"""softmax along any axis of any layout: up to three strides for rows, and a fourth for elements.
 
-A block has `lanes` rows side by side and `columns` threads for each. Where neighbouring rows are neighbours in memory,
-32 lanes read them together; where the row itself is contiguous, all threads share one. Each row is read twice, as in
-rows/reread.py; the threads of a row merge through shared memory. A thread adds up to N / 8 numbers, eight at once, and
-carries along what each addition loses, so that the sum of a million is as good as one of a hundred. Shared memory: two
-numbers a thread.
+A block has `lanes` adjacent rows and `columns` threads for each. If neighbouring rows are neighbours in memory, 32
+lanes read them together; if a row is contiguous, all threads share it. Each row is read twice, as in rows/reread.py,
+and the threads of a row merge through shared memory. A thread adds up to N / 8 numbers, eight at once, with
+compensation. So a sum of a million is as accurate as one of a hundred. Shared memory: two numbers per thread.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .arguments import Call
 
-MOST_AXES = 3  # along which rows lie
+MOST_AXES = 3  # most axes along which rows lie
 
 
 @dataclass(frozen=True)
 class StridedConfig:
-    """How rows are dealt to a block of `lanes * columns` threads."""
+    """A block has `lanes * columns` threads."""
 
-    lanes: int  # rows that a block works on, side by side
+    lanes: int  # adjacent rows of a block
     columns: int  # threads that share one row
-    batch: int = 8  # elements a thread has under way, and sums before it adds them to its total, with compensation
+    batch: int = 8  # elements that a thread loads and sums at once, before it adds them to its total with compensation
 
     @cached_property
     def threads(self) -> int:
@@ -49,7 +48,7 @@ def argument_types(dtype: str) -> tuple[Any, ...]:
 
 @builds
 def build_forward(config: StridedConfig, dtype: str) -> Kernel:
-    """softmax_strided(arrays, rows)."""
+    """Build softmax_strided(arrays, rows)."""
     mem, axes = storage(dtype), row_axes(MOST_AXES)
     num = numbers(mem.number)
 
@@ -104,7 +103,7 @@ def build_forward(config: StridedConfig, dtype: str) -> Kernel:
 
 @builds
 def build_backward(config: StridedConfig, dtype: str) -> Kernel:
-    """softmax_strided_backward(arrays, rows): x is softmax's y, the other input dy, y is dx."""
+    """Build softmax_strided_backward(arrays, rows), where x is softmax's y, the other input is dy, and y is dx."""
     mem, axes = storage(dtype), row_axes(MOST_AXES)
     num = numbers(mem.number)
 
@@ -144,7 +143,7 @@ def build_backward(config: StridedConfig, dtype: str) -> Kernel:
 
 
 def choices(backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Lanes side by side where neighbouring rows are, or along a row."""
+    """Yield the kernel with lanes along neighbouring rows if these are adjacent in memory, else along a row."""
     call = Call(problem, results)
     if len(call.sizes) > MOST_AXES:
         return

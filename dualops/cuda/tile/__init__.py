@@ -1,1 +1,1 @@
-"""What kernels are written in: nouns, whose verbs work on fragments (local arrays), shared memory and threads."""
+"""The nouns of kernels: their verbs work on fragments (local arrays), shared memory and threads."""

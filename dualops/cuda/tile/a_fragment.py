@@ -1,13 +1,13 @@
-"""A warpgroup's 64 rows of a tile of 16 bits, from shared memory to registers, 16 columns at a time.
+"""Load a warpgroup's 64 rows of a 16-bit tile from shared memory to registers, 16 columns at a time.
 
-    own = words_of_rows(tile)                      lines of the tile are rows
-    own = words_of_columns(tile)                   columns of the tile are rows, and its lines columns
+    own = words_of_rows(tile)                      the rows are lines of the tile
+    own = words_of_columns(tile)                   the rows are columns of the tile
     first = own.first(x_at, cuda.threadIdx.x)
-    own.load(words, at, smem, first, step)         four words of a thread: words[at:]
+    own.load(words, at, smem, first, step)         a thread's four words to words[at:]
 
-Words have the layout of a product's left factor (`fragment.left_16bit`), two neighbours of a row in each: rows r and
-r + 8 of the first 8 columns, then of the other 8. A product's accumulators have the same layout: word 2 * j + h of all
-steps has row r + 8 * h and the thread's two of the columns from 8 * j on.
+Words have the layout of a product's left factor (`fragment.left_16bit`). Each word has two neighbours of a row: rows r
+and r + 8 of the first 8 columns, then of the other 8. A product's accumulators have the same layout: over all steps,
+word 2 * j + h has row r + 8 * h, and the thread's two of the columns from 8 * j on.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ..ptx.ldmatrix import ldmatrix
 from .swizzle import Operand
 from .warpgroup import ROWS, my_warpgroup
 
-WORDS = 4  # of a thread, for a step: a matrix of 8 x 8 each
-COLUMNS = 16  # of a step
+WORDS = 4  # per thread and step: one for each matrix of 8 x 8
+COLUMNS = 16  # per step
 CHUNK = 16  # bytes of a matrix's row
 
 
 class AFragment(Namespace):
-    """The verbs."""
+    """The verbs that load a thread's words."""
 
-    steps: int  # of 16 columns
-    first: Callable[..., Any]  # (x_at, tid) -> where a thread begins in the tile at byte x_at
-    load: Callable[..., None]  # (words, at, smem, first, step): four of them to words[at:]
+    steps: int  # each has 16 columns
+    first: Callable[..., Any]  # (x_at, tid) -> where a thread begins to read, in a tile at byte x_at
+    load: Callable[..., None]  # (words, at, smem, first, step): four words to words[at:]
 
 
 @cache

@@ -16,9 +16,9 @@ from ..ptx.memory import st_shared_b32
 
 
 class Copies(Namespace):
-    """Copies of `vector` neighbours. Only the first ones may exist; the others become zeros.
+    """The verbs of copies of `vector` neighbours. Neighbours after the end of a row become zeros.
 
-    there: how many exist, computed by the verb `there` from the number that is left; a u32, 0 for none.
+    The verb `there` computes how many neighbours exist, a u32, from the number of elements that are left in the row.
     """
 
     vector: int

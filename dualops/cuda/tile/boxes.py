@@ -1,11 +1,11 @@
-"""Tiles in the stages of a pipeline, filled by copies of boxes and read by products of a warpgroup.
+"""Tiles in the stages of a pipeline: TMA loads them as boxes, and a warpgroup's products read them.
 
     a = box_tile(Operand(BLOCK_M, BLOCK_K, 2, 128, "k"), at=0, stages=4, others=1)
     a.load(smem, stage, a_map, Corner(m0, k0, (batch,)), barriers.full)
 
-An array's map has the contiguous axis first, then the tile's other one, then `others` more. Each line of a tile is
-split into boxes of the width of the swizzle's span. Blocks of a cluster that share a tile load a part of it each, and
-send it to each other.
+An array's map has the contiguous axis first, then the tile's other axis, then `others` more. Each line of a tile is
+split into boxes that are as wide as the swizzle's span. If blocks of a cluster share a tile, each loads a part of it
+and sends the part to the other blocks (multicast).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .swizzle import Operand
 
 
 class Corner(NamedTuple):
-    """The origin of a tile in an array: along its own rows (of B: columns), along the sum, and along the other axes."""
+    """The origin of a tile in an array: along its rows (for B: columns), along the sum, and along the other axes."""
 
     row: Any
     depth: Any
@@ -28,7 +28,7 @@ class Corner(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Blocks whose tiles of the result are neighbours: `rows` x `columns` of them.
+    """A cluster of `rows` x `columns` blocks, whose tiles of the result are neighbours.
 
     Blocks of one column share a tile of B. Blocks of one row share a tile of A.
     """
@@ -52,14 +52,14 @@ class Cluster(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """`blocks` blocks of a cluster load the same tile, a part each.
+    """`blocks` blocks of a cluster load the same tile, one part each.
 
-    Block r loads part r % whole // step and sends it to the blocks in `mask`, shifted to the first of them.
+    Block r loads part r % whole // step, and sends it to the blocks in `mask`, shifted by the first of these blocks.
     """
 
     blocks: int = 1
-    step: int = 1  # from the number of one of them to the next
-    whole: int = 1  # a multiple of which lies between blocks of equal parts
+    step: int = 1  # distance between the numbers of these blocks
+    whole: int = 1  # blocks with the same part are a multiple of this apart
     mask: int = 1
 
 
@@ -71,8 +71,9 @@ BoxTile = Noun  # what `box_tile` makes
 
 @verb
 def prefetch_maps(maps, warp):
-    """Prefetch a tuple of maps; called by all threads. Each warp from number `warp` on prefetches one map. The block
-    must have that many warps.
+    """Prefetch a tuple of maps; called by all threads.
+
+    Each warp from number `warp` on prefetches one map. The block must have enough warps.
     """
     for number in range(len(maps)):
         if cuda.threadIdx.x == 32 * (warp + number):
@@ -86,11 +87,11 @@ def box_shape(tile: Operand, sharing: Sharing = ALONE) -> tuple[int, int]:
 
 @noun
 def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, room: int = 0) -> Members:
-    """The verbs of a tile in every stage of a pipeline, loaded as boxes.
+    """The verbs of a tile that is loaded as boxes into every stage of a pipeline.
 
-    at: byte of the first stage; others: axes of its array in addition to its own two; room: bytes of a stage, if it is
-    larger than the tile. Each of the blocks that share the tile loads an equal part of its lines. Raises ValueError if
-    that is not a multiple of 8 lines.
+    at: byte of the first stage; others: axes of the array in addition to the tile's two; room: bytes of a stage, if it
+    is larger than the tile. Each of the blocks that share the tile loads an equal part of its lines. Raises ValueError
+    if such a part is not a multiple of 8 lines.
     """
     lines, along = box_shape(tile, sharing)
     if tile.lines % (8 * sharing.blocks):
@@ -102,7 +103,7 @@ def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, r
 
     @verb
     def at_(stage):
-        """Return the byte of shared memory where the tile begins in a stage."""
+        """Return the byte of shared memory at which the tile of a stage begins."""
         return at + stage * stage_bytes
 
     @verb
@@ -121,7 +122,7 @@ def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, r
 
     return members(
         locals(),
-        nbytes=tile.nbytes,  # of one
+        nbytes=tile.nbytes,  # of one tile
     )
 
 

@@ -1,16 +1,16 @@
-"""From a warpgroup's accumulators to memory, through shared memory: as boxes, or row by row.
+"""Store a warpgroup's accumulators to global memory, through shared memory: as boxes, or row by row.
 
-    boxes = box_output("bfloat16", columns, at=0, places=2, others=1)      acc [64, columns], of every warpgroup its own
+    boxes = box_output("bfloat16", columns, at=0, places=2, others=1)      acc [64, columns] of each warpgroup
     part = i32(0)
     while part < boxes.parts:
         boxes.acquire()
-        boxes.take(values, acc, part)                                      values [64, boxes.columns], to be changed
+        boxes.take(values, acc, part) values [64, boxes.columns] may then be changed
         boxes.store(smem, y_map, values, Corner(m0, n0, (batch,)), part, part)
         part = boxes.next(part)
 
-A part is written to a box of shared memory (16 bits packed in pairs, by stmatrix), swizzled against bank conflicts, and
-copied from there while the warpgroup goes on. There are `places` boxes. Results that can't be stored as boxes go
-through shared memory as floats (`row_output`), or as 16 bits if nothing is added to them (`line_output`).
+The warpgroup writes a part to a box in shared memory (16 bits packed in pairs, by stmatrix), swizzled to avoid bank
+conflicts. TMA copies the box while the warpgroup continues. There are `places` boxes. Results that can't be stored as
+boxes go through shared memory as floats (`row_output`), or as 16 bits if nothing is added to them (`line_output`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .unrolled import one_after_another
 from .warpgroup import ROWS, my_warpgroup
 
 NEAR = 8  # neighbours of a row that a thread processes at once
-SPAN = 128  # bytes of a box's line, at most
+SPAN = 128  # most bytes of a box's line
 PAIRS = {"bfloat16": pack_bf16x2, "float16": pack_f16x2}
 
 
@@ -57,14 +57,14 @@ def box_output(
 ) -> Members:
     """Store a warpgroup's tile to memory as boxes, one part of columns after the other.
 
-    Results have `columns` columns a warpgroup, of 16 bits or float32. Shared memory begins at byte `at`.
+    Results have `columns` columns per warpgroup, of 16 bits or float32. Shared memory begins at byte `at`.
 
     others: axes of the result in addition to rows and columns. A tile makes a multiple of `places` stores. `beside`:
-    the number of warpgroups whose places of one number are neighbours, as in boxes of all their rows; 0: all places of
-    a warpgroup are neighbours. With `beside` only `store_all` stores. No thread acquires a place, and all stores before
-    `finish` are one group of copies. `anew`: for 16 bits, see `put_matrices`.
+    the number of warpgroups whose places with the same number are adjacent, as in boxes with the rows of all of them;
+    0: all places of a warpgroup are adjacent. With `beside` only `store_all` stores. Then no thread acquires a place,
+    and all stores before `finish` are one group of copies. `anew`: for 16 bits, see `put_matrices`.
 
-    Raises ValueError if columns are no whole number of boxes.
+    Raises ValueError if columns are not a whole number of boxes.
     """
     itemsize = 4 if dtype == "float32" else 2
     _, along = output_box(columns, itemsize)
@@ -87,7 +87,7 @@ def box_output(
         for p in range(parts):  # of registers, each is known by its number
             if p == part:
                 for e in range(size):
-                    values[e] = opaque_f32(acc[p * size + e])  # arithmetic on all parts would be made at once
+                    values[e] = opaque_f32(acc[p * size + e])  # else the compiler would compute all parts at once
 
     @verb
     def acquire():
@@ -154,8 +154,8 @@ def box_output(
     return members(
         locals(),
         parts=parts,
-        columns=along,  # of a part
-        size=size,  # a thread's numbers of a part
+        columns=along,  # per part
+        size=size,  # a thread's numbers per part
     )
 
 
@@ -169,7 +169,7 @@ def put_matrices(dtype: str, along: int, first: int = 0, *, anew: bool = False) 
     @verb
     def put_matrices(smem, at, values):
         tid = anew_i32(i32(u32(cuda.threadIdx.x) % u32(128))) if anew else cuda.threadIdx.x % 128
-        line = i32((tid // 32 * 16 + tid % 16) * span)  # of the row whose address this lane passes
+        line = i32((tid // 32 * 16 + tid % 16) * span)  # the row whose address this lane passes
         flip = line >> 3 & span - 16
         words = cuda.local.array(4, u32)
         for step in range(steps):
@@ -188,7 +188,7 @@ def _put_pairs(along: int, first: int = 0) -> Callable[..., None]:
     def put_pairs(smem, at, values):
         tid = cuda.threadIdx.x % 128
         line = i32((tid // 32 * 16 + tid % 32 // 4) * span)
-        flip = line >> 3 & span - 16  # the same eight rows further on
+        flip = line >> 3 & span - 16  # the same eight rows further down
         for j in range(eights):
             place = (32 * j + 8 * (tid % 4)) ^ flip
             for half in range(2):
@@ -231,11 +231,11 @@ def place_of(width: int) -> Callable[..., Any]:
 @cache
 @noun
 def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -> Members:
-    """The verbs that turn accumulators into neighbours of a row, for a verb of the operator.
+    """The verbs that give each thread neighbours of a row of the accumulators, and pass them to a verb of the operator.
 
-    They handle `columns` columns a warpgroup, `width` at a time. Shared memory begins at byte `at`, 256 * width bytes
-    for each warpgroup. finish(values, results, m, n): is called with NEAR numbers of row m, from column n on, for rows
-    below M. It must skip columns beyond the result's.
+    They handle `columns` columns per warpgroup, `width` at a time. Shared memory begins at byte `at`, 256 * width bytes
+    for each warpgroup. finish(values, results, m, n) is called with NEAR numbers of row m, from column n on, for rows
+    below M. It must skip columns outside of the result.
     """
     num, pairs, place = numbers(f32), width // 8, place_of(width)
     parts, items, groups = columns // width, ROWS * width // NEAR // 128, width // NEAR
@@ -279,9 +279,9 @@ def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -
 def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], beside: int = 0) -> Members:
     """The verbs that round accumulators to 16 bits, in words of NEAR neighbours of a row, four words of 16 bytes.
 
-    They handle `columns` columns a warpgroup, whole boxes. Shared memory begins at byte `at`, 128 * columns bytes for
+    They handle `columns` columns per warpgroup, whole boxes. Shared memory begins at byte `at`, 128 * columns bytes for
     each warpgroup. Boxes have the layout of `box_output` with `beside`; then the caller makes sure that the previous
-    tile has been read. finish(words, results, m, n): is called for row m, from column n on, for rows below M.
+    tile has been read. finish(words, results, m, n) is called for row m, from column n on, for rows below M.
     """
     boxes = box_output(dtype, columns, at, columns * 2 // SPAN, 1)
     put, box_bytes = put_matrices(dtype, boxes.columns), ROWS * SPAN

@@ -10,7 +10,7 @@ from ..ptx.arithmetic import ex2_approx_ftz, rcp_approx_ftz
 from .numbers import LOG2_E
 
 ONE, HALF, TWICE = f32(1), f32(0.5), f32(2 * LOG2_E)
-# of tanh(x) / x in powers of x**2, so that the largest error of tanh within 1, 2.4e-7, is as small as can be
+# coefficients of tanh(x) / x in powers of x**2, with the least maximum error of tanh for |x| <= 1: 2.4e-7
 NEAR = tuple(map(f32, (0.99999684, -0.33324003, 0.13253528, -0.050972924, 0.016114252, -0.002839495)))
 DOUBLE, LARGE = f32(2), f32(2.0**126)
 # the same for |x| below these bounds, with an error of 1.7e-7
@@ -21,15 +21,15 @@ SMALL, THIRD, REST = f32(0.125), f32(-1 / 3), f32(2 / 15)
 
 @verb
 def bounded_fast_tanh(x, rate, size):
-    """size * tanh(rate * x) to 3e-7 of size."""
+    """Return size * tanh(rate * x), with an error of 3e-7 of size."""
     return size - size * rcp_approx_ftz(HALF + ex2_approx_ftz(x * (rate * TWICE) - ONE))
 
 
 @verb
 def fast_tanh_slope(x, rate):
-    """1 - tanh(rate * x)**2, of the same special functions: with r = 1 / (1/2 + E), 2 E r**2.
+    """Return 1 - tanh(rate * x)**2 from the same special functions: 2 E r**2, with r = 1 / (1/2 + E).
 
-    Its relative error is 1e-6, and 2.4e-7 more for each 1 of |rate * x|, as the exponent is rounded.
+    The relative error is 1e-6 + 2.4e-7 * |rate * x|, because the exponent is rounded.
     """
     power = ex2_approx_ftz(x * (rate * TWICE) - ONE)
     r = rcp_approx_ftz(HALF + power)
@@ -38,7 +38,7 @@ def fast_tanh_slope(x, rate):
 
 @verb
 def near_tanh(x, rate, size):
-    """size * tanh(rate * x) for rate * x between -1 and 1, by a polynomial: no special-function unit is used."""
+    """Return size * tanh(rate * x) for |rate * x| <= 1, by a polynomial: without the special-function unit."""
     x *= rate
     square = x * x
     of_square = NEAR[5]
@@ -49,11 +49,11 @@ def near_tanh(x, rate, size):
 
 @noun
 def fast_tanh_curve() -> Members:
-    """size * f(rate * x) - less, for an odd f that never falls, to 3e-7 of size: verbs (x, numbers, less).
+    """The curve of tanh: size * f(rate * x) - less for an odd, nondecreasing f, with an error of 3e-7 of size.
 
-    Of tanh; of small numbers by polynomials, which leave the unit of special functions alone.
+    The verbs have the arguments (x, numbers, less). For small x they use polynomials instead of special functions.
     """
-    LEAST, MOST = f32(2.0**-20), f32(2.0**20)  # rates whose fifth power neither vanishes nor overflows
+    LEAST, MOST = f32(2.0**-20), f32(2.0**20)  # between them, a rate's fifth power neither underflows nor overflows
 
     @verb
     def numbers(rate, size):
@@ -97,21 +97,22 @@ def fast_tanh_curve() -> Members:
     nearer = (_of_near, _are_near), (_of_nearer, are_below(NEARER_BOUND)), (_of_nearest, are_below(NEAREST_BOUND))
     return members(
         locals(),
-        # variants for small x, the smallest last; each with (largest, numbers) -> whether it holds up to this |x|
+        # variants for small x, for the smallest x last; each with (largest, numbers) -> whether it is valid up to that
+        # |x|
         nearer=nearer,
     )
 
 
 @verb
 def near_tanh_slope(x, rate):
-    """Return the slope of the same polynomial. It is at least 0.42, so a difference loses no digits."""
+    """Return 1 - tanh(rate * x)**2 by the same polynomial. It is at least 0.42, so the difference loses no digits."""
     bent = near_tanh(x, rate, ONE)
     return ONE - bent * bent
 
 
 @verb
 def fast_tanh(x):
-    """Return tanh(x) with a relative error of 3e-6. Without a branch, compilers reuse it for its slope."""
+    """Return tanh(x) with a relative error of 3e-6. It has no branch, so the compiler can reuse parts for the slope."""
     square = x * x
     small, other = x + x * square * (THIRD + square * REST), bounded_fast_tanh(x, ONE, ONE)
     return small if abs(x) < SMALL else other

@@ -10,29 +10,30 @@ from __future__ import annotations
 
 
 def accumulator(thread: int, element: int) -> tuple[int, int]:
-    """Of C and D [16, 8 * n], float32: of n products m16n8 side by side, four elements each, and a warp's 32 threads;
-    of a product m64nN of a warpgroup, 128 threads have [64, N].
+    """Return (row, column) in C and D, float32: [16, 8 * n] of n products m16n8 along N, four elements each, in a warp.
+
+    For a warpgroup's product m64nN, 128 threads have [64, N].
     """
     row = 16 * (thread // 32) + thread % 32 // 4 + 8 * (element // 2 % 2)
     return row, 8 * (element // 4) + 2 * (thread % 4) + element % 2
 
 
 def left_16bit(lane: int, element: int) -> tuple[int, int]:
-    """Of A [16, 16 * n], 16-bit: of n m16n8k16 one behind the other along K, eight elements each."""
+    """Return (row, column) in a 16-bit A [16, 16 * n], for n products m16n8k16 along K, eight elements each."""
     row = lane // 4 + 8 * (element // 2 % 2)
     return row, 8 * (element // 4) + 2 * (lane % 4) + element % 2
 
 
 def right_16bit(lane: int, element: int) -> tuple[int, int]:
-    """Of B [16 * n, 8], 16-bit: of n m16n8k16 one behind the other along K, four elements each."""
+    """Return (row, column) in a 16-bit B [16 * n, 8], for n products m16n8k16 along K, four elements each."""
     return 8 * (element // 2) + 2 * (lane % 4) + element % 2, lane // 4
 
 
 def left_tf32(lane: int, element: int) -> tuple[int, int]:
-    """Of A [16, 8 * n], tf32: of n m16n8k8 one behind the other along K, four elements each."""
+    """Return (row, column) in a tf32 A [16, 8 * n], for n products m16n8k8 along K, four elements each."""
     return lane // 4 + 8 * (element % 2), 4 * (element // 2) + lane % 4
 
 
 def right_tf32(lane: int, element: int) -> tuple[int, int]:
-    """Of B [8 * n, 8], tf32: of n m16n8k8 one behind the other along K, two elements each."""
+    """Return (row, column) in a tf32 B [8 * n, 8], for n products m16n8k8 along K, two elements each."""
     return 4 * element + lane % 4, lane // 4

@@ -1,6 +1,6 @@
 """Loads and stores of a given number of neighbours: for arrays of several dtypes that are walked together.
 
-A thread has the same number of elements of each array: 16 bytes of the widest dtype, fewer bytes of the others.
+A thread has the same number of elements of each array: 16 bytes of the widest dtype, and fewer of the others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .storage import Access, access, storage
 def group(dtype: str, count: int) -> Access:
     """The verbs for `count` neighbours of a dtype: 1, as many as 16 bytes hold, or four of 16 bits.
 
-    Loads of more than one pass L1. Addresses must be multiples of the group's size. Raises ValueError for another
-    count.
+    Loads of more than one element bypass L1. Addresses must be multiples of the group's size. Raises ValueError for
+    another count.
     """
     if count == 1:
         return access(dtype, False)
@@ -47,7 +47,7 @@ def _four(unpack: Any, pack: Any) -> Access:
 
 @cache
 def array_in(dtype: str) -> Any:
-    """A verb (table, index) -> the array of a dtype whose address is a word of a table, an array of int64."""
+    """Return the verb (table, index) -> the array of a dtype whose address is in a table, an array of int64."""
     place = array_at(storage(dtype).element)
 
     @verb

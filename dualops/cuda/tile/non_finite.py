@@ -12,9 +12,9 @@ from .numbers import numbers
 
 @cache
 def non_finite_of(size: int) -> Callable[..., Any]:
-    """The verb (acc) -> two numbers, for my upper and my lower row: 0 if the row's numbers are finite, else NaN.
+    """Return the verb (acc) -> two numbers, for my upper and my lower row: 0 if the row's numbers are finite, else NaN.
 
-    acc has `size` numbers a thread, in quads (`fragment.accumulator`).
+    acc has `size` numbers per thread, in quads (`fragment.accumulator`).
     """
     num, quads = numbers(f32), size // 4
 

@@ -49,25 +49,25 @@ class Numbers(Namespace):
     """Verbs on numbers of one arithmetic type, and those that every kernel needs."""
 
     zero: Any
-    minus_zero: Any  # what kernels keep for what does not count
+    minus_zero: Any  # marks numbers that do not count
     one: Any
     minus_inf: Any
     nan: Any
-    maximum: Callable[..., Any]  # (a, b): a NaN gives way to a number
-    base: Callable[..., Any]  # (maximum): what exponents are taken against: 0 where nothing but -inf was seen
+    maximum: Callable[..., Any]  # (a, b): if one of them is NaN, the other
+    base: Callable[..., Any]  # (maximum) -> the number to subtract from exponents: the maximum, or 0 for -inf
     exp: Callable[..., Any]
     exp2: Callable[..., Any]
     log: Callable[..., Any]
     log2: Callable[..., Any]
     tanh: Callable[..., Any]
     erfc: Callable[..., Any]
-    reciprocal: Callable[..., Any]  # (x) -> 1 / x; of f32 to 1 ulp, denormals as zeros
-    rsqrt: Callable[..., Any]  # (x) -> 1 / sqrt(x), each rounded as IEEE says; x not negative
-    is_minus_zero: Callable[..., Any]  # (x): whether it is -0
-    shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
-    of_lane: Callable[..., Any]  # (x, lane, mask): what that lane has
-    add_compensated: Callable[..., Any]  # (total, rest, x) -> total, rest: Kahan's sum, the rest is what is too much
-    send_pair: Callable[..., None]  # (to, index, rank, a, b, barrier, barrier_index): to block `rank`'s array, later
+    reciprocal: Callable[..., Any]  # (x) -> 1 / x; for f32 to 1 ulp, denormals as zeros
+    rsqrt: Callable[..., Any]  # (x) -> 1 / sqrt(x), with IEEE rounding of both operations; x not negative
+    is_minus_zero: Callable[..., Any]  # (x) -> whether it is -0
+    shuffle: Callable[..., Any]  # (x, distance, mask) -> x of the lane `lane ^ distance`
+    of_lane: Callable[..., Any]  # (x, lane, mask) -> x of that lane
+    add_compensated: Callable[..., Any]  # (total, rest, x) -> total, rest: Kahan's sum; rest is the excess of total
+    send_pair: Callable[..., None]  # (to, index, rank, a, b, barrier, barrier_index): to block `rank`; asynchronous
     load_four: Callable[..., None]  # (frag, at, shared, index): four neighbours; index a multiple of four
     store_shared: Callable[..., None]  # (shared, index, x)
     vector: int  # numbers in 16 bytes

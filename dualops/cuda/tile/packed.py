@@ -1,4 +1,4 @@
-"""Vectors of 16 bytes that wait in registers as they came from memory: of 16-bit dtypes, half of what numbers need."""
+"""Keep 16-byte vectors in registers in their storage dtype: 16-bit elements take half the registers of float32."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Packed(Namespace):
     """The verbs of one dtype; `held` is an array of registers, `v` the number of a vector in it."""
 
     element: Any  # Numba type of a register
-    size: int  # registers of a vector
+    size: int  # registers per vector
     load: Callable[..., None]  # (held, v, x, index, keep, fill)
-    unpack: Callable[..., None]  # (frag, at, held, v): as numbers
-    pack: Callable[..., None]  # (held, v, frag, at): rounded
-    anew: Callable[..., None]  # (held): from here on all is unpacked again, and no number is kept for it
+    unpack: Callable[..., None]  # (frag, at, held, v): convert to numbers
+    pack: Callable[..., None]  # (held, v, frag, at): round to the dtype
+    anew: Callable[..., None]  # (held): make the compiler unpack again after this, so that it keeps no numbers
 
 
 @cache

@@ -1,16 +1,16 @@
-"""A pipeline through shared memory: stages that one thread fills by copies, and that warps empty.
+"""A pipeline of stages in shared memory: one producer thread fills them by copies, and warps read them.
 
-Fillings are numbered, `i`; filling i is in stage i % stages, in the phase i // stages of its two mbarriers. `full`
-counts the producer and the bytes of the copies, `empty` the warps that read. In a cluster whose blocks send their
-copies to one another, a stage is refilled only after the readers of every block have released it. So warps arrive at
-the barriers of all blocks.
+Fillings are numbered by `i`. Filling i is in stage i % stages, in phase i // stages of the stage's two mbarriers.
+`full` counts the producer and the bytes of the copies, and `empty` counts the warps that have read. In a cluster whose
+blocks send copies to each other, a stage is refilled only after the readers of every block have released it. So warps
+arrive at the barriers of all blocks.
 
     producer                                    readers
     stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)
     tile.load(smem, stage, ..., barriers)       ...
                                                 pipe.release(barriers, i)
 
-A part of a stage that readers wait for later, and warps may write to: `second_barrier`.
+`second_barrier` adds a part of a stage that may arrive later, and that warps may write to.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
 
     @verb
     def stage(i):
-        """Return the stage of filling i, where nobody has to wait."""
+        """Return the stage of filling i, without a wait."""
         return i32(u32(i) % STAGES)
 
     @verb
     def acquire(barriers, i):
         """Wait until the stage is free, and expect its bytes. Return the stage."""
         stage = i32(u32(i) % STAGES)
-        free = u32(i) // STAGES & 1 ^ 1  # the phase before is over; a new barrier's is
+        free = u32(i) // STAGES & 1 ^ 1  # the previous phase has ended; for a new barrier that is true
         mbarrier_wait_cta(barriers.empty, stage, free)
         mbarrier_arrive_expect_tx(barriers.full, stage, nbytes)
         return stage
@@ -98,14 +98,14 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
 
     @verb
     def wait(barriers, i):
-        """Wait until the stage's bytes are there. Return the stage."""
+        """Wait until the stage's bytes have arrived. Return the stage."""
         stage = i32(u32(i) % STAGES)
         mbarrier_wait_cta(barriers.full, stage, u32(i) // STAGES & 1)
         return stage
 
     @verb
     def release(barriers, i):
-        """Release the stage once all lanes of my warp have read it, as after the wait for a product."""
+        """Release the stage, after all lanes of my warp have read it, for example after the wait for a product."""
         stage, lane = i32(u32(i) % STAGES), i32(u32(cuda.threadIdx.x) % u32(32))
         if cluster > 1:
             if lane < cluster:
@@ -115,13 +115,13 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
 
     @verb
     def skip(barriers, i):
-        """Release the stage unread. For lanes that have not synchronised since they waited for it."""
+        """Release the stage unread, if lanes have not synchronized since they waited for it."""
         bar_warp_sync(FULL_WARP)  # else a lane that still waits could find the stage refilled, and deadlock
         release(barriers, i)
 
     @verb
     def claim(barriers, i):
-        """Wait until the stage is free; by a warp that writes to its companion. Return the stage."""
+        """Wait until the stage is free; by a warp that writes to the `second_barrier`'s part. Return the stage."""
         stage = i32(u32(i) % STAGES)
         mbarrier_wait_cta(barriers.empty, stage, u32(i) // STAGES & 1 ^ 1)
         return stage

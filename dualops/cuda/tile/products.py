@@ -1,14 +1,15 @@
-"""Products of tiles in shared memory, into registers, by lines x lanes threads without tensor cores.
+"""Multiply tiles in shared memory on CUDA cores, by lines x lanes threads, with sums in registers.
 
     qk = mma_abt(f32, tile.q, tile.k, 4, 4)     a noun, made when the kernel is built
     scores = qk.fragment()                      this thread's part of the product
     qk.clear(scores)
     qk.add(scores, smem)                        scores += Q @ K.T
 
-Thread number line * lanes + lane has `rows` rows of the result, from line * rows on. Of their columns it has, in a
-product A @ B.T, lane, lane + lanes, ...; in A @ B and A.T @ B `near` neighbours, four as a rule, of every lanes * near.
-Products add to the fragment: clear it first to get the product alone. The sums of A @ B.T and A @ B take four numbers
-of a row at a time: A and B are zero beyond their widths, or the depth passed to `add_part` is a multiple of four.
+Thread number line * lanes + lane has `rows` rows of the result, from line * rows on. In a product A @ B.T, it has
+columns lane, lane + lanes, ... of these rows. In A @ B and A.T @ B it has `near` neighbours, usually four, of every
+lanes * near columns. Products add to the fragment: clear it first to get only the product. A @ B.T and A @ B sum four
+numbers of a row at a time. So A and B must be zero after their widths, or the depth passed to `add_part` a multiple of
+four.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ THREADS = LANES * LANES
 
 
 class Mma(Namespace):
-    """out += a product of two tiles of smem; `out` is a local array, the part of the result that a thread has.
+    """out += the product of two tiles in smem. `out` is a local array: a thread's part of the result.
 
-    Its number i * columns + c stands in row line * rows + i and column `column(c)` of the result.
+    out[i * columns + c] is in row line * rows + i and column `column(c)` of the result.
     """
 
-    size: int  # numbers of the part
-    rows: int  # of the result that a thread has, side by side
-    columns: int  # numbers of each of them
+    size: int  # numbers in the part
+    rows: int  # adjacent rows of the result in the part
+    columns: int  # numbers per row
     fragment: Callable[..., Any]  # () -> a local array for the part
     clear: Callable[..., None]  # (out)
     add: Callable[..., None]  # (out, smem): the whole product
     add_part: Callable[..., None]  # (out, smem, first, depth): `depth` steps of the sum; A's numbers begin at `first`
-    column: Callable[..., Any]  # (c) -> which column number c of a row is
+    column: Callable[..., Any]  # (c) -> the column of a row's number c
 
 
 class CountedMma(Mma):
-    """A @ B, where a number -0 of A says that a row of the result has nothing to do with a row of B."""
+    """A @ B, where a number -0 in A means that this row of B does not count for this row of the result."""
 
-    add_counted: Callable[..., None]  # (out, smem, depth): leaves out pairs whose number of A is -0, whatever B holds
+    add_counted: Callable[..., None]  # (out, smem, depth): skips pairs with -0 in A, even if B has NaN there
 
 
 @cache
 @noun
 def neighbours(number: Any, near: int) -> Members:
-    """How a thread gets neighbours from shared memory.
+    """The verb that loads `near` neighbours from shared memory.
 
-    The verb for `near` neighbours: four at once where `near` is a multiple of four; then `index` must be one too.
+    If `near` is a multiple of four, it loads four at once; then `index` must be a multiple of four, too.
     """
     num = numbers(number)
 
@@ -74,9 +75,9 @@ def neighbours(number: Any, near: int) -> Members:
 
 
 def mma_abt(number: Any, a: Tile, b: Tile, rows: int, columns: int, lanes: int = LANES, *, looped: bool = False) -> Mma:
-    """out += A @ B.T. looped: steps of the sum are not unrolled, which costs registers where there are many.
+    """out += A @ B.T. looped: steps of the sum are not unrolled; unrolling many steps costs registers.
 
-    Raises ValueError where B has not as many rows as the result columns.
+    Raises ValueError if the number of B's rows is not the number of the result's columns.
     """
     num = numbers(number)
     if b.rows != lanes * columns:
@@ -86,7 +87,7 @@ def mma_abt(number: Any, a: Tile, b: Tile, rows: int, columns: int, lanes: int =
 
     @verb
     def add_four(out, smem, a_at, a_row, b_at, b_row):
-        """Four steps of the sum; my rows are a_row, ... of those from a_at on, and b_row, ... of those from b_at on."""
+        """Add four steps of the sum. My rows are a_row, ... of A, which begins at a_at, and b_row, ... of B at b_at."""
         row = cuda.local.array(4, number)  # four numbers of a row of A
         others = cuda.local.array(4 * columns, number)  # and of my rows of B
         for j in range(columns):
@@ -120,16 +121,16 @@ def mma_abt(number: Any, a: Tile, b: Tile, rows: int, columns: int, lanes: int =
 def mma_ab(
     number: Any, a: Tile, b: Tile, rows: int, near: int = 4, lanes: int = LANES, *, looped: bool = False
 ) -> CountedMma:
-    """out += A @ B; looped: the same, and of a product that is summed before it is added: many lose less so.
+    """out += A @ B. looped: as in `mma_abt`; the product is summed before it is added to out: more accurate.
 
-    Raises ValueError where B's rows are not filled to a multiple of lanes * near.
+    Raises ValueError if B's rows are not padded to a multiple of lanes * near.
     """
     num, near_b = numbers(number), neighbours(number, near)
     groups = _groups(b, lanes * near)
 
     @verb
     def add_four(out, at, apart, smem, a_at, a_row, b_at):
-        """Four steps of the sum, to out[at + i * apart + c]; my rows are a_row, ... of those from a_at on."""
+        """Add four steps of the sum to out[at + i * apart + c]. My rows are a_row, ... of A, which begins at a_at."""
         row = cuda.local.array(4, number)  # four numbers of a row of A
         others = cuda.local.array(4 * near, number)  # of four rows of B
         for k in range(4):
@@ -180,7 +181,7 @@ def mma_ab(
 
 
 def mma_atb(number: Any, a: Tile, b: Tile, rows: int, near: int = 4, lanes: int = LANES) -> Mma:
-    """out += A.T @ B, a row of A and of B after the other. Raises ValueError as `mma_ab` does."""
+    """out += A.T @ B, one row of A and of B after the other. Raises ValueError as `mma_ab` does."""
     near_a, near_b = neighbours(number, rows), neighbours(number, near)
     groups = _groups(b, lanes * near)
     columns = near * groups
@@ -236,7 +237,7 @@ def _members(
 
 
 def _groups(b: Tile, together: int) -> int:
-    """Return how many times the columns that the threads take together fit in a row of B."""
+    """Return how many groups of `together` columns, which all threads handle at once, a row of B has."""
     groups = -(-b.width // together)
     if b.filled < groups * together:
         raise ValueError(f"a product with B: its rows have {b.filled} numbers, expected a multiple of {together}")
@@ -244,7 +245,7 @@ def _groups(b: Tile, together: int) -> int:
 
 
 def _in_groups(near: int, lanes: int) -> Callable[..., Any]:
-    """Which column number c of a row is, where a thread has `near` neighbours in every lanes * near."""
+    """Return the verb `column` of `Mma`, for `near` neighbours in every lanes * near columns."""
 
     @verb
     def column(c):

@@ -1,10 +1,9 @@
 """A ring of stages in shared memory: one thread fills them with bulk copies, warps read and release them.
 
-    full[stage]    its bytes have landed                 1 arrival, by who starts the copy, and the bytes
-    empty[stage]   everybody has read it                 1 arrival a warp
+    full[stage]    the stage's bytes have arrived        1 arrival, by the thread that starts the copy, and the bytes
+    empty[stage]   all warps have read the stage         1 arrival per warp
 
-Copy number `i` uses stage i % stages in round i // stages. Rounds end in turn, so a round's parity is enough to wait
-for.
+Copy number `i` uses stage i % stages in round i // stages. Rounds end in order, so a wait needs only a round's parity.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ class Stages:
 
     @cached_property
     def tile(self) -> int:
-        """Elements of an array in a stage."""
+        """Return the elements of one array in a stage."""
         return self.rows * self.columns
 
     @cached_property
     def size(self) -> int:
-        """Elements of a stage: one array's tile after the other."""
+        """Return the elements of a stage: the tiles of all arrays, one after the other."""
         return self.arrays * self.tile
 
     @cached_property
     def nbytes(self) -> int:
-        """Of all stages: dynamic shared memory, from its beginning."""
+        """Return the bytes of all stages, which are at the beginning of dynamic shared memory."""
         return self.count * self.size * storage(self.dtype).itemsize
 
 
@@ -73,7 +72,7 @@ class RingSmem(NamedTuple):
 
 
 class Filling(NamedTuple):
-    """A stage that is being filled: of every array, `rows` rows of `width` columns will come."""
+    """A stage that is being filled with `rows` rows of `width` columns of every array."""
 
     smem: RingSmem
     stage: int
@@ -89,7 +88,7 @@ Ring = Noun  # what `ring` makes
 def ring(stages: Stages, warps: int) -> Members:
     """The verbs of a ring that `warps` warps read.
 
-    `i` numbers the copies, `array` the arrays of a stage.
+    `i` is the number of a copy, `array` the number of an array in a stage.
     """
     element, itemsize = storage(stages.dtype).element, storage(stages.dtype).itemsize
     COUNT = u32(stages.count)  # unsigned: no sign handling below
@@ -113,7 +112,7 @@ def ring(stages: Stages, warps: int) -> Members:
     def acquire(smem, i, rows, width):
         """Wait until a stage is free, then expect the bytes of `rows` rows of this width."""
         stage = i32(u32(i) % COUNT)
-        mbarrier_wait_cta(smem.empty, stage, u32(i) // COUNT & 1 ^ 1)  # the round before; a new barrier's is over
+        mbarrier_wait_cta(smem.empty, stage, u32(i) // COUNT & 1 ^ 1)  # the previous round; a new barrier's has ended
         mbarrier_arrive_expect_tx(smem.full, stage, rows * width * (stages.arrays * itemsize))
         return Filling(smem, stage, rows, width)
 
@@ -126,21 +125,21 @@ def ring(stages: Stages, warps: int) -> Members:
 
     @verb
     def copy_rows(filling, array, x, index):
-        """Start to copy all rows, where they are as far apart as in a stage."""
+        """Start to copy all rows, which must be as far apart as in a stage."""
         smem, stage = filling.smem, filling.stage
         at = stage * stages.size + array * stages.tile
         cp_async_bulk(smem.tiles, at, x, index, filling.rows * (stages.columns * itemsize), smem.full, stage)
 
     @verb
     def wait(smem, i):
-        """Wait until the stage's bytes are there. Return the stage."""
+        """Wait until the stage's bytes have arrived. Return the stage."""
         stage = i32(u32(i) % COUNT)
         mbarrier_wait_cta(smem.full, stage, u32(i) // COUNT & 1)
         return stage
 
     @verb
     def begin(stage):
-        """Return where the stage's first array begins in smem.tiles."""
+        """Return the index in smem.tiles at which the stage's first array begins."""
         return stage * stages.size
 
     @verb
@@ -152,38 +151,38 @@ def ring(stages: Stages, warps: int) -> Members:
 
     return members(
         locals(),
-        columns=stages.columns,  # that a row of a stage has room for
+        columns=stages.columns,  # most columns of a row in a stage
         tile=stages.tile,  # elements from one array of a stage to the next
     )
 
 
 @verb
 def init_fetch(bell):
-    """Make the mbarrier of copies that are waited for once; by one thread, before `start_cluster`."""
+    """Initialize an mbarrier for copies that are not repeated; by one thread, before `start_cluster`."""
     mbarrier_init(bell, 0, 1)
 
 
 @verb
 def start_fetch(bell, nbytes):
-    """Expect `nbytes` bytes at this barrier. For one thread."""
+    """Expect `nbytes` bytes at this barrier; by one thread."""
     mbarrier_arrive_expect_tx(bell, 0, nbytes)
 
 
 @verb
 def fetch(smem, at, x, index, nbytes, bell):
-    """Start one of the copies."""
+    """Start one of these copies."""
     cp_async_bulk(smem, at, x, index, nbytes, bell, 0)
 
 
 @verb
 def wait_fetch(bell):
-    """Wait until all their bytes are there."""
+    """Wait until all bytes of these copies have arrived."""
     mbarrier_wait_cta(bell, 0, 0)
 
 
 @verb
 def start_cluster():
-    """Make initialised mbarriers visible, and wait until every block of the cluster runs."""
+    """Make initialized mbarriers visible, and wait until every block of the cluster runs."""
     fence_mbarrier_init()
     barrier_cluster_arrive()
     barrier_cluster_wait()
@@ -191,38 +190,39 @@ def start_cluster():
 
 @verb
 def start_mbarriers():
-    """As `start_cluster`, but of other shared memory nothing becomes visible: loads that are under way go on."""
+    """Like `start_cluster`, but make only mbarriers visible, no other shared memory: loads in flight continue."""
     fence_mbarrier_init()
     barrier_cluster_arrive_relaxed()
     barrier_cluster_wait()
 
 
 class PartsSmem(NamedTuple):
-    """A few rows' parts, so that nobody writes what a slower warp still reads, and an mbarrier for each of them."""
+    """The parts of a few rows, so that no warp overwrites what a slower warp still reads, and an mbarrier for each
+    row."""
 
     pairs: Any
     bells: Any
 
 
 class Parts(Namespace):
-    """Exchange of pairs of numbers among the reading warps of a cluster, row after row, without stopping the copies.
+    """Exchange pairs of numbers among the reading warps of a cluster, row after row, while copies continue.
 
-    `row_round` numbers the rows. A block may have several rows at once, each with warps and a barrier of its own.
+    `row_round` is the number of the row. A block may have several rows at once, each with its own warps and barrier.
     """
 
-    size: int  # pairs of a row, or of all the rows of a block
+    size: int  # pairs of a row, or of all rows of a block
     smem: Callable[..., PartsSmem]  # (): the shared arrays; once in a kernel, by all threads
     init: Callable[..., None]  # (smem): by one thread, before `start_cluster`
     send: Callable[..., None]  # (smem, row_round, a, b): my warp's pair, to every block
-    wait: Callable[..., Any]  # (smem, row_round) -> where this row's parts begin in smem.pairs
+    wait: Callable[..., Any]  # (smem, row_round) -> the index in smem.pairs at which this row's parts begin
 
 
 @cache
 def parts(number: Any, send_pair: Callable[..., None], warps: int, cluster: int, rows: int = 1, kept: int = 2) -> Parts:
-    """The verbs for `warps` warps a row in each of `cluster` blocks; in one block, for up to 14 rows at once.
+    """The verbs for `warps` warps per row in each of `cluster` blocks; in one block, for up to 14 rows at once.
 
-    kept: rows whose parts lie there, a power of two: 2, or 4 where those of the next row are sent before a row's are
-    waited for.
+    kept: the number of rows whose parts are in shared memory, a power of two: 2, or 4 if the next row's parts are sent
+    before the wait for the current row's.
     """
     if cluster == 1:
         return _parts_in_block(number, warps, rows, kept)
@@ -256,7 +256,7 @@ def _parts_in_block(number: Any, warps: int, rows: int, kept: int) -> Parts:
     @verb
     def wait(smem, row_round):
         row = cuda.threadIdx.x // THREADS if rows > 1 else 0
-        bar_sync(1 + row, THREADS)  # the copying warp goes on
+        bar_sync(1 + row, THREADS)  # without the copying warp, which continues
         return ((row_round & LAST) * SIZE + row * warps) * 2
 
     return Parts.from_locals(locals(), size=SIZE, smem=_parts_smem(number, SIZE, kept))

@@ -8,23 +8,23 @@ from functools import cache
 from ..compiler.backend import Namespace, verb
 from ..ptx.registers import setmaxnreg_dec, setmaxnreg_inc
 
-# by the number of multiplying warpgroups, registers of a thread that loads and of one that multiplies; an SM has 65536,
-# and a block of 256 threads has all that a thread can have
+# number of consumer warpgroups -> registers per thread of the producer and of a consumer; an SM has 65536. A block of
+# 256 threads needs no entry: its threads already have the most registers that a thread can have
 REGISTERS = {2: (40, 232), 3: (32, 160)}
 MOST_REGISTERS = {2: (24, 240), 3: (32, 160)}
 
 
 class Roles(Namespace):
-    """The verbs, each by all threads of a warpgroup, once."""
+    """The verbs of both roles. All threads of a warpgroup call one of them, once."""
 
-    threads: int  # of a block
-    produce: Callable[..., None]  # (): this warpgroup loads
-    consume: Callable[..., None]  # (): this one multiplies
+    threads: int  # threads per block
+    produce: Callable[..., None]  # (): take the producer's number of registers
+    consume: Callable[..., None]  # (): take a consumer's number of registers
 
 
 @cache
 def roles(consumers: int, *, most: bool = False) -> Roles:
-    """The roles of a block with 1 to 3 consumer warpgroups. most: the producer warpgroup uses fewer registers."""
+    """Return the roles of a block with 1 to 3 consumer warpgroups. most: consumers get the most registers possible."""
     threads, registers = 128 * (consumers + 1), MOST_REGISTERS if most else REGISTERS
 
     @verb

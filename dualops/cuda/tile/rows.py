@@ -42,7 +42,7 @@ def lane_reductions(number: Any, lanes: int) -> Members:
 
     @verb
     def sum_two(a, b):
-        """Return both sums, with one shuffle more than for one sum. Half of the lanes add up each."""
+        """Return both sums, with only one shuffle more than for one sum: half of the lanes add up each."""
         if lanes > 1:
             upper = (cuda.threadIdx.x & FAR) != 0
             mine = (b if upper else a) + num.shuffle(a if upper else b, FAR, FULL_WARP)
@@ -56,14 +56,15 @@ def lane_reductions(number: Any, lanes: int) -> Members:
 
 
 def transposed(number: Any) -> Callable[..., Any]:
-    """The verb (a, b, c, d) -> four numbers, in lane r of four neighbours those that they have in place r. All 32 lanes
-    of the warp must call it.
+    """Return the verb (a, b, c, d) -> four numbers: the transpose among four neighbouring lanes.
+
+    Lane r of the four gets argument r of each lane. All 32 lanes of the warp must call it.
     """
     num = numbers(number)
 
     @verb
     def swap(upper, first, second, distance):
-        """Of lanes so far apart: what the lower lane has second, and the upper one first, change places."""
+        """Exchange, between lanes `distance` apart, the lower lane's `second` and the upper lane's `first`."""
         other = num.shuffle(first if upper else second, distance, FULL_WARP)
         return other if upper else first, second if upper else other
 

@@ -1,7 +1,7 @@
 """Persistent tile schedule: which block computes which tile, with fewer blocks than tiles.
 
-Tiles are numbered batch by batch, in groups of `group` rows of tiles, column by column within a group, so that blocks
-that run at once share rows of A and columns of B in L2. The blocks of a cluster take tiles that are neighbours.
+Tiles are numbered batch by batch, in groups of `group` rows of tiles, column by column within a group. So blocks that
+run at the same time share rows of A and columns of B in L2. The blocks of a cluster get neighbouring tiles.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Position(NamedTuple):
 @cache
 @noun
 def schedule(group: int, cluster: Cluster) -> Members:
-    """The walk of a block. Positions of clusters are numbered; each of N running clusters takes every N-th number.
+    """The verbs by which a block finds its tiles. Each of N running clusters gets every N-th position.
 
-    group: rows of tiles, a multiple of the cluster's.
+    group: rows of tiles, a multiple of the cluster's rows.
     """
     group_rows, blocks = group // cluster.rows, cluster.blocks  # of clusters
     high, wide = cluster.rows, cluster.columns
 
     @verb
     def first():
-        """Return the number that this block's cluster begins with."""
+        """Return the first number of this block's cluster."""
         return u32(u32(cuda.blockIdx.x) // u32(blocks))
 
     @verb
     def step():
-        """Return how far it is to the next number."""
+        """Return the distance to the cluster's next number."""
         return u32(u32(cuda.gridDim.x) // u32(blocks))
 
     @verb
@@ -49,7 +49,7 @@ def schedule(group: int, cluster: Cluster) -> Members:
 
     @verb
     def numbers(batches, m_blocks, n_blocks):
-        """Return how many numbers there are; all u32."""
+        """Return the number of positions; all u32."""
         height, width = _clusters(m_blocks, n_blocks)
         return u32(u32(batches * height) * width)
 

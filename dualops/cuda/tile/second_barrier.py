@@ -1,4 +1,4 @@
-"""A second full-barrier per stage of a pipeline: part of its data may arrive later. One release frees both.
+"""A second full-barrier per stage of a pipeline: a part of the stage may arrive later. One release frees both.
 
     producer                                    readers
     stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)
@@ -8,10 +8,11 @@
                                                 part.leave()
                                                 pipe.release(barriers, i)
 
-It may have more stages than the pipeline. A free stage of the pipeline then means that its stage here is free, too.
+It may have more stages than the pipeline. If the pipeline's stage is free, the stage here is free, too.
 
 Its mbarriers count the producer, the bytes of the copies, and the warps that also write to the part. Such a warp waits
-until the stage is free (`pipe.claim`), writes, and arrives. The pipeline's `start` makes the mbarriers visible to all.
+until the stage is free (`pipe.claim`), writes, and arrives. The pipeline's `start` makes the mbarriers visible to all
+threads.
 """
 
 from __future__ import annotations
@@ -55,21 +56,21 @@ def second_barrier(stages: int, nbytes: int, writers: int = 0) -> Members:
 
     @verb
     def hand(full, i):
-        """Signal that the lanes of my warp have written their share."""
+        """Signal that the lanes of my warp have written their data."""
         bar_warp_sync(FULL_WARP)
         if u32(cuda.threadIdx.x) % u32(32) == u32(0):
             mbarrier_arrive(full, i32(u32(i) % STAGES))
 
     @verb
     def wait(full, i):
-        """Wait until all of it is there. Return the stage."""
+        """Wait until all data have arrived. Return the stage."""
         stage = i32(u32(i) % STAGES)
         mbarrier_wait_cta(full, stage, u32(i) // STAGES & 1)
         return stage
 
     @verb
     def leave():
-        """Order my warp's reads of what warps wrote before the pipeline's release."""
+        """Let my warp's reads of data that warps wrote happen before the pipeline's release."""
         bar_warp_sync(FULL_WARP)
 
     return locals()

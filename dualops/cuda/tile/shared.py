@@ -1,14 +1,14 @@
-"""Layout of a block's shared memory. The host lays out tiles; kernels get places from them and fill them.
+"""Layout of a block's shared memory: the host allocates tiles, and kernels fill them.
 
     shared = Shared("bfloat16", threads)        numbers of float32 arithmetic
     q = shared.tile(BLOCK_Q, D)                 [BLOCK_Q, D]
     k = shared.tile(BLOCK_KV, D)
-    v = shared.tile(BLOCK_KV, Dv, over=k)       takes turns with k
+    v = shared.tile(BLOCK_KV, Dv, over=k)       in the same memory as k
     shared.nbytes                               bytes that the launch requests
 
-A kernel's dynamic shared memory is one array of numbers, `smem`; places are indices of it. Everything begins at a
-multiple of four numbers, which are loaded at once. Rows are a multiple of four long and `PAD` apart, so that lanes on
-neighbouring rows meet different banks.
+A kernel's dynamic shared memory is one array of numbers, `smem`; places are indices of this array. Every tile begins at
+a multiple of four numbers, since four are loaded at once. Rows have a multiple of four numbers and `PAD` numbers of
+padding, so that lanes on neighbouring rows access different banks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAD = 4  # numbers between rows
 
 
 class Lines(NamedTuple):
-    """Rows of an array in global memory: line r begins at data[first + r * step], and there are `count`."""
+    """`count` rows of an array in global memory: line r begins at data[first + r * step]."""
 
     data: Any
     first: Any
@@ -33,7 +33,7 @@ class Lines(NamedTuple):
 
 
 class Part(NamedTuple):
-    """`Lines` of which only `columns` columns exist. Line r may have to be multiplied by smem[weights + r]."""
+    """`Lines` with only `columns` columns. The load may multiply line r by smem[weights + r]."""
 
     data: Any
     first: Any
@@ -47,7 +47,7 @@ Tile = Noun  # what `Shared.tile` makes
 
 
 class Shared:
-    """Lays out the shared memory of a kernel that works on arrays of a dtype, with `threads` threads a block."""
+    """Lays out the shared memory of a kernel that works on arrays of a dtype, with `threads` threads per block."""
 
     def __init__(self, dtype: str, threads: int):
         self.dtype, self.threads = dtype, threads
@@ -58,11 +58,11 @@ class Shared:
     def tile(
         self, rows: int, width: int, multiple: int = 4, *, stages: int = 1, pad: int = PAD, over: Tile | None = None
     ) -> Members:
-        """Rows of numbers in shared memory; or several such tiles, stages, one after the other.
+        """Allocate a tile of rows in shared memory; or `stages` such tiles, one after the other.
 
-        Makes room for a tile whose rows are filled with zeros to a multiple, `stages` times; or over the latest one.
-        pad: numbers between rows, a multiple of four; 0 where lanes meet within a row alone. Raises ValueError for a
-        place that something else lies behind already.
+        Rows are padded with zeros to a multiple of `multiple`. over: use the memory of this tile, which must be the
+        latest one. pad: numbers between rows, a multiple of four; 0 if conflicts are only possible within a row. Raises
+        ValueError if `over` is not the latest tile.
         """
         if over is not None and over.at != self._latest:
             raise ValueError(f"a tile at {over.at} is not the latest, which is at {self._latest}")
@@ -73,23 +73,23 @@ class Shared:
 
         @verb
         def place(r, c):
-            """Return where number c of row r lies."""
+            """Return the index of number c of row r."""
             return at + r * row + c
 
         return members(
             locals(),
-            at=at,  # where it begins
+            at=at,  # index of the first number
             rows=rows,
-            width=width,  # numbers of a row that are of the array
-            filled=filled,  # and with the zeros behind them
+            width=width,  # numbers of a row that belong to the array
+            filled=filled,  # the same with the zeros after them
             row=row,  # numbers from a row to the next
             size=rows * row,  # numbers from a stage to the next
-            # (smem, lines) -> 1 if this thread met a NaN or an infinity; by all threads of the block
+            # (smem, lines) -> 1 if this thread loaded a NaN or an infinity; by all threads of the block
             load=_load(self.dtype, self.threads, at, (rows, width, filled, row)),
         )
 
     def vector(self, count: int) -> int:
-        """Reserve room for `count` numbers and return where they begin."""
+        """Allocate `count` numbers and return the index of the first."""
         self._latest = self.count
         self.count += _align_up(count, 4)
         return self._latest
@@ -104,7 +104,7 @@ def _align_up(value: int, step: int) -> int:
 
 
 def _load(dtype: str, threads: int, at: int, shape: tuple[int, int, int, int]) -> Callable[..., Any]:
-    """A tile's `load`. shape: its rows, their width, how far they are filled, and from one to the next."""
+    """Return a tile's verb `load`. shape: number of rows, their width, the width with zeros, and the row stride."""
     mem, num = storage(dtype), numbers(storage(dtype).number)
     rows, width, filled, row = shape
     count = rows * filled

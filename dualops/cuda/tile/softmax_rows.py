@@ -1,21 +1,22 @@
 """Online softmax of rows, one tile of scores after the other, on tensor-core accumulators, in base 2.
 
-    rows.new_max(new_max, scores, row_max)                 two rows a thread, each shared by four lanes
+    rows.new_max(new_max, scores, row_max)                 two rows per thread, each shared by four lanes
     rows.exponents(base, factor, new_max, units)           the exponent of a score is score * factor - base
-    rows.rescale_of(rescale, row_max, new_max, base, factor)   factor of the sums and results so far
+    rows.rescale_of(rescale, row_max, new_max, base, factor)   factor of the earlier sums and results
     rows.exp2(scores, base, factor)                        scores become probabilities
     rows.add(row_sum, scores, rescale)
     rows.scale(acc, rescale)
     rows.pack(probs, scores)                               as the left factor of the next product
     rows.close(row_max, row_sum, rescale, sink, units)     row_max becomes lse
 
-A score may be any finite number. `score * factor - base` is one fma. Its error is that of base, half an ulp, which is
-the same for all scores of a row and cancels, except that P is rounded: `close` corrects the sum for the greatest P. The
-error must only be small enough for 2 ** error to be a number: so `factor` is scale * log2(e) for a row whose greatest
-exponent is below LIMIT, and a power of two for any other, where base is exact. Neighbouring floats are then at least 8
-apart as exponents, 32 but for float16, so the power of two in place of scale * log2(e) changes next to nothing. Of
-accumulators [.., 8 * n] a thread has rows r and r + 8, in quads of two neighbours of the one and two of the other
-(`fragment.accumulator`). A row that has seen nothing has the maximum -inf and counts from 0.
+A score may be any finite number. `score * factor - base` is one fma. Its error is the error of base, half an ulp. It is
+the same for all scores of a row, so it cancels, except that P is rounded: `close` corrects the sum for the largest P.
+But 2 ** error must not overflow. So `factor` is scale * log2(e) if the row's largest exponent is below LIMIT, else a
+power of two, for which base is exact. In such a row, neighbouring floats are at least 8 apart as exponents (32, except
+for float16). So a power of two instead of scale * log2(e) changes almost nothing.
+
+A thread has rows r and r + 8 of accumulators [.., 8 * n], in quads: two neighbours of row r, then two of row r + 8
+(`fragment.accumulator`). A row without keys so far has the maximum -inf; its exponents are relative to 0.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from .split_bf16x3 import put_parts
 from .storage import storage
 from .unrolled import one_after_another
 
-ROWS = 2  # of a thread
-LANES = 4  # that share a row
+ROWS = 2  # rows per thread
+LANES = 4  # lanes that share a row
 SIGN, EXPONENT_BITS, HALF = u32(1 << 31), u32(0x7F800000), f32(0.5)
 LOG2, LN2 = f32(LOG2_E), f32(1 / LOG2_E)
-# exponents in size below which a row's factor is scale * log2(e): P is at most 2 ** (half an ulp of them)
+# if all exponents are below this magnitude, a row's factor is scale * log2(e): P is at most 2 ** (half an ulp of LIMIT)
 LIMITS = {"bfloat16": 2.0**30, "float32": 2.0**30, "float16": 2.0**28}
 PAIRS = {"bfloat16": pack_bf16x2, "float16": pack_f16x2}
 
@@ -56,7 +57,8 @@ SoftmaxRows = Noun  # what `softmax_rows` makes
 
 @cache
 def pairs_of(dtype: str, words: int) -> Callable[..., None]:
-    """The verb (packed, j, a, b): pack two numbers into word j of `words`; for "float32", one word of each part."""
+    """Return the verb (packed, j, a, b): pack two numbers into word j of `words`; for "float32", one word for each
+    part."""
     pack_two: Any = PAIRS.get(dtype)
 
     @verb
@@ -71,7 +73,8 @@ def pairs_of(dtype: str, words: int) -> Callable[..., None]:
 
 
 def _each(of_row: Callable[[int], Callable[..., None]], rows: int) -> Callable[..., None]:
-    """A verb of three arguments for one row after the other: a loop over them would be too long to be unrolled."""
+    """Return a verb of three arguments that handles one row after the other; a loop would be too long to be
+    unrolled."""
 
     def of_four(row: int) -> Callable[..., None]:
         one = of_row(row)
@@ -93,7 +96,7 @@ def _each(of_row: Callable[[int], Callable[..., None]], rows: int) -> Callable[.
 
 @verb
 def power_of_two(x, most):
-    """The largest power of two up to x; half of it if it exceeds `most`."""
+    """Return the largest power of two up to x; half of it if it exceeds `most`."""
     power = f32_of_bits(u32(bits_of_f32(x) & EXPONENT_BITS))
     return power * HALF if power > most else power
 
@@ -116,14 +119,14 @@ def softmax_rows(
 
     sinks: `close` adds the sinks. rest: `close` keeps the rounding error of lse.
 
-    threes: maxima are those of words, three at a time, which Hopper does in one instruction, and half as many are
-    needed. Signed integers are in the order of floats, but for those with a sign, whose order is the opposite: where a
-    thread has no others of a row, its greatest is the smallest word.
+    threes: maxima are computed on the words of floats as integers, three at a time: one instruction on Hopper, so half
+    as many are needed. Signed integers have the order of floats, except that negative floats have the opposite order.
+    So if a thread has only negative scores in a row, the maximum is the smallest word.
 
-    Unless exponents are large, a row's greatest probability is exactly 1 in the product with V. Not rescaling as long
-    as exponents have grown by less than 8 is 1 to 3 % faster, and where one key counts for most costs its rounding: 2.4
-    times the baseline's error. If exponents are large, the greatest probability is 2 ** (the error of base), and is
-    rounded. `close` adds this rounding to the sum, so that the result of a row with a single nonzero P is exact.
+    Unless exponents are large, a row's largest probability is exactly 1 in the product with V. It would be 1 to 3 %
+    faster to rescale only after exponents have grown by 8. But if one key has most of the weight, its rounding then
+    costs 2.4 times the baseline's error. If exponents are large, the largest probability is 2 ** (the error of base),
+    and is rounded. `close` adds this rounding to the sum, so that the result of a row with one nonzero P is exact.
 
     row_max, new_max, row_sum and rescale are local arrays of two numbers.
     """
@@ -135,7 +138,7 @@ def softmax_rows(
         return _each(of_row, ROWS_THERE)
 
     def first_of(h: int, size: int) -> int:
-        """Where the row's first two numbers are."""
+        """Return the index of the row's first two numbers."""
         return h // ROWS * size + h % ROWS * 2
 
     @verb
@@ -145,7 +148,7 @@ def softmax_rows(
 
     @verb
     def start(row_max, row_sum):
-        """Initialize rows that have seen nothing."""
+        """Initialize rows, before their first keys."""
         for h in range(ROWS_THERE):
             row_max[h] = num.minus_inf
             row_sum[h] = num.zero
@@ -192,7 +195,7 @@ def softmax_rows(
 
     @verb
     def units(of_scores):
-        """Return `units`: the two factors, and between them a power of two and the score from which on it is taken."""
+        """Return `units`: to_exponent, the power of two for large scores, the score from which it is used, to_score."""
         to_exponent, to_score = of_scores
         return to_exponent, power_of_two(to_exponent, max(to_score, num.one)), LIMIT / to_exponent, to_score
 
@@ -204,11 +207,11 @@ def softmax_rows(
     def _is_usual_exponent(most, units):
         return abs(mul_rn(most, units[0])) < LIMIT
 
-    is_usual = _is_usual_score if threes else _is_usual_exponent  # an instruction more, and a register less
+    is_usual = _is_usual_score if threes else _is_usual_exponent  # one more instruction, one register less
 
     @verb
     def exponents(base, factor, maxima, units):
-        """Find base and factor of exponents, for rows with these maxima."""
+        """Compute base and factor of exponents, for rows with these maxima."""
         for h in range(ROWS_THERE):
             most = num.base(maxima[h])
             factor[h] = units[0] if is_usual(most, units) else units[1]
@@ -216,7 +219,7 @@ def softmax_rows(
 
     @verb
     def rescale_of(rescale, row_max, new_max, base, factor):
-        """Find the rescale factors; row_max becomes new_max."""
+        """Compute the rescale factors; row_max becomes new_max."""
         for h in range(ROWS_THERE):
             rescale[h] = num.exp2(mul_rn(row_max[h], factor[h]) - base[h])
             row_max[h] = new_max[h]
@@ -299,13 +302,13 @@ def softmax_rows(
 
     @verb
     def divide(acc, row_sum, growth):
-        """Divide acc by the totals, and multiply it by growth; 0 where a row has seen nothing."""
+        """Divide acc by the totals, and multiply it by growth; 0 for a row without keys."""
         divide_each(acc, row_sum, growth)
 
     @verb
     def pack(probs, scores):
         """Round the scores into probs, in pairs."""
-        for j in range(2 * quads):  # of one strip
+        for j in range(2 * quads):  # words of one strip
             put_pair(probs, j, scores[2 * j], scores[2 * j + 1])
 
     @verb
@@ -316,15 +319,17 @@ def softmax_rows(
 
     @verb
     def close(row_max, row_sum, rescale, sink, units):
-        """Turn row_max into lse, and row_sum into what acc is divided by. With sinks, the sink joins row_sum, and
-        rescale is the factor of acc. With `rest`, rescale is what rounding took from lse.
+        """Turn row_max into lse, and row_sum into the divisor of acc.
+
+        With sinks, the sink is added to row_sum, and rescale becomes acc's factor. With `rest`, rescale becomes the
+        rounding error of lse.
         """
         base, factor = pair(), pair()
         exponents(base, factor, row_max, units)
         for h in range(ROWS_THERE):
             greatest = num.exp2(num.base(row_max[h]) * factor[h] - base[h])
             correction = rounded(greatest) - greatest
-            # in exponents where both fit, else in scores
+            # compute in exponents if row_max and sink are not large, else in scores
             fits = abs(num.base(row_max[h])) < units[2] and abs(num.base(sink)) * LOG2 < LIMIT
             most, to_exponent = mul_rn(row_max[h], units[0] if fits else units[3]), num.one if fits else LOG2
             if sinks:
@@ -342,5 +347,5 @@ def softmax_rows(
         locals(),
         new_max=_new_max_by_threes if threes else each(new_max_of),  # (new_max, scores, row_max): in all lanes of a row
         exp2=each(exp2_of),  # (scores, base, factor)
-        add=each(add_of),  # (row_sum, scores, rescale): a lane's share of the sums
+        add=each(add_of),  # (row_sum, scores, rescale): a lane's part of the sums
     )

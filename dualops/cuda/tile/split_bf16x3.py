@@ -1,11 +1,11 @@
-"""float32 numbers as three parts of bfloat16, whose sum they are: 8 bits of the mantissa each.
+"""Split float32 numbers into three bfloat16 parts, whose sum is exact: 8 bits of the mantissa each.
 
-    upper, middle, lower = parts_of(x)        each cut off from the remainder: nothing is rounded
+    upper, middle, lower = parts_of(x)        each part is truncated from the remainder: nothing is rounded
     put_parts(words, at, apart, a, b)         the parts of two numbers, packed in pairs, `apart` words from part to part
 
-Of the nine products of two numbers' parts those of MEETINGS count. The others, lower by middle and by lower, are below
-2**-22 of the number's product, on average 2**-24 of it. Tensor cores multiply bfloat16 twice as fast as tf32, of which
-two parts would make three products, and read it along either axis.
+A product of two numbers needs only the six products of parts in MEETINGS. The other three (lower times middle, middle
+times lower, lower times lower) are below 2**-22 of the product, on average 2**-24 of it. Two parts of tf32 would need
+three products. But tensor cores multiply bfloat16 twice as fast as tf32, and can read it along either axis.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..compiler.backend import f32, u32, verb
 from ..ptx.arithmetic import bits_of_f32, f32_of_bits
 
 PARTS = 3
-# which part of the left factor meets which of the right one: the smallest first, as added to a large sum it would cost
-# it as many roundings again
+# (part of the left factor, part of the right factor) of each product. The smallest products come first: added to a
+# large sum, each would cost another rounding of the large sum
 MEETINGS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
 EXPONENT, SIGN, ONE, UPPER, HALF = u32(0x7F800000), u32(0x80000000), u32(0x3F800000), u32(0xFFFF0000), u32(16)
 ZERO = f32(0)
@@ -29,16 +29,16 @@ def upper_part(x):
 
 @verb
 def packed_parts(a, b):
-    """Two parts in a word."""
+    """Return a word with one part of each number: a's in the lower half, b's in the upper half."""
     return u32(bits_of_f32(a) >> HALF) | (bits_of_f32(b) & UPPER)
 
 
 @verb
 def parts_of(x):
-    """The parts of any number.
+    """Return the three parts of any number.
 
-    An infinity is its sign's 1, 0 and itself: lower parts meet upper ones alone, so that neither a part that is 0 nor
-    one of the other sign turns it into NaN. A NaN is split in the same way.
+    An infinity becomes 1 with its sign, 0 and itself. Lower parts are only multiplied with upper parts, so no part of 0
+    and no part of the other sign turns the infinity into NaN. A NaN is split in the same way.
     """
     word = bits_of_f32(x)
     upper = upper_part(x)

@@ -1,7 +1,7 @@
 """Storage of a dtype's values in memory, and the verbs that load and store them.
 
-Arithmetic is float32 for every dtype but float64. A kernel asks for the verbs of its dtype once, when it is built, and
-is written once: half-precision arrays reach it as uint16, and become floats where they are loaded.
+Arithmetic is float32 for every dtype except float64. A kernel is written once for all dtypes, and gets the verbs of its
+dtype when it is built. Half-precision arrays are uint16 arrays for the kernel; loads convert them to floats.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Storage(Namespace):
     vector: int  # elements in 16 bytes
     load: Callable[..., Any]  # (x, index) -> number
     store: Callable[..., None]  # (y, index, number)
-    rounded: Callable[..., Any]  # (number) -> number, as it is after a store and a load
+    rounded: Callable[..., Any]  # (number) -> the number after a store and a load
     load_vector: Callable[..., None]  # (frag, at, x, index, keep, fill): 16 bytes to frag[at : at + vector]
     store_vector: Callable[..., None]  # (y, index, keep, frag, at)
-    store_kept: Callable[..., None]  # store_vector of what is read again soon: of 16 and 32 bits it stays in L2
+    store_kept: Callable[..., None]  # store_vector of data that are read again soon: 16 and 32 bits stay in L2
     load_shared: Callable[..., None]  # (frag, at, smem, index): 16 bytes of a shared array of `element`
-    load_once: Callable[..., None]  # load_vector, past L1
-    load_of_pair: Callable[..., Any]  # (x, start, i): element start + i, start even; of 16 bits two are loaded at once
-    one_of_pair: Callable[..., Any] | None  # (bits, i): number i of two in 32 bits, in dtypes of 16 bits
+    load_once: Callable[..., None]  # load_vector, bypassing L1
+    load_of_pair: Callable[..., Any]  # (x, start, i): element start + i, start even; loads two 16-bit elements at once
+    one_of_pair: Callable[..., Any] | None  # (bits, i): number i of the two in 32 bits, for dtypes of 16 bits
 
 
 @cache
@@ -64,7 +64,7 @@ def storage(dtype: str) -> Storage:
 
 
 class Access(Namespace):
-    """Loads and stores of `vector` adjacent elements, left out where `keep` is false."""
+    """Loads and stores of `vector` adjacent elements, skipped if `keep` is false."""
 
     vector: int
     load: Callable[..., None]  # (frag, at, x, index, keep, fill)
@@ -73,7 +73,7 @@ class Access(Namespace):
 
 @cache
 def access(dtype: str, aligned: bool, once: bool = False) -> Access:
-    """16 bytes at a time where rows are aligned to that, past L1 if `once`; else element by element."""
+    """Loads and stores of 16 bytes if rows are aligned to 16 bytes, else of one element. once: bypass L1."""
     chosen = storage(dtype)
     if aligned:
         load = chosen.load_once if once else chosen.load_vector

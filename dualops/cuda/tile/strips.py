@@ -1,13 +1,14 @@
-"""Products of a strip: the 16 rows of a warp, by a factor that lies as boxes in swizzled shared memory (`tile_copies`).
+"""Products of a strip, a warp's 16 rows, by a factor in boxes of swizzled shared memory (`tile_copies`).
 
     qk = strip_abt("bfloat16", q_box, k_box, boxes, held=True)       scores [16, BLOCK_KV] = Q @ K.T
     pv = strip_ab("bfloat16", v_box, boxes)                          acc [16, Dv] += P @ V
-    pv.put(probs, scores)                                            P, of sums in registers
+    pv.put(probs, scores)                                            P from sums in registers
 
-Sums lie as `fragment.accumulator` says; two and two of them packed are the left factor of the next product. Factors in
-float32 are multiplied as two parts of tf32 each, without the product of the lower ones. A lane then has columns 2 * t
-and 2 * t + 1 of each eight where the left factor wants t and t + 4, so that B's lines lie in that order (`paired`).
-Tensor cores round toward zero: of float32, what a box adds to the sums is summed up by itself, and then added to them.
+Sums have the layout of `fragment.accumulator`. Packed in pairs, they are the left factor of the next product. float32
+factors are multiplied as two parts of tf32 each, without the product of the two lower parts. A lane then has columns
+2 * t and 2 * t + 1 of each eight, but the left factor needs t and t + 4. So B's lines are stored in that order
+(`paired`). Tensor cores round toward zero. So for float32, the products of each box are summed separately, and then
+added to the sums.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from .unrolled import one_after_another
 from .warp_mma import MMA_TYPES, FactorSlice, fragments, warp_products
 
 ROWS = 16
-APART = 64  # rows from a strip of a warp to its next: those of four warps
-A_WORDS = 4  # of a step
+APART = 64  # rows from a warp's strip to its next one: four warps have a strip each
+A_WORDS = 4  # per step
 
 
 class Places(NamedTuple):
-    """Where a lane begins to read two factors."""
+    """The places at which a lane begins to read two factors."""
 
     a: Any
     b: Any
@@ -42,7 +43,7 @@ class StripAb(Namespace):
     size: int
     fragment: Callable[..., Any]  # () -> zeros
     left: Callable[..., Any]  # () -> a local array for A
-    put: Callable[..., None]  # (a_frag, values): A of numbers that lie as sums do
+    put: Callable[..., None]  # (a_frag, values): make A of numbers in the layout of sums
     add: Callable[..., None]  # (sums, a_frag, smem, b_at)
 
 
@@ -51,8 +52,8 @@ class StripAb(Namespace):
 def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: bool, strips: int = 1) -> Members:
     """sums [16, columns] = A @ B.T. Lines of A and B run along the sum.
 
-    a, b: a box of each; each has `boxes` of them. held: A's fragments stay in registers, else they are read again.
-    strips: one or two, by the same B; held, one.
+    a, b: one box of each factor; each factor has `boxes` boxes. held: A's fragments stay in registers; otherwise they
+    are read each time. strips: one or two that share B; with `held`, one.
     """
     a_side, b_side = fragments(a, ROWS, left=True), fragments(b, b.rows, left=False)
     STEPS, TILES, A_BOX, B_BOX = a.depth // a.step, b.rows // 8, a.size, b.size
@@ -69,12 +70,12 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
 
     @verb
     def place(row, at):
-        """Return where this lane reads the 16 rows of A from `row` on; A begins at `at`."""
+        """Return the place at which this lane reads the 16 rows of A from `row` on; A begins at `at`."""
         return i32(at + a_side.start(row))
 
     @verb
     def hold(smem, place):
-        """Return A's fragments, where they are held."""
+        """Return A's fragments, if they are held."""
         frag = cuda.local.array(WORDS, u32)
         if held:
             for n in range(boxes * STEPS):
@@ -129,7 +130,7 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
 
     return members(
         locals(),
-        size=SIZE,  # sums of a thread
+        size=SIZE,  # sums per thread
     )
 
 
@@ -162,7 +163,7 @@ def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> StripAb
 def _ab_of_pairs(
     dtype: str, b: FactorSlice, boxes: int, strips: int
 ) -> tuple[int, Callable[..., None], Callable[..., None]]:
-    """Words of A, and the verbs `put` and `add`, here of where a lane begins to read; of 16-bit factors."""
+    """Return the words of A, and the verbs `put` and `add` (with the lane's place), for 16-bit factors."""
     mma, pair, b_side = mma_m16n8k16(MMA_TYPES[dtype]), PAIRS[dtype], fragments(b, b.rows, left=False)
     STEPS, TILES, B_BOX = b.depth // b.step, b.rows // 8, b.size
     WORDS = A_WORDS * STEPS * strips
@@ -190,7 +191,7 @@ def _ab_of_pairs(
 
 
 def _ab_of_parts(b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], Callable[..., None]]:
-    """A @ B in float32: a step's upper parts, then its lower ones."""
+    """The same for float32: a step's upper parts, then its lower parts."""
     mma, b_side = mma_m16n8k8_tf32, fragments(b, b.rows, left=False)
     STEPS, TILES, B_BOX, B_WORDS = b.depth // b.step, b.rows // 8, b.size, b_side.words
     SIZE, ZERO = 4 * TILES, f32(0)
@@ -198,7 +199,7 @@ def _ab_of_parts(b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], 
     @verb
     def put(a_frag, values):
         for step in range(STEPS):
-            for word in range(A_WORDS):  # rows r and r + 8 of column t, then of t + 4
+            for word in range(A_WORDS):  # rows r and r + 8 of column t, then of column t + 4
                 value = values[4 * step + word % 2 * 2 + word // 2]
                 upper, lower = words_of_parts(value)
                 a_frag[2 * A_WORDS * step + word] = upper
@@ -223,7 +224,7 @@ def _ab_of_parts(b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], 
     def to_box(known: int) -> Callable[..., None]:
         @verb
         def add_piece(sums, piece, box, _):
-            if box == known:  # constants are what registers can be named by
+            if box == known:  # registers need constant indices
                 for e in range(SIZE):
                     sums[SIZE * known + e] += piece[e]
 

@@ -1,11 +1,11 @@
-"""Where the numbers of a tile lie in swizzled shared memory, and the descriptors by which products find them.
+"""Addresses of a tile's numbers in swizzled shared memory, and the descriptors by which products find them.
 
-Plain arithmetic on integers. A tile [lines, width] is what loads of boxes leave: boxes of `span` bytes of each line,
-one behind the other, in each box line after line; its first byte is at a multiple of 8 * span. span is the swizzle's
-width in bytes, 128, 64 or 32; 16 stands for none. Which way a product looks at a tile is its `major`:
+Plain arithmetic on integers. A tile [lines, width] has the layout of loaded boxes: boxes of `span` bytes of each line,
+one after the other, and in each box line after line. Its first byte is at a multiple of 8 * span. span is the swizzle's
+width in bytes, 128, 64 or 32; 16 means no swizzle. `major` is the direction in which a product reads a tile:
 
-    "k"     lines are rows of A or columns of B, K runs along them: A [M, K] or B [N, K] as it lies in memory
-    "mn"    lines are K, A's rows or B's columns run along them: A [K, M] or B [K, N]; for numbers of 16 bits alone
+    "k"     lines are rows of A or columns of B, and run along K: A [M, K] or B [N, K] in memory
+    "mn"    lines are indexed by K, and run along A's rows or B's columns: A [K, M] or B [K, N]; only for 16 bits
 
     b = Operand(BLOCK_N, BLOCK_K, 2, 128, "k")
     start = descriptor(shared_address(smem, at), b.bits)
@@ -22,11 +22,11 @@ from ..compiler.backend import u32, u64, verb
 
 SPANS = (128, 64, 32, 16)
 MODES = {16: 0, 128: 1, 64: 2, 32: 3}  # a descriptor's uppermost bits
-STEP = 32  # bytes of K that a product multiplies
+STEP = 32  # bytes of K per product
 
 
 def swizzled(address: int, span: int) -> int:
-    """Where a byte is that would be at `address`: bits 7 to 9 flip bits 4 to 6, as far as span goes."""
+    """Return the swizzled address of a byte: bits 7 to 9 flip those of bits 4 to 6 that span uses."""
     return address ^ (address >> 3 & span - 16)
 
 
@@ -38,7 +38,7 @@ def place(line: int, column: int, lines: int, itemsize: int, span: int) -> int:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tile of numbers of `itemsize` bytes as products read it. Raises ValueError for one that they can't read."""
+    """A tile of numbers of `itemsize` bytes, as products read it. Raises ValueError for one that they can't read."""
 
     lines: int
     width: int
@@ -65,14 +65,14 @@ class Operand:
 
     @property
     def box(self) -> int:
-        """Bytes from a box to the next."""
+        """Return the bytes from a box to the next."""
         return self.lines * self.span
 
     @property
     def bits(self) -> int:
-        """The descriptor of a tile at address 0."""
+        """Return the descriptor of a tile at address 0."""
         stride, leading = 8 * self.span, self.box  # to the next 8 lines, and to the next box
-        if self.span == 16 and self.major == "mn":  # they have each other's place
+        if self.span == 16 and self.major == "mn":  # the two fields are exchanged
             stride, leading = leading, stride
         if self.span > 16 and self.major == "k":  # a product stays in a box
             leading = 16
@@ -80,21 +80,21 @@ class Operand:
 
     @property
     def steps(self) -> int:
-        """Products that the tile's K is."""
+        """Return the number of products along the tile's K."""
         return self.width * self.itemsize // STEP if self.major == "k" else self.lines // 16
 
     @property
     def advance(self) -> tuple[int, ...]:
-        """What is added to a descriptor for each step along K, in its units of 16 bytes."""
+        """Return the numbers to add to a descriptor for each step along K, in units of 16 bytes."""
         if self.major == "mn":
             return tuple(16 * self.span * step >> 4 for step in range(self.steps))
         boxes = (divmod(STEP * step, self.span) for step in range(self.steps))
         return tuple(box * self.box + byte >> 4 for box, byte in boxes)
 
     def rows(self, first: int) -> int:
-        """What is added for rows of A (columns of B) from `first` on, in the same units.
+        """Return the number to add for rows of A (columns of B) from `first` on, in the same units.
 
-        Raises ValueError for one in the middle of a pattern.
+        Raises ValueError if `first` is in the middle of a swizzle pattern.
         """
         if self.major == "k":
             if first % 8:
@@ -108,5 +108,5 @@ class Operand:
 
 @verb
 def descriptor(address, bits):
-    """That of a tile whose first byte has this shared address, a u32: of it, the 18 bits that are the block's own."""
+    """Return the descriptor of a tile at this shared address, a u32, of which only the block's 18 bits are used."""
     return u64(u32(address) >> u32(4) & u32(0x3FFF)) | u64(bits)

@@ -1,4 +1,4 @@
-"""float32 numbers as tensor cores take them: 11 bits of mantissa; or two such parts, whose sum has float32's 24."""
+"""Convert float32 numbers to tf32, with 11 bits of mantissa; or to two such parts, whose sum has float32's 24 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXPONENT, SIGN, ONE = u32(0x7F800000), u32(0x80000000), u32(0x3F800000)
 
 @verb
 def rounded(x):
-    """x as one part."""
+    """Return x rounded to tf32."""
     return f32_of_bits(tf32_of_f32(x))
 
 
@@ -23,17 +23,17 @@ def rounded_word(word):
 
 @verb
 def parts(x):
-    """The upper part of x and the lower one, which is what rounding left."""
+    """Return the upper part of x, and the lower part: the rounding error of the upper one."""
     upper, lower = words_of_parts(x)
     return f32_of_bits(upper), f32_of_bits(lower)
 
 
 @verb
 def words_of_parts(x):
-    """Their bits.
+    """Return the bits of both parts.
 
-    An infinity is its sign's 1 and itself: the product of lower parts is left out, so that it meets upper parts alone,
-    and neither a lower part that is 0 nor one of the other sign turns it into NaN. A NaN is split in the same way.
+    An infinity becomes 1 with its sign and itself. Lower parts are only multiplied with upper parts, so no lower part
+    that is 0 or has the other sign turns the infinity into NaN. A NaN is split in the same way.
     """
     upper = tf32_of_f32(x)
     lower = upper

@@ -1,7 +1,7 @@
-"""Asynchronous copies of an array's rows to boxes of swizzled shared memory, from which a warp's products read them.
+"""Copy an array's rows asynchronously to boxes of swizzled shared memory, from which a warp's products read them.
 
 A tile [lines, width] is stored as boxes, one after the other. Each is a `warp_mma.FactorSlice`: all lines, and some
-neighbouring elements of each. What is beyond the array's rows, or beyond the width of a row, becomes 0 and is not read.
+neighbouring elements of each. Elements outside of the array's rows or width become 0, and are not read.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ..compiler.backend import Members, cuda, i32, i64, noun, u32, verb
 from .async_copies import copies
 from .warp_mma import FactorSlice, swizzled
 
-EIGHT = 8  # lines that a product multiplies at once, of factors in float32
+EIGHT = 8  # lines of a float32 factor per product
 
 
 @verb
 def paired_line(line: Any) -> Any:
-    """Where a line lies so that lines 2 * t and 2 * t + 1 of each eight are t and t + 4.
+    """Return the place of a line, such that lines 2 * t and 2 * t + 1 of each eight are at t and t + 4.
 
-    A lane has accumulators of columns 2 * t and 2 * t + 1, and of a left factor in float32 columns t and t + 4.
+    A lane has accumulators of columns 2 * t and 2 * t + 1, but a left factor in float32 needs columns t and t + 4.
     """
     return line // 8 * 8 + line % 2 * 4 + line % 8 // 2
 
@@ -28,16 +28,15 @@ def paired_line(line: Any) -> Any:
 @cache
 @noun
 def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, paired: bool = False) -> Members:
-    """The verbs for rows of `width` elements, `vector` of which are copied at once: 16, 8 or 4 bytes, or one of 2
-    bytes, which comes through registers. paired: lines lie as `paired_line` says. Raises ValueError where threads
-    can't share a box.
+    """The verbs that copy rows of `width` elements, `vector` at a time. All threads of a block call them.
 
-    Called by all threads of a block. The asynchronous copies are in no group yet.
+    A copy has 16, 8 or 4 bytes, or one element of 2 bytes, which goes through registers. paired: lines are in the order
+    of `paired_line`. The asynchronous copies are in no group yet. Raises ValueError if threads can't share a box.
     """
     units = copies(vector, box.itemsize)
     VECTOR, PITCH, BOX, SHIFT, FLIPS = units.vector, box.pitch, box.size, box.shift, box.flips
     BOXES = -(-width // PITCH)
-    LINE = PITCH // VECTOR  # copies of a line, which neighbouring threads share
+    LINE = PITCH // VECTOR  # copies per line, by neighbouring threads
     LINES = threads // LINE  # lines from a thread's copy to its next
     COUNT = box.lines // LINES
     if paired and box.lines % EIGHT:
@@ -48,7 +47,8 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
 
     @verb
     def _place_of(place, i):
-        """Of the thread's copy number i: lines are sums of powers of two, so that their places add up too."""
+        """Return the place of the thread's copy number i. Lines are sums of powers of two, so their places add up,
+        too."""
         further = (paired_line(i * LINES) if paired else i * LINES) * PITCH
         return i32((place ^ (further >> SHIFT & FLIPS)) + further)
 

@@ -1,5 +1,6 @@
-"""Loops over registers that are written out when a kernel is built: the compiler leaves a long one as it is, and what
-it indexes then lies in memory.
+"""Unroll loops over registers when a kernel is built.
+
+The compiler does not unroll a long loop, and then the arrays that the loop indexes are in local memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Verb = Callable[[Any, Any, Any, Any], None]
 
 
 def one_after_another(verbs: Sequence[Verb]) -> Verb:
-    """A verb that calls each of these, which take four arguments."""
+    """Return a verb that calls these verbs in order, each with the same four arguments."""
     if len(verbs) == 1:
         return verbs[0]
     half = len(verbs) // 2

@@ -1,4 +1,4 @@
-"""How a tile comes to shared memory by 16 bytes a thread."""
+"""Load a tile into shared memory, 16 bytes per thread at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .storage import access, storage
 def by_vectors(
     dtype: str, aligned: bool, tile: Tile, threads: int, *, weighted: bool = False, checked: bool = False
 ) -> Any:
-    """The tile's `load` of a Part, (smem, part), or of a stage that begins at another place, (smem, part, at).
+    """Return the tile's verb `load`: (smem, part) loads a Part, (smem, part, at) loads it into the stage at `at`.
 
-    Beyond the part's lines and columns all is 0. The tile's width: a power of two, at most `threads` vectors.
-    aligned: first, step and columns are multiples of 16 bytes. weighted: lines are multiplied by their weights.
-    checked: returns 1 if this thread met a NaN or an infinity.
+    Elements outside of the part's lines and columns become 0. The tile's width is a power of two, at most `threads`
+    vectors. aligned: first, step and columns are multiples of 16 bytes. weighted: lines are multiplied by their
+    weights. checked: `load` returns 1 if this thread loaded a NaN or an infinity.
     """
     mem, source, num = storage(dtype), access(dtype, aligned, once=True), numbers(storage(dtype).number)
     at_once = threads * source.vector // tile.width  # lines that all threads load together
@@ -27,7 +27,7 @@ def by_vectors(
     @verb
     def load(smem, part, at=tile.at):
         frag = cuda.local.array(source.vector, mem.number)
-        strange = i32(0)
+        non_finite = i32(0)
         r, c = cuda.threadIdx.x * source.vector // tile.width, cuda.threadIdx.x * source.vector % tile.width
         count = i32(min(part.count, tile.rows)) if c < part.columns else i32(0)  # of lines, for my columns
         index, place = part.first + r * part.step + c, at + r * tile.row + c
@@ -39,7 +39,7 @@ def by_vectors(
                     if weighted:
                         frag[i] *= smem[u32(part.weights + line)]
                     if checked:
-                        strange |= i32(frag[i] * num.zero != num.zero)
+                        non_finite |= i32(frag[i] * num.zero != num.zero)
                 if source.vector == 1:
                     smem[u32(place)] = frag[0]
                 else:
@@ -47,6 +47,6 @@ def by_vectors(
                         num.store_vector(smem, place + i, frag, i)
             index += at_once * part.step
             place += at_once * tile.row
-        return strange
+        return non_finite
 
     return load

@@ -1,15 +1,16 @@
 """Products of a warp by mma.sync: slices of factors in swizzled shared memory, their fragments, and sums.
 
-    slice = FactorSlice("depth", BLOCK_M, BLOCK_K)      what lies where
+    slice = FactorSlice("depth", BLOCK_M, BLOCK_K)      the layout of a slice
     a = fragments(slice, 64, left=True)                 how a warp reads 64 rows of it, 16 steps of the sum at a time
     products = warp_products("bfloat16", 64, 64)        acc [64, 64] += a [64, 16] @ b [16, 64]
 
-Factors have 16 bits, or are float32, which is multiplied as tf32, 8 steps at a time: 32 bytes of a row either way.
-Lines of a slice are what is contiguous in global memory: of `along` "depth" a row of a, or a column of b, by all of
-the slice's steps; of "row" one step, by all rows. Either becomes fragments as it lies, as `ldmatrix` can transpose 16
-bits; of float32 a lane loads the words of lines along "row" one by one.
-Eight lines at the same place, which a matrix of `ldmatrix` is, meet no bank twice (`swizzle`), nor do the copies that
-fill neighbouring places. Which lane holds which element: `fragment`.
+Factors have 16 bits, 16 steps at a time, or are float32, multiplied as tf32, 8 steps at a time: 32 bytes of a row
+either way. A line of a slice is contiguous in global memory. With `along` "depth", a line is a row of a, or a column of
+b, with all steps of the slice. With "row", a line is one step, with all rows. `ldmatrix` can transpose 16 bits, so it
+reads both. For float32 along "row", a lane loads the words one by one.
+
+A matrix of `ldmatrix` is eight lines at the same place. Reading it has no bank conflicts (`swizzle`), nor have copies
+to neighbouring places. `fragment` says which lane holds which element.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from ..ptx.memory import ld_shared_b32
 from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from .tf32 import rounded_word, words_of_parts
 
-STEP_BYTES = 32  # of a row, that a product multiplies
-LINE_BYTES = 128  # of a box, at most
-MATRIX_BYTES = 16  # of a line of what `ldmatrix` loads
+STEP_BYTES = 32  # bytes of a row per product
+LINE_BYTES = 128  # most bytes of a box's line
+MATRIX_BYTES = 16  # bytes of a line of a matrix of `ldmatrix`
 MMA_TYPES = {"bfloat16": "bf16", "float16": "f16"}
 
 
 @dataclass(frozen=True)
 class FactorSlice:
-    """`depth` steps of the sum, and of each `rows` rows of a (or columns of b), in swizzled shared memory.
+    """`rows` rows of a (or columns of b) with `depth` steps of the sum each, in swizzled shared memory.
 
-    Places count elements from the slice's first, which is at a multiple of 128 bytes. Raises ValueError for sizes that
-    no swizzle has.
+    Places are in elements from the slice's first, which is at a multiple of 128 bytes. Raises ValueError for sizes that
+    no swizzle supports.
     """
 
-    along: str  # "depth" or "row": what is contiguous
+    along: str  # "depth" or "row": the contiguous direction
     rows: int
     depth: int
     itemsize: int = 2
@@ -58,12 +59,12 @@ class FactorSlice:
 
     @cached_property
     def step(self) -> int:
-        """Steps of the sum that a product multiplies."""
+        """Return the steps of the sum per product."""
         return STEP_BYTES // self.itemsize
 
     @cached_property
     def line(self) -> int:
-        """Elements of a line."""
+        """Return the elements of a line."""
         return self.depth if self.along == "depth" else self.rows
 
     @cached_property
@@ -72,12 +73,12 @@ class FactorSlice:
 
     @cached_property
     def pitch(self) -> int:
-        """Elements of a line that lie in one box, and from a line of a box to the next."""
+        """Return the elements of a line in one box, which is also the distance between lines of a box."""
         return min(self.line, LINE_BYTES // self.itemsize)
 
     @cached_property
     def box(self) -> int:
-        """Elements from a box to the next."""
+        """Return the elements from a box to the next."""
         return self.lines * self.pitch
 
     @cached_property
@@ -86,7 +87,7 @@ class FactorSlice:
 
     @cached_property
     def matrix(self) -> int:
-        """Elements of a line of a matrix, which change places with others of the line."""
+        """Return the elements of a matrix's line, which the swizzle moves together."""
         return MATRIX_BYTES // self.itemsize
 
     @cached_property
@@ -104,33 +105,33 @@ class FactorSlice:
 
     @cached_property
     def by_matrices(self) -> bool:
-        """Whether fragments are read by `ldmatrix`."""
+        """Return whether fragments are read by `ldmatrix`."""
         return self.itemsize == 2 or self.along == "depth"
 
     def place(self, line: int, column: int) -> int:
-        """Where an element lies; plain arithmetic, for tests."""
+        """Return the place of an element; plain arithmetic, for tests."""
         box, column = divmod(column, self.pitch)
         return int(swizzled(box * self.box + line * self.pitch + column, self.shift, self.flips))
 
 
 class Fragments(Namespace):
-    """How a warp reads its rows of a slice. frag: a local array with room for two steps, `half` says which of them."""
+    """The verbs by which a warp reads its rows of a slice. frag: a local array for two steps; `half` is one of them."""
 
-    words: int  # of a thread, for a step
+    words: int  # per thread and step
     make: Callable[..., Any]  # () -> frag
-    start: Callable[..., Any]  # (row) -> where this lane begins to read, for rows from `row` on
+    start: Callable[..., Any]  # (row) -> the place at which this lane begins to read, for rows from `row` on
     read: Callable[..., None]  # (frag, half, smem, at, step): step number `step` of the slice; at: its place + `start`
 
 
 @cache
 def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
-    """The verbs for `rows` rows of a (left), or columns of b. Raises ValueError for rows that are no part of a box."""
+    """The verbs for `rows` rows of a (left), or columns of b. Raises ValueError for rows that don't fit in boxes."""
     MATRICES, SIZE = rows // 16, rows // 16 * 4
     ALONG_DEPTH, PITCH, BOX, STEP = factor.along == "depth", factor.pitch, factor.box, factor.step
     SHIFT, FLIPS, MATRIX = factor.shift, factor.flips, u32(factor.matrix)
-    TOGETHER = min(rows, PITCH) // 16  # of along "row": matrices that a box has of them
+    TOGETHER = min(rows, PITCH) // 16  # along "row": matrices per box
     if rows % 16 or (not ALONG_DEPTH and (rows % PITCH and PITCH % rows)):
-        raise ValueError(f"{rows} rows a warp, expected a multiple of 16 that fills boxes of {PITCH} or parts them")
+        raise ValueError(f"{rows} rows per warp, expected a multiple of 16 that fills boxes of {PITCH} or parts them")
     load = ldmatrix(4, not ALONG_DEPTH and factor.by_matrices)
 
     @verb
@@ -139,7 +140,8 @@ def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
 
     @verb
     def start(row):
-        # a product takes four matrices of 8 rows by 8 steps: of a first those of the same steps, of b of the same rows
+        # a product has four matrices of 8 rows by 8 steps; in a those with the same steps come first, in b those of the
+        # same rows
         lane = u32(cuda.threadIdx.x) % u32(32)
         first, second = lane // u32(8) % u32(2), lane // u32(16)
         row_half, depth_half = (first, second) if left else (second, first)
@@ -192,21 +194,21 @@ def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
 
 
 def swizzled(place: Any, shift: int, flips: int) -> Any:
-    """Where an element is that would be at `place`, see `FactorSlice.shift`."""
+    """Return the swizzled place of an element, see `FactorSlice.shift`."""
     return place ^ (place >> u32(shift) & u32(flips))
 
 
 @cache
 @noun
 def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> Members:
-    """The sums of a warp, [rows, columns]: products of 16 rows and 8 columns, row after row of them.
+    """The verbs for a warp's sums [rows, columns], in float32: products of 16 rows and 8 columns, row by row.
 
-    The verbs for factors of "bfloat16" or "float16", sums in float32; or of "float32", as tf32 or, `parts`, as two
-    parts each, without the product of the lower ones.
+    Factors are "bfloat16" or "float16"; or "float32", multiplied as tf32. parts: float32 factors are split into two
+    parts of tf32, and the product of the lower parts is left out.
     """
     mma = mma_m16n8k8_tf32 if dtype == "float32" else mma_m16n8k16(MMA_TYPES[dtype])
     M_TILES, N_TILES = rows // 16, columns // 8
-    A_WORDS, B_WORDS = 4 * M_TILES, 2 * N_TILES  # of a step
+    A_WORDS, B_WORDS = 4 * M_TILES, 2 * N_TILES  # per step
     ZERO = f32(0)
 
     @verb
@@ -259,5 +261,5 @@ def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> M
         multiply = _multiply_parts if parts else _multiply_rounded
     return members(
         locals(),
-        multiply=multiply,  # (acc, a_frag, b_frag, half): acc += a @ b, of a step; fragments may be changed
+        multiply=multiply,  # (acc, a_frag, b_frag, half): acc += a @ b of one step; may change the fragments
     )

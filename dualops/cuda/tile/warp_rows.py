@@ -1,8 +1,7 @@
-"""How the sums of a warp's products come from its registers into rows, of which threads have eight columns.
+"""Rearrange the sums of a warp's products so that each thread has eight columns of a row.
 
-The warp puts 16 rows of its sums into shared memory and takes them back row by row. Of a thread's eight columns the
-first four lie in the one half of the row, the others in the other: so rows of 64 are written and read without meeting a
-bank twice.
+The warp writes 16 rows of its sums to shared memory, and reads them back row by row. The first four of a thread's eight
+columns are in one half of the row, the others in the other half. So rows of 64 have no bank conflicts.
 """
 
 from __future__ import annotations
@@ -17,34 +16,34 @@ from ..ptx.warp import bar_warp_sync
 from .numbers import numbers
 from .rows import FULL_WARP
 
-ROWS = 16  # of a product
-COLUMNS = 8  # of a thread
+ROWS = 16  # rows of a product
+COLUMNS = 8  # columns per thread
 PAD = 8  # numbers between rows
 
 
 @dataclass(frozen=True)
 class WarpRowsLayout:
-    """Where the numbers of ROWS rows of `width` lie, a warp behind the other."""
+    """The layout of ROWS rows of `width` numbers, one warp after the other."""
 
     width: int
 
     @cached_property
     def row(self) -> int:
-        """Numbers from a row to the next."""
+        """Return the numbers from a row to the next."""
         return self.width + PAD
 
     @cached_property
     def half(self) -> int:
-        """Numbers from the first half of a row to the second."""
+        """Return the numbers from the first half of a row to the second."""
         return self.row // 2
 
     @cached_property
     def size(self) -> int:
-        """Numbers from a warp's to the next one's."""
+        """Return the numbers from a warp's rows to the next warp's."""
         return ROWS * self.row
 
     def place(self, row: int, column: int) -> int:
-        """Plain arithmetic, for tests."""
+        """Return the index of a number; plain arithmetic, for tests."""
         return row * self.row + column % 8 // 4 * self.half + column // 8 * 4 + column % 4
 
 
@@ -77,7 +76,7 @@ def warp_rows(rows: int, width: int, widest: int = 0) -> Members:
         pair = lane % 4
         at = i32(warp * SIZE + lane // 4 * layout.row + pair // 2 * layout.half + pair % 2 * 2)
         for tile in range(M_TILES):
-            if tile == i:  # constants are what registers can be named by
+            if tile == i:  # registers need constant indices
                 for j in range(N_TILES):
                     e = 4 * (tile * N_TILES + j)
                     st_shared_v2_f32(smem, i32(at + 4 * j), acc[e], acc[e + 1])
@@ -93,23 +92,23 @@ def warp_rows(rows: int, width: int, widest: int = 0) -> Members:
 
     @verb
     def release():
-        """Wait until all lanes have taken theirs."""
+        """Wait until all lanes have read their columns."""
         bar_warp_sync(FULL_WARP)
 
     return members(
         locals(),
-        columns=COLUMNS,  # of a thread
-        apart=32 // THREADS,  # rows from a thread's to its next
+        columns=COLUMNS,  # per thread
+        apart=32 // THREADS,  # rows from one row of a thread to its next
     )
 
 
 @cache
 @noun
 def warp_output(rows: int, width: int, finish: Callable[..., None]) -> Members:
-    """The same sums row by row, which a verb of the operator takes on from there (`epilogue.RowOutput` for a warp).
+    """The verbs that pass the sums [rows, width] row by row to a verb of the operator, as `epilogue.row_output` does.
 
-    For sums [rows, width]. finish(values, results, m, n): COLUMNS numbers of row m, from column n on. Rows from M on
-    are left out; columns beyond the result's are the verb's concern.
+    finish(values, results, m, n) is called with COLUMNS numbers of row m, from column n on, for rows below M. It must
+    skip columns outside of the result.
     """
     lines, M_TILES = warp_rows(rows, width), rows // ROWS
 

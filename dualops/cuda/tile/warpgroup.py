@@ -1,16 +1,16 @@
-"""Products by a warpgroup of tiles in the stages of a pipeline (sm_90a).
+"""A warpgroup's products of tiles in the stages of a pipeline (sm_90a).
 
-    mma = warpgroup_mma("bfloat16", a, b)           acc [64, b's rows] += A @ B, out of shared memory
+    mma = warpgroup_mma("bfloat16", a, b)           acc [64, b's rows] += A @ B, from shared memory
     acc = mma.fragment()
     mma.start(acc, smem, a_at, b_at, part)          acc = A @ B
     mma.add(acc, smem, a_at, b_at, part)            acc += A @ B; asynchronous
-    mma.wait_but_one(acc)                           all but the latest is over; mma.wait_but(acc, N): the latest N
+    mma.wait_but_one(acc)                           until all but the latest have ended; wait_but(acc, N): the latest N
     mma.wait(acc)
 
-A descriptor is an address and constants. From smem it is computed again for each product. With `from_base`, verbs
-take `base_of(smem)` in place of smem: it is computed once and stays in a register of the warp.
+A descriptor consists of an address and constants. It is computed from smem for each product. With `from_base`, the
+argument of verbs is `base_of(smem)` instead of smem: it is computed once and stays in a register of the warp.
 
-Element e of a thread's accumulators is where `fragment.accumulator` says.
+`fragment.accumulator` gives row and column of element e of a thread's accumulators.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .split_bf16x3 import MEETINGS, PARTS
 from .swizzle import Operand, descriptor
 from .unrolled import one_after_another
 
-ROWS = 64  # of the result, a warpgroup
-STEPS = 8  # of which a loop is left to the compiler: of a longer one it indexes the accumulators
-KEPT_STEPS = 12  # whose descriptors uniform registers hold from product to product
-LOW = (1 << 32) - 1  # bits of a descriptor: the address, and all that is added to it
+ROWS = 64  # rows of the result per warpgroup
+STEPS = 8  # the compiler unrolls a loop of this many steps; in a longer one it would index the accumulators
+KEPT_STEPS = 12  # most steps whose descriptors stay in uniform registers from product to product
+LOW = (1 << 32) - 1  # bits of a descriptor: the address, and the numbers that are added to it
 INSTRUCTION_TYPES = {"bfloat16": "bf16", "float16": "f16"}
 
 
@@ -43,13 +43,13 @@ RegisterMma = Noun  # what `register_mma` makes
 
 @verb
 def my_warpgroup():
-    """The number of this thread's warpgroup, known to the assembler as the same for all lanes."""
+    """Return the number of this thread's warpgroup. The assembler knows that it is the same for all lanes."""
     return shfl_idx_i32(i32(u32(cuda.threadIdx.x) // u32(128)), 0, FULL_WARP)
 
 
 @verb
 def base_of(smem):
-    """Where shared memory begins, in a descriptor's units, known to the assembler as the same for all lanes."""
+    """Return the start of shared memory, in a descriptor's units. The assembler knows that all lanes have the same."""
     return u32(shfl_idx_i32(i32(descriptor(shared_address(smem, 0), 0)), 0, FULL_WARP))
 
 
@@ -64,7 +64,8 @@ def _of_memory(smem, at, bits):
 
 
 def parts_multiplied(steps: int) -> list[tuple[int, int]]:
-    """Return the pairs of steps of A and B that are multiplied: of each four steps two are upper, two lower parts."""
+    """Return the pairs of steps of A and B that are multiplied. Of each four steps, two are upper parts, two lower
+    parts."""
     upper = [step for step in range(steps) if step % 4 < 2]
     lower = [step + 2 for step in upper]
     return [*zip(lower, upper), *zip(upper, lower), *zip(upper, upper)]
@@ -79,13 +80,13 @@ def thirds_multiplied(steps: int) -> list[tuple[int, int]]:
 @cache
 @noun
 def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, from_base: bool = False) -> Members:
-    """acc [64, n] of A's rows: the 64 from 64 * `part` on.
+    """The verbs for acc [64, n], the product of A's 64 rows from 64 * `part` on.
 
-    Of tiles of "bfloat16" or "float16", or of "float32", which is multiplied as tf32.
+    Tiles are "bfloat16" or "float16", or "float32", which is multiplied as tf32.
 
-    parts: 128 bytes of a line are the upper parts of 16 numbers and the lower ones of these (`tf32`), and the product
-    is that of the numbers without lower times lower. What is small comes first: added to a large sum it would cost it
-    as many roundings again, twice. Of "bfloat16", a line has all upper parts, then all middle and all lower ones
+    parts: 128 bytes of a line are the upper parts of 16 numbers, and then their lower parts (`tf32`). The product is
+    that of the numbers, without lower times lower. Small products come first: added to a large sum, each would cost
+    another rounding of the large sum. For "bfloat16", a line has all upper parts, then all middle and all lower parts
     (`split_bf16x3`).
     """
     n = b.lines if b.major == "k" else b.width
@@ -162,14 +163,12 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
 def register_mma(
     dtype: str, b: Operand, parts: bool = False, some: tuple[int, ...] | None = None, *, from_base: bool = False
 ) -> Members:
-    """acc [64, n] += A @ B, A's 64 rows in the warpgroup's registers: `words` of 16-bit pairs, as accumulators lie.
+    """The verbs for acc [64, n] += A @ B with A in registers: `words` of 16-bit pairs, in the accumulators' layout.
 
-    Of parts (`split_bf16x3`), `sums` are those of one product, which threads add to acc: tensor cores round toward
-    zero.
-
-    Of "bfloat16" or "float16". parts: B's columns hold the upper parts, then the middle, then the lower ones
-    (`split_bf16x3`); A's words have the same order. some: the steps of B that the steps of A multiply, in their order;
-    else all of them.
+    dtype: "bfloat16" or "float16". parts: B's columns have the upper parts, then the middle, then the lower ones
+    (`split_bf16x3`); A's words have the same order. Then `sums` are the sums of one product, and threads add them to
+    acc, because tensor cores round toward zero. some: the steps of B that the steps of A multiply, in order; by
+    default all steps.
     """
     n = (b.lines if b.major == "k" else b.width) // (PARTS if parts else 1)
     steps = tuple(range(b.steps)) if some is None else some
@@ -208,19 +207,19 @@ def register_mma(
 
     @verb
     def add(sums, a, smem, b_at, adds):
-        """Start sums += A @ B, or sums = A @ B where `adds` is 0 or A is parts."""
+        """Start sums += A @ B, or sums = A @ B if `adds` is 0 or A is in parts."""
         wgmma_fence()
         multiply_all(sums, a, first_of(smem, b_at, b_bits), i32(0) if parts else adds)
         wgmma_commit()
 
     @verb
     def wait(sums):
-        """Wait for the products. Until then neither sums nor A may be touched."""
+        """Wait for the products. Until then the kernel must not access sums or A."""
         wait_group(sums, 0)
 
     @verb
     def wait_but_one(sums):
-        """Wait for the products, where one was started since."""
+        """Wait for all products but the latest one."""
         wait_group(sums, 1)
 
     @verb
@@ -251,8 +250,8 @@ def register_mma(
         locals(),
         size=size,  # accumulators of a thread
         words=words,  # of A that a thread has
-        # (acc) -> where products are added up: acc; or of parts others, and acc becomes 0
+        # (acc) -> the array in which products are summed: acc; for parts another one, and acc becomes 0
         sums=_apart if parts else _same,
-        collect=_collect if parts else _nothing,  # (acc, sums): of parts acc += sums
-        finish=_finish if parts else _nothing,  # (acc, sums): of parts wait, then acc += sums
+        collect=_collect if parts else _nothing,  # (acc, sums): for parts acc += sums
+        finish=_finish if parts else _nothing,  # (acc, sums): for parts wait, then acc += sums
     )

@@ -1,7 +1,7 @@
-"""Warpgroups that multiply meet: what each has written to shared memory is then there for the products of all.
+"""Synchronize warpgroups so that the products of all can read what each has written to shared memory.
 
-Of two that each write a half of it, tile after tile, neither need wait until both are there (`halves`): the second one
-stays behind the first, so that one does arithmetic while the other multiplies.
+If two warpgroups write one half of a tile each, neither must wait until both halves are complete (`halves`). The second
+warpgroup follows the first at a distance, so that one does arithmetic while the other multiplies.
 """
 
 from __future__ import annotations
@@ -12,28 +12,25 @@ from ..compiler.backend import Members, i32, noun, verb
 from ..ptx.fences import fence_proxy_async
 from ..ptx.warp import bar_arrive, bar_sync
 
-BARRIER = 3  # of the named ones, between `epilogue`'s and those of `pingpong`
-READ, READY, BEHIND, BOTH = 4, 6, 8, 256  # those of halves, which take no `turns`; threads of both warpgroups
+BARRIER = 3  # number of the named barrier, between those of `epilogue` and those of `pingpong`
+READ, READY, BEHIND, BOTH = 4, 6, 8, 256  # barriers of `halves`, without `turns`; threads of both warpgroups
 
 
 @cache
 @noun
 def warpgroup_barrier(warpgroups: int) -> Members:
-    """The verbs of a barrier of 1 or 2 warpgroups.
-
-    Called by all threads of the warpgroups.
-    """
+    """The verbs of a barrier of 1 or 2 warpgroups. All threads of the warpgroups call them."""
     THREADS = 128 * warpgroups
 
     @verb
     def meet():
-        """Make what was written visible to products."""
+        """Make all writes to shared memory visible to products."""
         fence_proxy_async()
         bar_sync(BARRIER, THREADS)
 
     @verb
     def gather():
-        """Wait until nobody reads any more."""
+        """Wait until all threads have read."""
         bar_sync(BARRIER, THREADS)
 
     return locals()
@@ -41,28 +38,28 @@ def warpgroup_barrier(warpgroups: int) -> Members:
 
 @verb
 def meet_alone(warpgroup):
-    """By all threads of this warpgroup, 0 or 1: what it has written is there for its own products."""
+    """Make this warpgroup's writes visible to its own products; by all its threads. warpgroup: 0 or 1."""
     fence_proxy_async()
-    bar_sync(1 + warpgroup, 128)  # that of `epilogue`, which the same threads come to
+    bar_sync(1 + warpgroup, 128)  # a barrier of `epilogue`, which the same threads use
 
 
 @cache
 @noun
 def halves() -> Members:
-    """The verbs of two warpgroups.
+    """The verbs of two warpgroups that write one half of each tile.
 
-    Called by all threads of warpgroup 0 or 1, each once a tile, and `hand` once before the first.
+    All threads of a warpgroup call each verb once per tile, and `hand` once before the first tile. warpgroup: 0 or 1.
     """
 
     @verb
     def hand(warpgroup):
-        """Signal that my half is there for the products of both."""
+        """Signal that my half is complete for the products of both."""
         fence_proxy_async()
         bar_arrive(i32(READY + warpgroup), BOTH)
 
     @verb
     def take(warpgroup):
-        """Wait until both halves are there."""
+        """Wait until both halves are complete."""
         bar_sync(i32(READY + 1 - warpgroup), BOTH)
 
     @verb
@@ -72,12 +69,12 @@ def halves() -> Members:
 
     @verb
     def claim(warpgroup):
-        """Wait until the other warpgroup has read mine, before I write it."""
+        """Wait until the other warpgroup has read my half, so that I may overwrite it."""
         bar_sync(i32(READ + 1 - warpgroup), BOTH)
 
     @verb
     def follow(warpgroup):
-        """Wait until the first warpgroup has gone ahead in this tile."""
+        """Wait until the first warpgroup has called `go_ahead` for this tile."""
         if warpgroup == 1:
             bar_sync(BEHIND, BOTH)
 

@@ -1,14 +1,16 @@
-"""Numbers that a warpgroup hands to another through shared memory, thread to thread: as float32, or, if all are below
-16, as float16 of 2**12 times as much, which have 11 bits down to 2**-26. What is larger becomes an infinity.
+"""Send numbers from one warpgroup to another through shared memory, thread to thread.
+
+Numbers are sent as float32. If all are below 16, they may be multiplied by 2**12 and sent as float16, which keeps 11
+bits down to 2**-26; larger numbers become infinite.
 
     one warpgroup                               the other
     place = box.claim(barriers, i)              place = box.take(barriers, i)
     box.put(smem, place, values)                box.get(values, smem, place, n)
     box.hand(barriers, i)                       box.free(barriers, i)
 
-Fillings are numbered, `i`; filling i is in place i % places, in the phase i // places of its two mbarriers, which count
-the warps of one warpgroup. A thread reads what the thread of its number wrote. Its 16 bytes are next to those of
-its neighbours.
+Fillings are numbered by `i`. Filling i is in place i % places, in phase i // places of the place's two mbarriers, which
+count the warps of one warpgroup. A thread reads the numbers of the thread with the same number in its warpgroup. Its 16
+bytes are next to those of its neighbours.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def exchange_bytes(size: int, places: int, exact: bool) -> int:
 @cache
 @noun
 def warpgroup_exchange(at: int, size: int, places: int, exact: bool) -> Members:
-    """The verbs for `size` numbers of a thread, eights; shared memory begins at byte `at`. exact: as float32."""
+    """The verbs for `size` numbers per thread, a multiple of 8. Shared memory begins at byte `at`. exact: as
+    float32."""
     PLACES, WARPS, BYTES = u32(places), THREADS // 32, exchange_bytes(size, 1, exact)
     NUMBER = exchange_bytes(1, 1, exact)
     put_eight, get_eight = _as_floats() if exact else _as_halves()
@@ -86,7 +89,7 @@ def warpgroup_exchange(at: int, size: int, places: int, exact: bool) -> Members:
 
     @verb
     def hand(barriers, i):
-        """Signal that the lanes of my warp have put theirs."""
+        """Signal that the lanes of my warp have written their numbers."""
         bar_warp_sync(FULL_WARP)
         if u32(cuda.threadIdx.x) % u32(32) == u32(0):
             mbarrier_arrive(barriers.full, i32(u32(i) % PLACES))
@@ -105,13 +108,14 @@ def warpgroup_exchange(at: int, size: int, places: int, exact: bool) -> Members:
 
     @verb
     def free(barriers, i):
-        """Free the place once all lanes of my warp have got theirs, as after the wait for a product."""
+        """Free the place, after all lanes of my warp have read their numbers, for example after the wait for a
+        product."""
         if u32(cuda.threadIdx.x) % u32(32) == u32(0):
             mbarrier_arrive(barriers.empty, i32(u32(i) % PLACES))
 
     @verb
     def leave(barriers, i):
-        """Free the place where lanes have not met since they got theirs."""
+        """Free the place, if lanes have not synchronized since they read their numbers."""
         bar_warp_sync(FULL_WARP)
         free(barriers, i)
 
@@ -119,8 +123,9 @@ def warpgroup_exchange(at: int, size: int, places: int, exact: bool) -> Members:
 
 
 def _as_floats() -> tuple[Callable[..., None], Callable[..., None]]:
-    """(smem, place, values, n) and (values, smem, place), of eight numbers: four lie behind the first four of all
-    threads.
+    """Return the verbs (smem, place, values, n) and (values, smem, place) for eight numbers as float32.
+
+    The last four numbers of all threads are stored after the first four of all threads.
     """
 
     @verb
@@ -141,7 +146,7 @@ def _as_floats() -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 def _as_halves() -> tuple[Callable[..., None], Callable[..., None]]:
-    """(smem, place, values, n) and (values, smem, place), of eight numbers that are stored side by side as float16."""
+    """Return the verbs (smem, place, values, n) and (values, smem, place) for eight adjacent numbers as float16."""
     LARGER, SMALLER, mem = f32(2**12), f32(2**-12), storage("float16")
 
     @verb

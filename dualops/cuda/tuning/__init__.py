@@ -1,1 +1,1 @@
-"""Measuring on a GPU: which Config is fastest, what was measured before, and how fast memory is."""
+"""Measurements on a GPU: the fastest Config, saved times, and the memory bandwidth."""

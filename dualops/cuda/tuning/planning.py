@@ -1,4 +1,4 @@
-"""Calls by an operator's name and arguments, which are planned and not run."""
+"""Plan a call by the operator's name and its arguments, without running it."""
 
 from __future__ import annotations
 

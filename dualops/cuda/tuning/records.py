@@ -2,10 +2,10 @@
 
 There is one file for each combination of operator, direction, array shapes (each axis rounded up to a power of two),
 dtypes, parameters (any value for fractions), GPU, sources and compiler. So a change of the sources or the compiler
-starts a new file. A file has a record for each problem that was timed: its exact sizes, strides and alignment, results
-included. The newest is first, and at most MOST are kept. Times of different problems are not compared. The contents
-of arrays do not count: neither a mask's blocks nor where sequences end. One process at a time writes a file: two
-processes that measure the same problem add to each other's records.
+starts a new file. A file has a record for each problem that was timed, with its exact sizes, strides and alignment,
+including those of results. The newest is first, and at most MOST are kept. Times of different problems are not
+compared. The contents of arrays do not count: neither a mask's blocks nor where sequences end. One process at a time
+writes a file: two processes that measure the same problem add to each other's records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..compiler.binaries import built_of
 from ..launch.device import Device
 from ..launch.plans import Choice
 
-MARGIN = 0.01  # of the first way's time: a way must be this much faster to replace it
+MARGIN = 0.01  # a way must be faster than the first one by this fraction to replace it
 ALIGNMENT = 16  # bytes: the alignment that kernels check
 MOST = 16  # records of similar problems
 
@@ -43,7 +43,7 @@ class Timed(NamedTuple):
 
     @property
     def exactly(self) -> str:
-        """The exact problem: its sizes, results, strides and alignment."""
+        """Return the exact problem as text: sizes, results, strides and alignment."""
         arrays = [
             f"{name}={meta.shape}:{meta.dtype} {meta.strides} {meta.pointer % ALIGNMENT if meta.shape else ''}"
             for name, meta in (*self.problem.arrays.items(), *self.results.items())
@@ -52,7 +52,7 @@ class Timed(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A rung and its Config, as text."""
+    """A way to compute a problem: a rung and its Config, as text."""
 
     rung: str
     config: str
@@ -67,8 +67,8 @@ def way_of(choice: Choice) -> Way:
 class Record:
     """Measured times of a problem's ways.
 
-    problem: title of similar problems. timed: the exact problem. seconds: of a call, by each measured way, the
-    operator's own first.
+    problem: the title of similar problems. timed: the exact problem. seconds: the time of a call by each measured way.
+    The operator's own first choice comes first.
     """
 
     problem: str
@@ -86,7 +86,7 @@ class Record:
 
     @property
     def best(self) -> Way:
-        """The fastest way, or the operator's own first if that is as fast."""
+        """Return the fastest way, or the operator's own first choice if that is as fast."""
         return _best(self.seconds, next(iter(self.seconds)))
 
 

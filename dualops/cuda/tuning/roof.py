@@ -1,7 +1,7 @@
-"""The roof of the GPU's memory: the time of a plain kernel that reads and writes the same numbers of bytes.
+"""Measure the roofline of memory-bound operators: the time in which a plain kernel reads and writes as many bytes.
 
-It is the limit of memory-bound operators. A copy is not: its mix of reads and writes may have another speed, and small
-sizes never reach the speed of large ones.
+A plain copy would be a wrong limit: another ratio of reads to writes may have another speed, and small sizes never
+reach the speed of large ones.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ..launch.step import Step, prepare
 from ..tile.numbers import numbers
 from ..tile.storage import access
 
-BURST = 20  # launches back to back, so that the host's time for a launch is hidden
+BURST = 20  # launches without a wait between them hide the host's time for a launch
 MIXES = ((1, 0), (1, 1), (2, 1), (3, 2))
-# for each write: with more, writes count as reads; at 4097 reads a write, a few blocks would have to move everything
+# most reads per write: above it, writes count as reads; with 4097 reads per write, a few blocks would move everything
 MOST_READS = 8
-BLOCKINGS = tuple(product((128, 256, 512), (1, 2, 4)))  # threads, vectors of a thread
+BLOCKINGS = tuple(product((128, 256, 512), (1, 2, 4)))  # threads per block, vectors per thread
 
 
 @builds
 def build_stream(threads: int, vectors: int, reads: int, writes: int) -> Kernel:
-    """stream(y, x, y_step, x_step): a thread sums `reads` times `vectors` vectors and writes them `writes` times.
+    """Build stream(y, x, y_step, x_step): a thread sums `reads` * `vectors` vectors and writes the sums `writes` times.
 
-    x has `reads` parts x_step elements apart, y has `writes` parts y_step apart; without writes, sums that no data has
-    are written, so that the loads stay.
+    x has `reads` parts x_step elements apart, y has `writes` parts y_step apart. Without writes, a thread writes only
+    sums that no data can have, so that the compiler keeps the loads.
     """
     vec, num = access("float32", True), numbers(f32)
     NEVER = f32(1.2345e30)
@@ -58,14 +58,14 @@ def build_stream(threads: int, vectors: int, reads: int, writes: int) -> Kernel:
 def stream_roof(bytes_read: int, bytes_written: int) -> float:
     """Return the least seconds in which the current GPU reads and writes these bytes; needs a GPU.
 
-    The mix is taken as the nearest ratio of small numbers; the best of several blockings counts, each measured as the
-    median of five bursts over buffers of more than four times the L2 cache.
+    The ratio of reads to writes is the nearest ratio of small numbers. Each blocking is timed as the median of five
+    bursts, over buffers of more than four times the L2 cache, and the best one is returned.
     """
     return best_blocking(bytes_read, bytes_written).seconds
 
 
 class Blocking(NamedTuple):
-    """How the kernel is cut into blocks, and the seconds that it takes for the bytes that were asked for."""
+    """Threads and vectors of the kernel, and the seconds that it takes for the requested bytes."""
 
     seconds: float
     threads: int
@@ -86,10 +86,10 @@ def best_blocking(bytes_read: int, bytes_written: int, enough: float = 0.0) -> B
 
 
 class Stream:
-    """The kernel over buffers of its own, of more than four times the L2 cache: a call launches it on the next of them.
+    """The kernel with buffers of more than four times the L2 cache. Each call launches it on the next buffer.
 
-    bytes_read, bytes_written: what is to be moved. A launch moves whole blocks in the nearest ratio of small numbers;
-    `scale` times the seconds of one launch is the time of these bytes. Launches go to the default stream.
+    bytes_read, bytes_written: the requested bytes. A launch moves whole blocks in the nearest ratio of small numbers.
+    So `scale` times the seconds of one launch is the time of these bytes. Launches go to the default stream.
     """
 
     def __init__(self, bytes_read: int, bytes_written: int, threads: int, vectors: int):
@@ -111,7 +111,7 @@ class Stream:
         self._launch(next(self._pointers), 0)
 
     def seconds(self) -> float:
-        """Of a launch: the median of five bursts, after one that is not timed."""
+        """Return the seconds of one launch: the median of five bursts, after one that is not timed."""
         self._burst()
         return median(self._burst() for _ in range(5))
 
@@ -126,7 +126,7 @@ class Stream:
 
 
 def _mix(bytes_read: int, bytes_written: int) -> tuple[int, int]:
-    """Parts that are read and written: the nearest ratio of small numbers."""
+    """Return the numbers of parts to read and to write: the nearest ratio of small numbers."""
     if bytes_read > MOST_READS * bytes_written:
         return 1, 0
     ratio = Fraction(bytes_read, bytes_written).limit_denominator(4)
@@ -134,13 +134,14 @@ def _mix(bytes_read: int, bytes_written: int) -> tuple[int, int]:
 
 
 def _whole(total: int, parts: int) -> int:
-    """Bytes of one part, in whole blocks of the largest blocking."""
+    """Return the bytes of one part, rounded to whole blocks of the largest blocking."""
     step = 512 * 4 * 16
     return max(total // parts // step, 1) * step
 
 
 def ceilings(total_bytes: int = 2 << 30) -> dict[str, float]:
-    """Measured bytes per second of the current GPU for each mix of reads and writes: {"1:1": 4.2e12, ...}."""
+    """Return the measured bytes per second of the current GPU for several ratios of reads to writes: {"1:1": 4.2e12,
+    ...}."""
     result: dict[str, Any] = {}
     for reads, writes in MIXES:
         read = total_bytes * reads // (reads + writes)

@@ -1,8 +1,9 @@
 """`tune`: time the ways to compute a call on this GPU. Later similar calls take the fastest.
 
-An operator has many ways to compute a problem, rungs with their Configs, and orders them by rules that were measured on
-one GPU. A GPU with other clocks, fewer SMs or less bandwidth, or a problem between the rules, may have another fastest
-way, which only a measurement finds. The times are on the disk, see `records`; calls read nothing else.
+An operator has many ways to compute a problem: a way is a rung with a Config. The operator orders them by rules that
+were measured on one GPU. On a GPU with other clocks, fewer SMs or less bandwidth, or for a problem between the rules,
+another way may be the fastest. Only a measurement can find it. The times are on disk, see `records`; calls read nothing
+else.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from .planning import named_call
 from .records import Record, Timed, Way, keep, measured, way_of
 
 SLOW = "naive"  # the rung that is never the fastest
-CALLS, BURSTS = 20, 5  # calls back to back in a burst; bursts, whose median counts
-BURST_SECONDS = 0.1  # fewer calls if CALLS would take longer
+CALLS, BURSTS = 20, 5  # calls per burst, without a wait between them; bursts, of which the median is taken
+BURST_SECONDS = 0.1  # a burst has fewer calls if CALLS would take longer
 
 Ranked = TypeVar("Ranked", Choice, Offer)
 
@@ -46,19 +47,19 @@ def tune(
         dualops.cuda.tune("flash_attention", q, k, v, o, lse, do, causal=True, backward=True)
 
     operator, arrays, out, backward, params: see `plan`. The arrays are only read: results go to new memory, or to
-    `out`. top: the number of ways to time, in the operator's order; the rung "naive" is not timed. `anew`: time again
-    ways that were timed before. begin: is called with each way before it is timed.
+    `out`. top: the number of ways to time, in the operator's order; the rung "naive" is not
+    timed. `anew`: time ways again that were timed before. begin: is called with each way before it is timed.
 
-    Similar calls have shapes whose axes have the same next power of two, the same dtypes and parameters, the same first
-    way by the operator's own rules, and a GPU of the same name. `plan` shows a call's measured time. Of similar
-    problems the one that was timed last counts. Ways differ in the last bits of their results, so after a tune a row
-    may depend on the size of its batch, if two sizes have different fastest ways.
+    Calls are similar if each axis of their shapes rounds up to the same power of two, and if dtypes, parameters, the
+    operator's own first choice and the name of the GPU are equal. `plan` shows a call's measured time. If several
+    similar problems were timed, the last one counts. The results of different ways differ in their last bits. So after
+    a tune, a row may depend on the size of its batch, if two sizes have different fastest ways.
 
-    Returns the record: seconds of a call by each way, in bursts back to back, and the best. All calls have the same
-    arrays, which L2 may hold. A way must be 1 % faster than the operator's own first to replace it. Kernels are
-    compiled on all cores beforehand, and each time is kept at once: an interrupted call loses nothing. A way that fails
-    at run time is left out, with a RuntimeWarning. Records are under DUALOPS_CACHE_DIR, for these sources and this
-    compiler only; `python -m dualops tune --clear` deletes them.
+    Returns the record: the seconds of a call by each way, in bursts, and the best way. All calls have the same arrays,
+    which L2 may contain. To replace the operator's own first choice, a way must be 1 % faster. Kernels are compiled
+    beforehand on all cores, and each time is saved at once, so an interrupted call loses nothing. A way that fails at
+    run time is left out, with a RuntimeWarning. Records are in the cache folder, for these sources and this compiler
+    only; `python -m dualops tune --clear` deletes them.
     Raises the errors of the call itself, TypeError and ValueError for a wrong `top`, RuntimeError if the stream of the
     arrays is being captured, OSError if the cache can't be written.
     """
@@ -99,13 +100,13 @@ def tune(
 
 
 def worth_timing(ways: Iterable[Ranked]) -> list[Ranked]:
-    """Return the ways except those of the rung "naive", which exists to be read, unless there is no other."""
+    """Return the ways without those of the rung "naive", which exists to be read; or all, if there is no other rung."""
     found = [*ways]
     return [way for way in found if way.rung != SLOW] or found
 
 
 def _results(operation: Operation, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return new arrays for results that overwrite inputs; None if a call makes its results."""
+    """Return new arrays for results that would overwrite inputs; None if a call allocates its results."""
     found = []
     for array in operation.overwritten(arrays):
         adapter = adapter_of(array, operation.op, operation.inputs[0])
@@ -115,7 +116,7 @@ def _results(operation: Operation, arrays: tuple[Any, ...]) -> tuple[Any, ...] |
 
 
 def _refuse_capture(operation: Operation, arrays: tuple[Any, ...]) -> None:
-    """Raise RuntimeError if the stream is being captured: launches would not run."""
+    """Raise RuntimeError if the stream is being captured, because launches would not run."""
     adapter = adapter_of(arrays[0], operation.op, operation.inputs[0])
     if not SIMULATED and adapter.is_capturing(adapter.stream(arrays, operation.op)):
         raise RuntimeError(f"tune: {operation.op}'s arrays are on a stream that is being captured")

@@ -1,4 +1,4 @@
-"""What a user wrote, such as attention's `score_mod`, compiled into kernels: `typed` makes a verb of it."""
+"""Compile users' functions, such as attention's `score_mod`, into kernels: `typed` turns a function into a verb."""
 
 from .typed import typed
 

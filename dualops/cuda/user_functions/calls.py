@@ -1,4 +1,4 @@
-"""What runs in a kernel where a user's function calls one of math's, of NumPy's or of Python's own."""
+"""The functions of math, NumPy and Python that a user's function may call, and what a kernel runs for each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..compiler.backend import SIMULATED, verb
 
 
 class Kind(IntEnum):
-    """What a value is. Where two kinds meet, the later wins."""
+    """The kind of a value. An operation on two kinds has the later one."""
 
-    NOTHING = 0  # not yet known
+    NOTHING = 0  # not known yet
     BOOL = 1
     INT = 2
     FLOAT = 3
@@ -35,7 +35,7 @@ IN_NUMPY = {name: f"arc{name[1:]}" for name in ("asin", "acos", "atan", "asinh",
 
 
 class Call(NamedTuple):
-    """What runs, how many floats it takes, and the kind of its result."""
+    """A function that a kernel calls, its number of float arguments, and the kind of its result."""
 
     implementation: Any
     takes: int
@@ -47,7 +47,8 @@ def _in_numpy(name: str) -> Any:
 
 
 def _implementation(name: str) -> Any:
-    """Numba has math's functions for the type that they get. The simulator has NumPy's, which never raise."""
+    """Return math's function, which Numba compiles for its argument's type; in the simulator NumPy's, which never
+    raises."""
     return (_in_numpy(name) if SIMULATED else None) or getattr(math, name)
 
 
@@ -57,12 +58,12 @@ def _of_floats() -> dict[Any, Call]:
         for name in names:
             call = Call(_implementation(name), takes, kind)
             found |= {getattr(math, name): call, _in_numpy(name): call}
-    found.pop(None)  # what NumPy does not have
+    found.pop(None)  # functions that NumPy lacks
     return found
 
 
 FUNCTIONS = _of_floats()
-# to a whole number: what runs, `round` standing for `nearest`, and the kind of the result
+# rounding to a whole number: what a kernel calls (`round` stands for `nearest`), and the kind of the result
 ROUNDINGS: dict[Any, tuple[Any, Kind]] = {getattr(math, name): (_implementation(name), INT) for name in TO_WHOLE}
 ROUNDINGS |= {getattr(np, name): (_implementation(name), FLOAT) for name in TO_WHOLE}
 ROUNDINGS |= {round: (round, INT), np.round: (round, FLOAT), np.rint: (round, FLOAT)}
@@ -74,7 +75,7 @@ LOGICAL: dict[Any, type[ast.boolop]] = {np.logical_and: ast.And, np.logical_or: 
 
 @cache
 def sign(number: Any) -> Callable[..., Any]:
-    """A verb: 1, -1, or what is neither positive nor negative."""
+    """Return a verb for the sign: 1, -1, or the number itself if it is 0 or NaN."""
     ZERO, ONE = number(0), number(1)
 
     @verb
@@ -86,7 +87,7 @@ def sign(number: Any) -> Callable[..., Any]:
 
 @cache
 def nearest(number: Any) -> Callable[..., Any]:
-    """A verb: the whole number that is nearest; of two that are equally near the even one."""
+    """Return a verb that rounds to the nearest whole number, ties to even."""
     HALF, ONE, TWO = number(0.5), number(1), number(2)
     floor = _implementation("floor")
 
@@ -101,7 +102,7 @@ def nearest(number: Any) -> Callable[..., Any]:
 
 @verb
 def power(base, exponent):
-    """An integer to the power of one that is not negative."""
+    """Return an integer to a nonnegative integer power."""
     result = base * 0 + 1
     for _ in range(exponent):
         result = result * base

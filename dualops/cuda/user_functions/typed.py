@@ -1,9 +1,9 @@
-"""A user's function inside a kernel, where arithmetic stays in the kernel's own type.
+"""Turn a user's function into a verb whose arithmetic stays in the kernel's number type.
 
-To Numba a Python float is a float64, and so is float32 by int32: `score + 0.1 * (i - j)` would be slow, and another
-number. So the function's tree is rewritten. The kind of every value is inferred from the parameters: numbers
-from Python become constants of the kernel's type, an integer that meets a float is converted first, and a variable that
-is a float somewhere is one everywhere.
+To Numba a Python float is a float64, and so is the product of a float32 and an int32. So `score + 0.1 * (i - j)` would
+be slow, and would have another result. So the function's syntax tree is rewritten. The kind of every value is inferred
+from the parameters. Python numbers become constants of the kernel's type. An integer is converted before an operation
+with a float. A variable that is a float in one place is a float everywhere.
 
     score + 0.1 * (i - j)        becomes        score + c * number(i - j)        with c = number(0.1)
 """
@@ -40,20 +40,20 @@ from .calls import (
 Typed = tuple[ast.expr, Kind]
 
 
-QUICK = {FUNCTIONS[math.tanh].implementation: fast_tanh}  # what runs instead of what
+QUICK = {FUNCTIONS[math.tanh].implementation: fast_tanh}  # function -> its faster replacement
 
 
 class Unknown(Exception):
-    """Here is something that has none of these kinds."""
+    """A part of the function has none of these kinds."""
 
 
 def typed(user: UserFunction, number: Any, quick: bool = False) -> Callable[..., Any]:
-    """The user's function as a verb on numbers of the type `number`, f32 or f64, and integers of any width. quick:
-    what is exact to 3e-6 of itself will do; a quotient by a constant is a product.
+    """Return the user's function as a verb on numbers of the type `number` (f32 or f64) and integers of any width.
 
-    A function without source, or with calls and statements of which `_Typing` does not know what kinds they give, is
-    compiled as it is: its result is converted, but arithmetic inside may be float64. So may be, in libdevice's sin, cos
-    and tan, a few instructions for large arguments.
+    quick: functions may have a relative error of 3e-6, and a quotient by a constant becomes a product.
+    If a function has no source, or calls and statements of unknown kinds, it is compiled unchanged. Its result is
+    converted, but the arithmetic inside may be float64. In libdevice's sin, cos and tan, a few instructions for large
+    arguments may be float64, too.
     """
     scores = user.parameters[0] == "score"
     kinds = tuple(FLOAT if name == "score" else INT for name in user.parameters)
@@ -74,7 +74,7 @@ def typed(user: UserFunction, number: Any, quick: bool = False) -> Callable[...,
 
 
 class _Typing:
-    """Rewrite one function with parameters of these kinds. `helpers`: the rewritten functions that it calls."""
+    """Rewrite one function for parameters of these kinds. `helpers`: the rewritten functions that it calls."""
 
     def __init__(
         self,
@@ -93,15 +93,15 @@ class _Typing:
         self.kinds = dict.fromkeys(self.source.locals, Kind.NOTHING) | self.given
         self.result = self.wanted = Kind.NOTHING
         self.fresh = self.source.fresh_names()
-        self.names: dict[Any, str] = {}  # that were made up, by what they are for
+        self.names: dict[Any, str] = {}  # what a generated name is for -> the name
         self.values: dict[str, Any] = {}
-        self.floats: dict[str, float] = {}  # those of them that are numbers
+        self.floats: dict[str, float] = {}  # generated names of floats -> their values
 
     def made(self, wanted: Kind = Kind.NOTHING) -> FunctionType:
-        """The new function. What it returns is of the kind `wanted` if that is given, else `self.result` tells."""
+        """Return the rewritten function. Its result has the kind `wanted` if given, else the kind `self.result`."""
         self.wanted = wanted
         body, known = self._block(self.source.tree.body), None
-        while known != (self.kinds, self.result):  # what is learnt of a variable may matter earlier on
+        while known != (self.kinds, self.result):  # a variable's kind may change earlier statements
             known = (dict(self.kinds), self.result)
             body = self._block(self.source.tree.body)
         changed = [name for name, kind in self.given.items() if kind is not self.kinds[name]]
@@ -150,7 +150,7 @@ class _Typing:
         return ast.Assign([ast.Name(name, ast.Store())], self._cast(value, self.kinds[name]))
 
     def _set_together(self, targets: list[ast.expr], values: list[ast.expr]) -> Iterator[ast.stmt]:
-        """a, b = b, a; or a = b = value."""
+        """Rewrite a, b = b, a; or a = b = value."""
         made = [self.expression(value) for value in values]
         stand_ins = [self._name(("stand-in", id(target)), "value") for target in targets]
         if len(made) != len(targets):
@@ -163,7 +163,7 @@ class _Typing:
             yield self._set(target.id, (_load(stand_in), kind))
 
     def _loop(self, name: str, iterated: ast.expr, body: list[ast.stmt]) -> ast.stmt:
-        """A loop over a range or over a table."""
+        """Rewrite a loop over a range or over a table."""
         if isinstance(iterated, ast.Call) and self._value(iterated.func) is range and not iterated.keywords:
             bounds = [self.expression(arg) for arg in iterated.args]
             if any(kind is FLOAT for _, kind in bounds):
@@ -255,7 +255,7 @@ class _Typing:
         return ast.IfExp(test[0], body, orelse), kind
 
     def _element(self, node: ast.Subscript) -> Typed:
-        """table[i], table[i, j] or table[i][j]."""
+        """Rewrite table[i], table[i, j] or table[i][j]."""
         indices: list[ast.expr] = []
         table: ast.expr = node
         while isinstance(table, ast.Subscript):
@@ -313,7 +313,7 @@ class _Typing:
         raise Unknown
 
     def _clip(self, x: ast.expr, low: ast.expr | None, high: ast.expr | None) -> Typed:
-        """np.clip(x, low, high); a bound may be None."""
+        """Rewrite np.clip(x, low, high); a bound may be None."""
         result = self.expression(x)
         for extreme, bound in ((max, low), (min, high)):
             if bound is not None:
@@ -321,9 +321,9 @@ class _Typing:
         return result
 
     def _help(self, function: FunctionType, args: list[Typed], kinds: tuple[Kind, ...]) -> Typed:
-        """A call of another Python function, which is made for these kinds of arguments."""
+        """Rewrite a call of another Python function, which is rewritten for these kinds of arguments."""
         values = [value for value, _ in args]
-        if Kind.NOTHING in kinds:  # another round will tell
+        if Kind.NOTHING in kinds:  # the next iteration knows more kinds
             return ast.Call(ast.Constant(None), values, []), Kind.NOTHING
         key = (function, kinds)
         if key not in self.helpers:
@@ -339,7 +339,7 @@ class _Typing:
     # --- kinds and names -------------------------------------------------------------------------
 
     def _alike(self, parts: list[Typed]) -> tuple[list[ast.expr], Kind]:
-        """All of one kind."""
+        """Convert all expressions to one kind."""
         kind = max(kind for _, kind in parts)
         return [self._cast(part, kind) for part in parts], kind
 
@@ -352,7 +352,7 @@ class _Typing:
         return self._invoke({BOOL: bool, INT: int, FLOAT: self.number}[kind], [node])
 
     def _value(self, node: ast.expr) -> Any:
-        """What an expression without variables stands for."""
+        """Return the value of an expression without variables."""
         if isinstance(node, ast.Constant):
             return node.value
         try:
@@ -361,7 +361,7 @@ class _Typing:
             raise Unknown from None
 
     def _number(self, value: Any) -> Typed:
-        """A number from Python: integers as they are, floats as constants of the kernel's type."""
+        """Rewrite a Python number: integers stay, floats become constants of the kernel's type."""
         if isinstance(value, (bool, np.bool_)):
             return ast.Constant(bool(value)), BOOL
         if isinstance(value, (int, np.integer)):
@@ -373,14 +373,14 @@ class _Typing:
         raise Unknown
 
     def _constant(self, value: Typed) -> float:
-        """What a number from Python is; 0 for everything else."""
+        """Return the value of a Python number; 0 for everything else."""
         node, kind = value
         if isinstance(node, ast.Constant):
             return float(node.value) if kind is INT else 0.0  # type: ignore[arg-type]
         return self.floats.get(node.id, 0.0) if isinstance(node, ast.Name) else 0.0
 
     def _table(self, node: ast.expr, rank: int = 1) -> Typed:
-        """A tuple, list or array of numbers from outside, as an array, and the kind of its elements."""
+        """Return a tuple, list or array of numbers from outside as an array, and the kind of its elements."""
         value = self._value(node)
         if not isinstance(value, (tuple, list, np.ndarray)):
             raise Unknown
@@ -396,12 +396,12 @@ class _Typing:
         return self._bound(("table", ast.unparse(node)), "table", array), kind
 
     def _invoke(self, function: Any, args: list[ast.expr]) -> ast.expr:
-        """A call of a function that may have no name where the user's was written."""
+        """Return a call of a function that may have no name in the user's module."""
         name = "number" if function is self.number else getattr(function, "__name__", "function")
         return ast.Call(self._bound(("function", id(function)), name, function), args, [])
 
     def _bound(self, key: Any, stem: str, value: Any) -> ast.Name:
-        """A name for a value."""
+        """Return a generated name that is bound to a value."""
         name = self._name(key, stem)
         self.values.setdefault(name, value)
         return _load(name)

@@ -1,5 +1,5 @@
-"""The options of attention, each a record in a file of its own. `option.py` defines such a record, `chain.py` composes
-several.
+"""The options of attention: one record per option, each in its own file. `option.py` defines such a record, `chain.py`
+composes several.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def _varlen_cases() -> tuple[Case, ...]:
         seed=True,
         dropout_p=0.3,
     )
-    # tokens behind the last sequence belong to none: the sequences are too short for all tokens
+    # tokens after the last sequence belong to none: the sequences are shorter than all tokens
     add("varlen_ends_early", 5, (90, 4), (120, 2), 24, edge, causal=True, sinks=True, max_seqlen_q=9, max_seqlen_k=13)
     add("varlen_ends_early_d128", 3, (300, 4), (330, 2), 128, test, causal=True, max_seqlen_q=70, max_seqlen_k=80)
     add("varlen_all_tokens_left", 0, (7, 2), (9, 2), 16, edge, max_seqlen_q=4, max_seqlen_k=4)

@@ -24,7 +24,7 @@ OF_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the type was made by Python code, and c
 FROZEN = "__frozen__"  # a global of every copy
 MISSING = object()
 ATTRIBUTE, GLOBAL = ("LOAD_ATTR", "LOAD_METHOD"), ("LOAD_GLOBAL", "LOAD_NAME")
-Path = tuple[str, ...]  # attributes read from a variable, each from the one before
+Path = tuple[str, ...]  # attributes read from a variable, each from the previous one
 AS_IT_IS: Set[Path] = frozenset({()})
 
 

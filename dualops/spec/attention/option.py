@@ -69,7 +69,7 @@ class Verbs(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A score of the form size * f(rate * score) at every place, where f never falls.
+    """A score of the form size * f(rate * score) for every pair, with a nondecreasing f.
 
     The largest score then comes from the largest product: a kernel may keep plain products until it knows that one.
     """
@@ -82,10 +82,10 @@ class Curve(NamedTuple):
 class Parts(NamedTuple):
     """The functions of an option; None for those that it does not need. `args` are its own arguments, `at` is an At.
 
-    A range is a first and an excluded end; it is empty if the end is not above the first. Neither falls from one query
-    to the next, nor from one key to the next: a tile's first and last row bound the whole tile. `opposite` is the key
-    at query i's position, or the query at key j's position. It need not exist: it is from -2^31 to below 2^31, and a
-    sum with it may exceed 32 bits (`band` handles that).
+    A range is a first and an excluded end; it is empty if the end is not above the first. Both are nondecreasing from
+    one query to the next, and from one key to the next: a tile's first and last row bound the whole tile. `opposite` is
+    the key at query i's position, or the query at key j's position. It need not exist: it is from -2^31 to below 2^31,
+    and a sum with it may exceed 32 bits (`band` handles that).
     """
 
     score: Any = None  # (score, args, at) -> score

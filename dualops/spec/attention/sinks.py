@@ -1,4 +1,4 @@
-"""Attention sinks: one more logit a head that has no value. Xiao et al. 2023, arXiv:2309.17453."""
+"""Attention sinks: an additional logit per head, without a value. Xiao et al. 2023, arXiv:2309.17453."""
 
 from __future__ import annotations
 

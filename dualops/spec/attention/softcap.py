@@ -1,4 +1,4 @@
-"""Softcap: softcap * tanh(score / softcap) keeps scores within (-softcap, softcap). Gemma 2, arXiv:2408.00118, 2."""
+"""Softcap: softcap * tanh(score / softcap) is within (-softcap, softcap). Gemma 2, arXiv:2408.00118, section 2."""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ def _params(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_without_causality(name: str, value: Any) -> NoReturn:
     raise NotImplementedError(
-        f"{OP}: {name} is {shown(value)} and causal is False, which is not implemented: {name} counts from where a "
-        "query stands, and a piece of a document whose keys go on behind it does not say where that is"
+        f"{OP}: {name} is {shown(value)} and causal is False, which is not implemented: {name} counts from a "
+        "query's position among the keys, unknown in a piece of a document whose keys continue after it"
     )
 
 

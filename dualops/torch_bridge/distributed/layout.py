@@ -190,7 +190,7 @@ def checked_balance(op: str, balance: Any) -> str:
 def ends_of(op: str, cu_seqlens: Any) -> Ends:
     """Return cu_seqlens as numbers. A tensor on a device is read once, which waits for the device.
 
-    Raises TypeError for anything but integers along one axis, ValueError if they do not begin at 0, or fall.
+    Raises TypeError for anything but integers along one axis, ValueError if they do not begin at 0, or decrease.
     """
     if isinstance(cu_seqlens, Tensor) and cu_seqlens.device.type != "cpu":
         version = None if cu_seqlens.is_inference() else cu_seqlens._version
@@ -206,7 +206,7 @@ def ends_of(op: str, cu_seqlens: Any) -> Ends:
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise TypeError(f"{message}, expected integers along one axis: where each document begins, and the end")
     if not len(values) or values[0] != 0 or (values[1:] < values[:-1]).any():
-        raise ValueError(f"{message}, expected numbers that begin at 0 and never fall")
+        raise ValueError(f"{message}, expected numbers that begin at 0 and are nondecreasing")
     return tuple(map(int, values))
 
 

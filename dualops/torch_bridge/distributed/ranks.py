@@ -66,22 +66,22 @@ class Ranks:
         return distributed.all_to_all_single(out, x, of_out, of_x, group=self.group, async_op=True)
 
     def aside(self) -> AbstractContextManager[Any]:
-        """Queue the work inside on a stream of its own, if the device has streams."""
+        """Queue the work inside on the second stream, if the device has streams."""
         return nullcontext() if self.device.type == "cpu" else torch.cuda.stream(self._side)
 
     def aside_waits(self) -> None:
-        """Let that stream wait for all work queued on the current one."""
+        """Let the second stream wait for all work queued on the current one."""
         if self.device.type != "cpu":
             self._side.wait_stream(torch.cuda.current_stream(self.device))
 
     def wait_for_aside(self) -> None:
-        """Let the current stream wait for all work queued on the other one."""
+        """Let the current stream wait for all work queued on the second one."""
         if self.device.type != "cpu":
             torch.cuda.current_stream(self.device).wait_stream(self._side)
 
     @property
     def _side(self) -> torch.cuda.Stream:
-        """Return the stream, of high priority: its copies are short, and others wait for it."""
+        """Return the second stream. Its priority is high: its copies are short, and other work waits for them."""
         index = self.device.index
         if index not in _SIDES:
             _SIDES[index] = torch.cuda.Stream(self.device, priority=-1)

@@ -1,4 +1,4 @@
-"""dualops behind torch's own switch of flash attention kernels, with torch 2.11 or newer.
+"""dualops as an implementation in torch's own registry of flash attention kernels, with torch 2.11 or newer.
 
     from dualops.torch_bridge.integrations.flash_attention_impl import register
     register()

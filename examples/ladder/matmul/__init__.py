@@ -1,14 +1,14 @@
-"""matmul as a ladder: each step is a kernel with one idea more than the one before. See dualops/cuda/matmul/README.md.
+"""matmul as a ladder: each step is a kernel with one idea more than the previous one (dualops/cuda/matmul/README.md).
 
-    thread_an_element   a thread an element of y, from a row of a and a column of b              matmul/naive.py
-    shared_tiles        a block a tile of y, from slices in shared memory                        tiles.py
-    register_tiles      a thread a tile of y in registers                                        tiles.py
-    tensor_cores        a warp a tile of y: mma.sync multiplies, ldmatrix reads                  warps.py
+    thread_an_element   one thread per element of y, from a row of a and a column of b              matmul/naive.py
+    shared_tiles        one block per tile of y, from slices in shared memory                    tiles.py
+    register_tiles      one thread per tile of y in registers                                        tiles.py
+    tensor_cores        one warp per tile of y: mma.sync multiplies, ldmatrix reads                  warps.py
     copies_ahead        several slices are in flight (cp.async) while one is multiplied          warps.py
     boxes               a warpgroup multiplies out of shared memory (wgmma), one thread loads    warpgroups.py
                         boxes (TMA)
     roles               warps that load, and warps that multiply                                 warpgroups.py
-    persistent          a block makes one tile after another                                     matmul/sm90
+    persistent          a block computes one tile after another                                  matmul/sm90
     clusters            blocks send each other slices that they share                            matmul/sm90
 
 For learning, tests and benchmarks: `run_step("tensor_cores", a, b)` on contiguous a [M, K] and b [K, N] of bfloat16,
@@ -39,7 +39,7 @@ from .tiles import DTYPE, TilesConfig, build_tiles
 from .warpgroups import build_boxes, build_roles
 from .warps import build_warps
 
-MULTIPLE = 8  # elements in 16 bytes, a load of all steps but the first
+MULTIPLE = 8  # elements in 16 bytes, the size of a load in all steps except the first
 HOPPER = Sm90Config(consumers=2, block_n=256, stages=4, store_n=128)
 
 Metas = Mapping[str, ArrayMeta]
@@ -56,13 +56,13 @@ def _elements(product: Product, p: Problem, metas: Metas, config: None) -> list[
 
 
 def _tiles(build: Callable[..., Any], product: Product, p: Problem, metas: Metas, config: Any) -> list[Step]:
-    """Launch a kernel of (y, a, b, M, N, K), a block a tile."""
+    """Return the launch of a kernel of (y, a, b, M, N, K), one block per tile."""
     args = ("y", "a", "b", product.m.size, product.n.size, product.k.size)
     return [Step(build(config), (block_count(product, config),), args, config.shared_bytes(DTYPE))]
 
 
 def _boxes(build: Callable[..., Any], product: Product, p: Problem, metas: Metas, config: Sm90Config) -> list[Step]:
-    """Launch a kernel of the maps of a, b and y and M, N, K, a block a tile."""
+    """Return the launch of a kernel of the maps of a, b and y and M, N, K, one block per tile."""
     args = (*sm90.product_maps(product, p, metas, config), product.m.size, product.n.size, product.k.size)
     return [Step(build(config), (config.tiles(product),), args, config.shared_bytes)]
 
@@ -80,7 +80,7 @@ class LadderStep(NamedTuple):
     maps: Maps = lambda *_: {}
 
     def configs(self, product: Product, p: Problem, metas: Metas, device: Device) -> Iterator[tuple[Any, str]]:
-        """Yield its Config, if it can make the product."""
+        """Yield its Config, if it can compute the product."""
         if self.served(device) and (self.config is None or self._has_whole_vectors(product, p, metas, device)):
             yield self.config, self.idea
 
@@ -103,14 +103,14 @@ def _on_hopper(device: Device) -> bool:
 
 
 STEPS: dict[str, LadderStep] = {
-    "thread_an_element": LadderStep("a thread an element: all operands come from memory", None, _elements),
+    "thread_an_element": LadderStep("one thread per element: all operands come from memory", None, _elements),
     "shared_tiles": LadderStep(
-        "a block a tile: each load to shared memory is used 32 times",
+        "one block per tile: each load to shared memory is used 32 times",
         TilesConfig(lanes=32, rows=1, columns=1, block_k=32),
         partial(_tiles, build_tiles),
     ),
     "register_tiles": LadderStep(
-        "a thread a tile: each read of shared memory is used 8 times",
+        "one thread per tile: each read of shared memory is used 8 times",
         TilesConfig(lanes=16, rows=8, columns=8, block_k=16),
         partial(_tiles, build_tiles),
     ),
@@ -141,7 +141,7 @@ STEPS: dict[str, LadderStep] = {
         sm90.product_maps,
     ),
     "persistent": LadderStep(
-        "a block makes one tile after another", HOPPER, sm90.product_steps, _on_hopper, sm90.product_maps
+        "a block computes one tile after another", HOPPER, sm90.product_steps, _on_hopper, sm90.product_maps
     ),
     "clusters": LadderStep(
         "two blocks send each other the slices that they share",
@@ -164,7 +164,7 @@ def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) 
             yield from tiled.forward_choices(step.rung(name), problem, results, device)
 
 
-# the steps are rungs of an operation of its own, with matmul's validator, plans and errors
+# the steps are rungs of a separate operation, with matmul's validator, plans and errors
 forward = Operation(replace(SPEC, name="matmul_ladder", rungs=tuple(STEPS)), rungs=(choices,))
 
 
@@ -173,7 +173,8 @@ def run_step(name: str, a: Any, b: Any, out: Any = None, stream: Any = None) -> 
 
     a [M, K], b [K, N]: contiguous device arrays of bfloat16 (in the simulator NumPy arrays). out, stream and the result
     are those of `dualops.cuda.matmul`. `dualops.cuda.plan("matmul_ladder", a, b, kernel=name)` shows the launch.
-    Raises ValueError for an unknown step, NotImplementedError if the step can't make the product: all but the first
-    need N and K that are multiples of 8, tensor_cores and copies_ahead compute capability 8.0, those after them 9.0.
+    Raises ValueError for an unknown step, NotImplementedError if the step can't compute the product. All steps except
+    the first need N and K that are multiples of 8. tensor_cores and copies_ahead need compute capability 8.0, those
+    after them 9.0.
     """
     return forward((a, b, None), (False, False, None, None, False), out, name, stream)

@@ -1,6 +1,6 @@
-"""matmul's ladder on CUDA cores: a block makes a tile of the result from slices in shared memory.
+"""matmul's ladder on CUDA cores: a block computes a tile of the result from slices in shared memory.
 
-One kernel, two Configs: a thread makes one element of the tile, or a tile of its own in registers.
+One kernel, two Configs: a thread computes one element of the tile, or its own small tile in registers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DTYPE = "bfloat16"  # of a, b and y in all steps
 
 @dataclass(frozen=True)
 class TilesConfig:
-    """A block of lanes x lanes threads. Each makes rows x columns neighbouring elements of the result."""
+    """A block of lanes x lanes threads. Each computes rows x columns neighbouring elements of the result."""
 
     lanes: int
     rows: int
@@ -61,7 +61,7 @@ def slices(config: TilesConfig) -> Slices:
 
 @builds
 def build_tiles(config: TilesConfig) -> Kernel:
-    """Build matmul_tiles(y, a, b, M, N, K): a block makes y[m0 : m0 + BLOCK_M, n0 : n0 + BLOCK_N].
+    """Build matmul_tiles(y, a, b, M, N, K): a block computes y[m0 : m0 + BLOCK_M, n0 : n0 + BLOCK_N].
 
         1  for each slice of BLOCK_K steps along the sum:
         2      the block loads a's and b's part of it to shared memory; barrier

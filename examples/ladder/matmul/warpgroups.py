@@ -38,7 +38,7 @@ FACTORS = Sm90Variant(Variant(DTYPE), "k", "mn", others=1, out=0)
 
 @noun
 def block_tile(config: Sm90Config) -> Members:
-    """The verbs of a block's tile of the result, in both kernels."""
+    """Return the verbs for a block's tile of the result, in both kernels."""
     of_block, NOWHERE = block_order(config.block_m, config.block_n), (i32(0),)
     boxes = box_output(DTYPE, config.block_n, config.output_at, config.places, 1)
 
@@ -76,7 +76,7 @@ def block_tile(config: Sm90Config) -> Members:
 
 @builds
 def build_boxes(config: Sm90Config) -> Kernel:
-    """Build matmul_boxes(a_map, b_map, y_map, M, N, K): a warpgroup makes 64 rows of its block's tile.
+    """Build matmul_boxes(a_map, b_map, y_map, M, N, K): a warpgroup computes 64 rows of its block's tile.
 
     1  for each slice t:
     2      thread 0: start to load slices up to t + STAGES - 1, once all warps have read slice t - 1
@@ -119,7 +119,7 @@ def build_boxes(config: Sm90Config) -> Kernel:
 
 @builds
 def build_roles(config: Sm90Config) -> Kernel:
-    """Build matmul_roles(a_map, b_map, y_map, M, N, K): the same, and one more warpgroup that loads.
+    """Build matmul_roles(a_map, b_map, y_map, M, N, K): the same, with an additional warpgroup that loads.
 
         producer, one thread                        consumers, a warpgroup for each 64 rows
         for each slice t:                           for each slice t:

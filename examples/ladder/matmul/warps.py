@@ -1,4 +1,4 @@
-"""matmul's ladder on tensor cores, a warp at a time: products by mma.sync, slices by asynchronous copies.
+"""matmul's ladder on tensor cores, with products of one warp (mma.sync), and slices loaded by asynchronous copies.
 
 One kernel, two Configs: with one stage a block waits for every slice that it copies; with several it copies later
 slices while it multiplies.
@@ -31,9 +31,9 @@ class Rows(NamedTuple):
 
 @builds
 def build_warps(config: Sm80Config) -> Kernel:
-    """Build matmul_warps(y, a, b, M, N, K): a warp makes [WARP_M, WARP_N] of its block's tile.
+    """Build matmul_warps(y, a, b, M, N, K): a warp computes [WARP_M, WARP_N] of its block's tile.
 
-        1  start copies of slices 0 .. STAGES - 2, past the registers
+        1  start copies of slices 0 .. STAGES - 2, without registers in between (cp.async)
         2  for each slice t:
         3      start to copy slice t + STAGES - 1; wait until slice t has arrived for all threads
         4      for each 16 steps of the slice:

@@ -1,16 +1,16 @@
-"""softmax as a ladder: each step is a kernel with one idea more than the one before.
+"""softmax as a ladder: each step is a kernel with one idea more than the previous one.
 
-dualops/cuda/softmax/README.md goes up, step by step.
+dualops/cuda/softmax/README.md explains it step by step.
 
     thread_a_row   a thread takes a row, which it reads three times                        dualops/cuda/softmax/naive.py
     tree           a block takes a row; its threads agree through shared memory            kernels.py
     shuffles       they agree within a warp first, without shared memory
-    registers      a thread keeps what it has read: x is read once
-    vectors        a load brings 16 bytes
-    online         maximum and sum in one reading, for rows too long to be kept            dualops/cuda/rows/reread.py
+    registers      each thread keeps its elements in registers: x is read once
+    vectors        a load reads 16 bytes
+    online         maximum and sum in one pass, for rows too long to be kept               dualops/cuda/rows/reread.py
 
-For learning, tests and benchmarks: `run_step("tree", x)` on contiguous rows, forward only, wherever kernels run. What
-`dualops.cuda.softmax` takes instead, dualops/cuda/rows/registers.py and cluster.py, goes on from here.
+For learning, tests and benchmarks: `run_step("tree", x)` on contiguous rows, forward only, wherever kernels run. The
+production kernels of `dualops.cuda.softmax`, dualops/cuda/rows/registers.py and cluster.py, continue from here.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from dualops.spec.meta import Strided
 
 from .kernels import KeepConfig, ReadAgainConfig, build_keep, build_read_again
 
-THREADS = 256  # of a block, in every step but the first
-MOST_TERMS = 256  # that a thread adds one by one: float32 loses the last bits of longer sums
+THREADS = 256  # per block, in every step except the first
+MOST_TERMS = 256  # numbers that a thread adds one by one: float32 loses the last bits of longer sums
 MOST_KEPT = 64  # registers in which a thread keeps elements of a row
 
 
@@ -45,7 +45,7 @@ class LadderStep(NamedTuple):
     """A step: what is new in it, its Config for rows of N elements, its launch for M of them."""
 
     idea: str
-    configure: Callable[[int, str, bool], Any]  # (N, dtype, aligned) -> Config, None where it does no such rows
+    configure: Callable[[int, str, bool], Any]  # (N, dtype, aligned) -> Config, None for unsupported rows
     launch: Callable[[Any, str, int, int], Step]  # (Config, dtype, M, N)
 
 
@@ -72,7 +72,7 @@ def _configure_read_again(agree: str, N: int, dtype: str, aligned: bool) -> Read
 
 
 def _configure_keep(vectors: bool, N: int, dtype: str, aligned: bool) -> KeepConfig | None:
-    """As few loads as hold the row, rounded up to a power of two: a kernel for each number."""
+    """Return the Config with enough loads for the row, rounded up to a power of two: each number is its own kernel."""
     if vectors and not aligned:
         return None
     most = MOST_KEPT * 32 // storage(dtype).number.bitwidth // access(dtype, vectors).vector
@@ -103,7 +103,7 @@ STEPS: dict[str, LadderStep] = {
 
 
 def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The steps that do the problem. None does another axis than the last, or rows that are not side by side."""
+    """Yield the steps that support the problem. All need contiguous rows along the last axis."""
     metas, dtype, M, N = (results["y"], problem.arrays["x"]), problem.dtype, problem.M, problem.N
     if problem.axis != len(metas[0].shape) - 1 or not all(meta.is_row_major for meta in metas):
         return
@@ -118,16 +118,17 @@ def _one_launch(launch: Callable[..., Step], *args: Any) -> list[Step]:
     return [launch(*args)]
 
 
-# the steps are rungs of an operation of its own, with softmax's validator, plans and errors
+# the steps are rungs of a separate operation, with softmax's validator, plans and errors
 forward = Operation(replace(SPEC, name="softmax_ladder", rungs=tuple(STEPS)), rungs=(choices,), inplace=("x",))
 
 
 def run_step(name: str, x: Any, out: Any = None, stream: Any = None) -> Any:
-    """softmax along the last axis of `x` by the step `name` of STEPS.
+    """Compute softmax along the last axis of `x` by the step `name` of STEPS.
 
-    x: a contiguous device array of any shape (in the simulator a NumPy array); out, stream and what is returned: as for
-    `dualops.cuda.softmax`. `dualops.cuda.plan("softmax_ladder", x, kernel=name)` says how it is launched.
-    Raises ValueError for an unknown step, NotImplementedError for rows that the step does not do: longer than 65536
-    elements (tree, shuffles) or 16384, in float64 8192 (registers, vectors); not of whole, aligned vectors (vectors).
+    x: a contiguous device array of any shape (in the simulator a NumPy array). out, stream and the result are those of
+    `dualops.cuda.softmax`. `dualops.cuda.plan("softmax_ladder", x, kernel=name)` shows the launch.
+    Raises ValueError for an unknown step, NotImplementedError for rows that the step does not support: rows of more
+    than 65536 elements (tree, shuffles) or 16384, in float64 8192 (registers, vectors), and rows that are not whole,
+    aligned vectors (vectors).
     """
     return forward((x,), (-1,), out, name, stream)

@@ -16,9 +16,9 @@ from dualops.cuda.tile.storage import access, storage
 
 
 class Agreement(Namespace):
-    """Verbs: every thread of the block brings its x, all leave with the maximum, or the sum, of all.
+    """Verbs that reduce a block's numbers: every thread passes its x, and gets the maximum, or the sum, of all.
 
-    `part` is a shared array that is used once, so that nobody need wait until all others have read it.
+    `part` is a shared array that is used once, so that no thread needs to wait until the others have read it.
     """
 
     size: int  # of `part`
@@ -33,7 +33,8 @@ def add(a, b):
 
 @cache
 def by_tree(number: Any, threads: int) -> Agreement:
-    """The first half of the threads takes what the second half has, then half of these, ..., then thread 0.
+    """Reduce by a tree: the first half of the threads combines its numbers with those of the second half, then half of
+    these do, and so on to thread 0.
 
     Barriers: 1 + log2(threads). The busy threads are neighbours and read neighbours: no two in one bank.
     """
@@ -59,9 +60,10 @@ def by_tree(number: Any, threads: int) -> Agreement:
 
 @cache
 def by_shuffles(number: Any, threads: int) -> Agreement:
-    """The lanes of a warp swap registers; a warp leaves one number, and every warp combines what all have left.
+    """Reduce by shuffles: the lanes of a warp exchange registers. Each warp writes one number, and every warp combines
+    the numbers of all warps.
 
-    Barriers: 1. All 32 lanes stay busy, and end with the same number.
+    Barriers: 1. All 32 lanes are busy, and get the same number.
     """
     warps = threads // 32
     lanes, parts = lane_reductions(number, 32), lane_reductions(number, warps)
@@ -89,9 +91,9 @@ AGREEMENTS = {"tree": by_tree, "shuffles": by_shuffles}
 
 @dataclass(frozen=True)
 class ReadAgainConfig:
-    """A block a row, which is read three times."""
+    """One block per row, which is read three times."""
 
-    threads: int  # a power of two, from 32
+    threads: int  # a power of two, at least 32
     agree: str  # "tree" or "shuffles"
 
 
@@ -103,7 +105,7 @@ def build_read_again(config: ReadAgainConfig, dtype: str) -> Kernel:
         2  x again: the sum of exp(x - maximum) over my elements; the block agrees on the row's
         3  x again: y = exp(x - maximum) / sum
 
-    Shared memory: two numbers a thread by tree, two a warp by shuffles.
+    Shared memory: two numbers per thread by tree, two per warp by shuffles.
     """
     mem = storage(dtype)
     num, block = numbers(mem.number), AGREEMENTS[config.agree](mem.number, config.threads)
@@ -111,7 +113,7 @@ def build_read_again(config: ReadAgainConfig, dtype: str) -> Kernel:
     @kernel(pointer(mem.element), pointer(mem.element), i32, threads=config.threads)
     def softmax_read_again(y, x, N):
         tid = cuda.threadIdx.x
-        row = i64(cuda.blockIdx.x) * N  # where it begins
+        row = i64(cuda.blockIdx.x) * N  # index of its first element
         part_max = cuda.shared.array(block.size, mem.number)
         part_sum = cuda.shared.array(block.size, mem.number)
 
@@ -136,14 +138,14 @@ def build_read_again(config: ReadAgainConfig, dtype: str) -> Kernel:
 
 @dataclass(frozen=True)
 class KeepConfig:
-    """A block a row, which is kept in registers."""
+    """One block per row, which is kept in registers."""
 
-    threads: int  # a power of two, from 32
-    loads: int  # that a thread makes, all before it needs the first
-    aligned: bool  # a load brings 16 bytes, not one element
+    threads: int  # a power of two, at least 32
+    loads: int  # loads per thread, all started before it needs the first
+    aligned: bool  # whether a load reads 16 bytes, else one element
 
     def columns(self, dtype: str) -> int:
-        """Longest row."""
+        """Return the length of the longest row."""
         return self.threads * self.loads * access(dtype, self.aligned).vector
 
 
@@ -156,7 +158,7 @@ def build_keep(config: KeepConfig, dtype: str) -> Kernel:
         3  e = num.exp(x - maximum) in their place, and the sum of e; the block agrees on the row's
         4  y = e / sum
 
-    Registers: loads * vector numbers a thread, and about 20 more. Shared memory: two numbers a warp.
+    Registers: loads * vector numbers per thread, and about 20 more. Shared memory: two numbers per warp.
     """
     mem, vec = storage(dtype), access(dtype, config.aligned)
     num, block = numbers(mem.number), by_shuffles(mem.number, config.threads)
@@ -164,7 +166,7 @@ def build_keep(config: KeepConfig, dtype: str) -> Kernel:
     @kernel(pointer(mem.element), pointer(mem.element), i32, threads=config.threads)
     def softmax_keep(y, x, N):
         tid = cuda.threadIdx.x
-        row = i64(cuda.blockIdx.x) * N  # where it begins
+        row = i64(cuda.blockIdx.x) * N  # index of its first element
         part_max = cuda.shared.array(block.size, mem.number)
         part_sum = cuda.shared.array(block.size, mem.number)
         frag = cuda.local.array(config.loads * vec.vector, mem.number)  # my elements of x, then e, then y

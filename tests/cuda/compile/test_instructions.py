@@ -1,4 +1,4 @@
-"""Instructions with fragments and immediates, each in a small kernel: what the assembler makes of them."""
+"""Instructions with fragments and immediates, each in a small kernel: the code that the assembler generates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Product(Namespace):
 
 
 def products(mma: Any, count: int) -> Kernel:
-    """Accumulators of several products in one array; indices are sums of loops' and constants; a noun's verb."""
+    """Build a kernel with the accumulators of several products in one array; indices are sums of loop variables and
+    constants; the product is a method of an object.
+    """
     product = Product(mma=mma)
     COUNT, SIZE = count, 4 * count
 
@@ -64,7 +66,7 @@ def test_mma(mma, mnemonic, arch):
     multiply = products(mma, 4)
     found = lines(multiply, arch, mnemonic)
     assert len(found) >= 4
-    for line in found:  # four results, four and two factors; the accumulators are the results' own registers
+    for line in found:  # four results, four and two factors; the accumulators are in the results' registers
         d, a, b, c = (group.split("}")[0].split(",") for group in line.split("{")[1:])
         assert (len(d), len(a), len(b)) == (4, 4, 2) and c == d, line
     sound(multiply, arch)
@@ -139,7 +141,7 @@ def test_a_kernel_that_copies_loads_and_multiplies(dtype, transposed):
     sound(kernel_of(dtype, transposed), "sm_90a")
 
 
-# --- what is refused while compiling --------------------------------------------------------------------
+# --- errors while compiling -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pending", [-1, 8])

@@ -1,4 +1,4 @@
-"""softmax's ladder, built as for the GPU: everything in registers, also of the longest rows that are kept."""
+"""softmax's ladder, compiled for the GPU: all values stay in registers, even for the longest supported rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def step_of(name: str, dtype: str, columns: int) -> Step:
     return launch(configure(columns, dtype, True), dtype, 1000, columns)
 
 
-# the steps whose kernels are on no COMPILE list, each with as many elements a thread as it may keep
+# the steps whose kernels are on no COMPILE list, each with as many elements per thread as it can keep
 @pytest.mark.parametrize(
     ("name", "dtype", "columns"),
     [
@@ -50,7 +50,7 @@ def test_a_step_keeps_its_values_in_registers(name, dtype, columns):
     ],
 )
 def test_what_the_page_counts(name, barriers, shuffles, loads):
-    """A row of 1024 bfloat16: a thread keeps four, from as many loads, or eight from one."""
+    """For a row of 1024 bfloat16, a thread keeps four elements, from four loads, or eight from one load."""
     text = ptx_of(step_of(name, "bfloat16", 1024).kernel, ARCH)
     assert ".f64" not in text and ".local" not in text
     assert (text.count("bar.sync"), text.count("shfl.sync")) == (barriers, shuffles)

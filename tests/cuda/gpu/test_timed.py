@@ -1,4 +1,4 @@
-"""Tests that time something. Nothing else may run at the same time, so `make test-gpu` runs this file alone."""
+"""Tests that measure time. Nothing else may run at the same time, so `make test-gpu` runs this file alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(time.perf_counter() - began)
 
 
 def test_the_first_call_of_a_first_and_of_a_second_process(tmp_path, monkeypatch, capsys):
-    """Beyond imports and context: at most 2 s with an empty cache, 50 ms with a full one."""
+    """Without imports and context: at most 2 s with an empty cache, and 50 ms with a full one."""
     monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(dualops.__file__).parents[1]), *sys.path]))
     seconds = []
@@ -67,7 +67,7 @@ def no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("no_records")
 def test_the_fastest_is_what_is_taken():
-    """Each way runs. This process and a new one take the fastest, and results stay right."""
+    """Each way runs. This process and a new one use the fastest, and results are still right."""
     a, b, dy = (torch.randn(480, 480, dtype=torch.bfloat16, device="cuda") for _ in range(3))
     record = dualops.cuda.tune("matmul", a, b, top=5)
     assert len(record.seconds) == 5 and all(1e-6 < seconds < 1e-2 for seconds in record.seconds.values())

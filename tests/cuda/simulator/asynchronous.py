@@ -395,5 +395,5 @@ def _grids_that_overlap():
 
     simulator.launch(kernel, (3,), (32,), (2,), overlaps=True)
     simulator.launch(kernel, (3,), (32,), (3,))
-    with pytest.raises(RuntimeError, match="overlaps the one before has ended without waiting"):
+    with pytest.raises(RuntimeError, match="overlaps the previous one has ended without waiting"):
         simulator.launch(kernel, (3,), (32,), (3,), overlaps=True)

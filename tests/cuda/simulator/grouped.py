@@ -76,7 +76,7 @@ def _what_is_forgotten() -> None:
         y[0] = there[0]
 
     y = np.zeros(1)
-    with pytest.raises(RuntimeError, match="1 copies are still under way"):
+    with pytest.raises(RuntimeError, match="1 copies are still in flight"):
         run(uncommitted, y, numbered(4), threads=1)
     assert np.isnan(y[0])
 

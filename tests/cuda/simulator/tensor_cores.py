@@ -288,7 +288,8 @@ def _registers() -> None:
             run(handed_on(kept, taken), np.zeros(384), threads=384)
     with pytest.raises(Deadlock, match=r"at setmaxnreg\.dec 24: threads 0\.\.95"):
         run(handed_on(24, 168, givers=96), np.zeros(384), threads=384)
-    with pytest.raises(RuntimeError, match=r"setmaxnreg\.dec: warp 0 has 168 registers a thread, expected 176 or more"):
+    message = r"setmaxnreg\.dec: warp 0 has 168 registers per thread, expected 176 or more"
+    with pytest.raises(RuntimeError, match=message):
         run(handed_on(176, 240), np.zeros(384), threads=384)
     for count in (16, 25, 264, 24.0):
         told = f"setmaxnreg_dec: count is {count}, expected a constant from 24 to 256 in steps of 8"

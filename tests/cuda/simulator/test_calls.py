@@ -139,7 +139,7 @@ def test_a_plan_for_one_alignment_does_not_serve_another():
 
 def test_plan_says_rung_and_reason(untouched):
     told = repr(dualops.cuda.plan("softmax", numbers(4, 64), kernel="naive"))
-    assert "rung naive" in told and "one thread a row" in told and "N=64" in told
+    assert "rung naive" in told and "one thread per row" in told and "N=64" in told
     assert "rung simt" in str(dualops.cuda.plan("softmax", numbers(4, 64), numbers(4, 64), backward=True))
 
 

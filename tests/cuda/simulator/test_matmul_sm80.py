@@ -124,7 +124,7 @@ def test_a_slice_that_no_swizzle_has(given, told):
 
 def test_rows_that_are_no_part_of_a_box():
     with pytest.raises(
-        ValueError, match="48 rows a warp, expected a multiple of 16 that fills boxes of 64 or parts them"
+        ValueError, match="48 rows per warp, expected a multiple of 16 that fills boxes of 64 or parts them"
     ):
         fragments(FactorSlice("row", 192, 32), 48, left=True)
 

@@ -1,11 +1,11 @@
-"""matmul's rung sm90: which products it makes, in which tiles, and the launches of both directions.
+"""matmul's rung sm90: the products that it supports, their tiles, and the launches of both directions.
 
-persistent.py   the kernel: persistent blocks of a warp that loads and warpgroups that multiply
-split.py        for few tiles of long sums: each block of a cluster makes a part of a sum
-slices.py       how both kernels make a tile's sum; pieces.py: how a float32 sum stays exact
-output.py       bias and activation of a tile's sums, and their way to memory
-parts.py        copies of factors whose layout or dtype tensor cores can't read, made first
-boxed.py        which factors and results can be loaded and stored as boxes
+persistent.py   the kernel: persistent blocks with a producer and warpgroups that multiply
+split.py        for few tiles with long sums: each block of a cluster computes a part of a sum
+slices.py       the sum of a tile, in both kernels; pieces.py: accurate float32 sums
+output.py       bias and activation of a tile's sums, and their stores
+parts.py        copies of factors whose layout or dtype tensor cores can't read, before the product
+boxed.py        the factors and results that can be loaded and stored as boxes
 config.py       tiles; arguments.py: the kernels' arguments
 """
 
@@ -37,7 +37,7 @@ TYPES = ("bfloat16", "float16")
 
 
 class Boxed(NamedTuple):
-    """A product that this rung makes: its factors' boxes, and what its kernel is built for."""
+    """A product of this rung: its factors' boxes, and its kernel's compile-time values."""
 
     product: Product
     a: FactorBoxes
@@ -47,7 +47,7 @@ class Boxed(NamedTuple):
     row_out: int  # `found.out` if results are stored row by row
 
     def variant_of(self, config: Sm90Config) -> Sm90Variant:
-        """Return what this Config's kernel is built for. A split sum is stored row by row."""
+        """Return the compile-time values of this Config's kernel. A split sum is stored row by row."""
         return self.found._replace(out=self.row_out) if config.splits > 1 else self.found
 
     def stored(self, config: Sm90Config) -> str:
@@ -93,7 +93,7 @@ class Boxed(NamedTuple):
 
 
 def boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Boxed | None:
-    """Return a product as this rung makes it, None if it can't."""
+    """Return a product as this rung computes it, None if it can't."""
     a, b, others = factor_boxes(product, "a", metas), factor_boxes(product, "b", metas), other_axes(product)
     if a is None or b is None or others is None or product.m.size > MOST or product.n.size > MOST:
         return None
@@ -110,7 +110,7 @@ def boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Boxed
 
 
 def _ready(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> tuple[Ready, Boxed | None]:
-    """Return the product on the copies of factors that tensor cores need, and as this rung makes it, if it can."""
+    """Return the product with the copies of factors that tensor cores need, and as this rung computes it, if it can."""
     made = ready(product, p, metas)
     return made, boxed(made.product, p, made.metas)
 
@@ -124,14 +124,14 @@ def _boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> tupl
 def _configs(
     product: Product, p: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[Sm90Config, str]]:
-    """Yield tiles for a product, best first; none if this rung can't make it."""
+    """Yield tiles for a product, best first; none if this rung can't compute it."""
     made, found = _ready(product, p, metas)
     if product.k.size and product.rounds and found:
         yield from configs(made.product, device, p.precision if needs_tensor_cores(p) else None)
 
 
 def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config) -> list[Step]:
-    """Return the launches that make a product, none for an empty one."""
+    """Return the launches that compute a product, none for an empty one."""
     if not config.tiles(product):
         return []
     made, found = _boxed(product, p, metas)

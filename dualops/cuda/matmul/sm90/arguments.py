@@ -1,4 +1,4 @@
-"""What matmul's sm90 kernels are built for, and their arguments."""
+"""The compile-time values of matmul's sm90 kernels, and their arguments."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from ..tiled import Results
 
 
 class Sm90Variant(NamedTuple):
-    """What a kernel is built for, in addition to its Config. a, b: each factor's contiguous axis, "k" or "mn"."""
+    """A kernel's compile-time values in addition to its Config. a, b: each factor's contiguous axis, "k" or "mn"."""
 
     product: Variant
     a: str
     b: str
     others: int  # axes of a factor's map in addition to its own two
-    out: int  # elements of a row of the results that are stored at once; 0 if they are stored as boxes
+    out: int  # elements of a result's row per store; 0 if results are stored as boxes
     parts: bool = False  # whether factors are parts of float32 (`parts`)
 
     @property
     def short(self) -> bool:
-        """Whether results have 16 bits."""
+        """Return whether results have 16 bits."""
         return self.product.dtype != "float32"
 
     @property
     def result_axes(self) -> int:
-        """Axes of the results' maps in addition to rows and columns."""
+        """Return the number of axes of the results' maps in addition to rows and columns."""
         return min(self.others, 2)
 
 
 class Extent(NamedTuple):
-    """How large a product is. A factor's steps: for each other axis of its map 1, or 0 if it is broadcast along it."""
+    """The sizes of a product. A factor's steps: 1 for each other axis of its map, or 0 if it is broadcast along it."""
 
     batches: Any
     inner: Any  # size of the inner batch axis
-    rounds: Any  # products of matrices of which an element is the sum
+    rounds: Any  # matrix products that are summed to an element
     M: Any
     N: Any
     K: Any
@@ -72,7 +72,7 @@ def other_coordinates(others: int) -> Members:
 
 
 class To(NamedTuple):
-    """Where a product goes: its maps, or arrays with their strides, and the bias."""
+    """The destination of a product: its maps, or arrays with their strides, and the bias."""
 
     y_map: Any
     z_map: Any
@@ -103,7 +103,7 @@ def results_of(to, corner, N):
 
 @verb
 def _begin(result, coordinates):
-    """Return where the matrix with these coordinates along the batch axes begins."""
+    """Return the index at which the matrix with these coordinates along the batch axes begins."""
     at = i64(0)
     for axis in range(len(coordinates)):
         at += coordinates[axis] * result.batch[axis]

@@ -1,9 +1,9 @@
 """Which products can be loaded and stored as boxes, and their tensor maps.
 
-A factor is loaded as boxes if one of its two axes is contiguous and all its other strides are multiples of 16 bytes;
-other rungs make the other products. Its map has the contiguous axis, the other one, and the inner batch axis. If there
-are two batch axes, or an element is the sum of several products, the map also has the outer batch axis and the outer
-axis. An array that is broadcast along an axis has size 1 and coordinate 0 there.
+A factor is loaded as boxes if one of its two axes is contiguous and all its other strides are multiples of 16 bytes.
+Other rungs compute the other products. Its map has the contiguous axis, the other one, and the inner batch axis. If
+there are two batch axes, or an element is the sum of several products, the map also has the outer batch axis and the
+outer axis. An array that is broadcast along an axis has size 1 and coordinate 0 there.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MOST_BYTES = 2**40  # stride along an axis
 
 
 class FactorBoxes(NamedTuple):
-    """A factor as boxes."""
+    """A factor that is loaded as boxes."""
 
     name: str
     major: str  # "k" or "mn": the contiguous axis
-    lines: Axis  # the other one of its own two
-    along: Axis  # the contiguous one
+    lines: Axis  # the other axis of the matrix
+    along: Axis  # the contiguous axis
     others: tuple[tuple[int, int], ...]  # sizes and strides of the other axes
-    steps: tuple[int, ...]  # 1 for each of the other axes that it has, 0 where it is broadcast
+    steps: tuple[int, ...]  # for each of the other axes 1, or 0 if the factor is broadcast along it
 
     def mapped(self, dtype: str, box: tuple[int, int], span: int, which: str) -> Mapped:
         """Return the tensor map. which: "a" or "b"."""
@@ -68,7 +68,7 @@ def factor_boxes(product: Product, which: str, metas: Mapping[str, ArrayMeta]) -
 
 
 def _steps_by_boxes(size: int, stride: int, nbytes: int) -> bool:
-    """Whether a map can have an axis of this size and stride that is not the contiguous one. nbytes: of an element."""
+    """Whether a map can have an axis of this size and stride, if it is not contiguous. nbytes: bytes per element."""
     stride *= nbytes
     return size == 1 or bool(size <= MOST and 0 < stride < MOST_BYTES and stride % MULTIPLE == 0)
 
@@ -94,7 +94,7 @@ def result_mapped(product: Product, which: str, metas: Mapping[str, ArrayMeta], 
 def tile_of(major: str, rows: int, depth: int, nbytes: int = 2) -> Operand:
     """Return a factor's tile in shared memory: `rows` of its rows (of b: columns), and `depth` steps of the sum.
 
-    nbytes: of an element.
+    nbytes: bytes per element.
     """
     lines, width = (rows, depth) if major == "k" else (depth, rows)
     return Operand(lines, width, nbytes, min(128, nbytes * width), major)

@@ -23,7 +23,7 @@ ONE_BLOCK = Cluster()
 class Sm90Config:
     """A block's tile has 64 rows for each of `consumers` warpgroups, and block_n columns.
 
-    The blocks of a cluster make neighbouring tiles, or they split a tile's sum.
+    The blocks of a cluster compute neighbouring tiles, or they split a tile's sum.
     """
 
     consumers: int
@@ -32,10 +32,10 @@ class Sm90Config:
     store_n: int  # columns of the result that are stored at once
     cluster: Cluster = ONE_BLOCK
     block_k: int = 64
-    group: int = 8  # rows of tiles whose blocks run at once
+    group: int = 8  # rows of tiles that blocks compute at the same time
     splits: int = 1  # blocks that share a tile's sum
-    itemsize: int = 2  # bytes of a number of the factors, and of the results
-    piece: int = 0  # slices that tensor cores add up before their sum is added in float32 (`pieces`); 0: all
+    itemsize: int = 2  # bytes per number of the factors, and of the results
+    piece: int = 0  # slices that tensor cores sum before the sum is added to a float32 one (`pieces`); 0: all
 
     @cached_property
     def block_m(self) -> int:
@@ -52,7 +52,7 @@ class Sm90Config:
 
     @cached_property
     def places(self) -> int:
-        """Boxes of a warpgroup's result that are stored at once."""
+        """Number of boxes of a warpgroup's result that are stored at once."""
         return self.store_n // output_box(self.block_n, self.itemsize)[1]
 
     @cached_property
@@ -117,15 +117,15 @@ PARTS_TILES = (
     (_floats(1, 64, 10, 64, piece=2, splits=4), 8_000),
 )
 # picoseconds
-START, TILE = 2_600_000, 1_000_000  # of a launch, and of a tile before and after its sum
-MEET = 500_000  # of the barriers between blocks that share a sum
-LEAST_SPLIT = 256  # steps of a sum for a block
+START, TILE = 2_600_000, 1_000_000  # per launch, and per tile before and after its sum
+MEET = 500_000  # for the barriers between blocks that share a sum
+LEAST_SPLIT = 256  # least steps of a sum per block
 
 
 def _clusters_at_once(device: Device, blocks: int) -> int:
-    """Return how many clusters of `blocks` blocks run at once.
+    """Return how many clusters of `blocks` blocks run at the same time.
 
-    A cluster is in one group of SMs, so a group may have an SM left over.
+    A cluster runs within one group of SMs (a GPC), so each group may leave SMs idle.
     """
     return max(1, device.sms // blocks - (device.sms // 32 if blocks > 2 else 0))
 

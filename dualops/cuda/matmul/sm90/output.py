@@ -1,8 +1,8 @@
 """The epilogue of matmul's sm90 rung: y = act(sum + bias), rounded, to memory.
 
-A warpgroup stores its sums, [64, BLOCK_N], one part of the columns after the other: from registers to boxes in shared
-memory, and from there while it works on the next part or tile. Results that can't be stored as boxes are stored row by
-row.
+A warpgroup stores its sums, [64, BLOCK_N], one part of the columns after the other: it writes them from registers to
+boxes in shared memory, and the TMA stores these while it works on the next part or tile. Results that can't be stored
+as boxes are stored row by row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .config import Sm90Config
 
 
 class Output(Namespace):
-    """The verbs, which all threads of the warpgroups that multiply call."""
+    """The verbs, called by all threads of the consumer warpgroups."""
 
     begin: Callable[..., None]  # (to, warp): by all threads of the block; see `prefetch_maps`
     start: Callable[..., None]  # (floats, to, n0, N): before a tile's sum; floats: all shared memory as an array of f32
@@ -51,7 +51,7 @@ def box_results(config: Sm90Config, found: Sm90Variant) -> Output:
     boxes = box_output(product.dtype, config.block_n, config.output_at, config.places, found.result_axes)
     bias = bias_row(config, product, boxes)
     act = activation(product.activation, f32, short=found.short)
-    results = 1 + product.preactivation  # of each part
+    results = 1 + product.preactivation  # results per part
 
     @verb
     def begin(to, warp):
@@ -87,10 +87,10 @@ def box_results(config: Sm90Config, found: Sm90Variant) -> Output:
 
 @noun
 def bias_row(config: Sm90Config, product: Variant, boxes: BoxOutput) -> Members:
-    """The verbs of a tile's part of the bias, which every warpgroup has in shared memory of its own.
+    """Return the verbs for a tile's part of the bias. Each warpgroup has its own copy in shared memory.
 
-    `load` may overwrite it while a tile's sum is made: the warpgroup has passed a barrier since it read the bias of the
-    tile before.
+    `load` may overwrite it while a tile's sum is computed: the warpgroup has passed a barrier since it read the bias of
+    the previous tile.
     """
     mem = storage(product.bias_dtype or product.dtype)
     first, columns = config.bias_at // 4, config.block_n

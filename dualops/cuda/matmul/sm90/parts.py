@@ -1,15 +1,15 @@
 """The pass before a product on Hopper: copies of factors that its tensor cores can't read.
 
-Boxes begin at multiples of 16 bytes; of 4097 rows of 4097 numbers few rows do. So a 16-bit factor with such rows is
-copied first, if each of its numbers is multiplied often enough. Tensor cores read float32 contiguous along the sum
-only: another factor is transposed first. For "3xtf32" every factor is split first: each number into its tf32 part and
-the tf32 part of the rest (`tile.tf32`). A row of the copy has 16 upper parts, then their 16 lower parts, 128 bytes, and
-so on, so that a slice is loaded like any other.
+Boxes begin at multiples of 16 bytes. In a matrix with rows of 4097 numbers, few rows begin there. So a 16-bit factor
+with such rows is copied first, if each of its numbers is multiplied often enough. Tensor cores read float32 only if it
+is contiguous along the sum: other factors are transposed first. For "3xtf32" every factor is split first: each number
+into its tf32 part and the tf32 part of the remainder (`tile.tf32`). A row of the copy has 16 upper parts, then their 16
+lower parts, 128 bytes, and so on, so that a slice is loaded like any other.
 
     a slice [DEPTH, BLOCK] to shared memory, whatever its layout (`loading`)
-    its numbers, 16 bytes a thread, unchanged, rounded or split, to the copy
+    its numbers, 16 bytes per thread, unchanged, rounded or split, to the copy
 
-The limit: memory, which is read once and written once, or twice for "3xtf32".
+Limited by memory: each number is read once, and written once, or twice for "3xtf32".
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ GROUP = 16  # steps of the sum whose upper parts precede their lower ones
 
 
 class CopyVariant(NamedTuple):
-    """What the kernel is built for."""
+    """The compile-time values of the kernel."""
 
     dtype: str
-    axes: int  # of the factor, other than rows and steps of the sum
+    axes: int  # number of axes of the factor other than rows and steps of the sum
     reading: Reading
     with_parts: bool  # whether numbers are split, else float32 is rounded once
 
@@ -53,7 +53,7 @@ def build_copy(found: CopyVariant) -> Kernel:
     shared = Shared("float32", THREADS)
     tile = shared.tile(DEPTH, BLOCK)
     load = loader(found.dtype, found.reading, tile, THREADS)
-    SIZE, COUNT = shared.count, DEPTH * BLOCK // THREADS  # numbers of a block, and of a thread
+    SIZE, COUNT = shared.count, DEPTH * BLOCK // THREADS  # numbers per block, and per thread
     VECTOR, ROUNDED = mem.vector, found.dtype == DTYPE
     LINE = DEPTH // VECTOR  # threads that share a row
     ROWS = THREADS // LINE
@@ -103,7 +103,7 @@ class KMajor(NamedTuple):
 
     name: str
     factor: Factor
-    sizes: tuple[int, ...]  # of the factor's axes other than its own two
+    sizes: tuple[int, ...]  # of the factor's axes other than those of the matrix
     rows: int
     depth: int
     pitch: int  # numbers from a row of the copy to the next
@@ -149,12 +149,12 @@ def ready(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Ready
 
 
 def parts_depth(K: int) -> int:
-    """Return the numbers of a row of parts."""
+    """Return how many numbers a row of parts has."""
     return 2 * cdiv(K, GROUP) * GROUP
 
 
 def _needs_copy(product: Product, which: str, metas: Mapping[str, ArrayMeta], dtype: str) -> bool:
-    """Whether a factor is copied first although its numbers are not split."""
+    """Whether a factor whose numbers are not split is copied first."""
     found = factor_boxes(product, which, metas)
     if dtype == DTYPE:
         return found is None or found.major != "k"

@@ -1,34 +1,34 @@
 """matmul on Hopper's tensor cores: factors that can be loaded as boxes, of 16 bits, or float32 in a `precision`.
 
 Products of a warpgroup (wgmma) read both factors from shared memory and run asynchronously, so threads have little to
-do: one loads, the others start products and wait for them. A block stays on its SM and makes one tile
-[BLOCK_M, BLOCK_N] of the result after another.
+do: one loads, the others start products and wait for them. The kernel is persistent: a block stays on its SM and
+computes one tile [BLOCK_M, BLOCK_N] of the result after another.
 
     producer, one thread                                   consumers, a warpgroup for each 64 rows of the tile
     for each of the block's tiles:                         for each of the block's tiles:
         for each slice of BLOCK_K along the sum:               for each slice:
     1       acquire a stage                                3       wait for the stage
     2       load a [BLOCK_M, BLOCK_K] and                  4       acc [64, BLOCK_N] += a @ b
-            b [BLOCK_K, BLOCK_N] into it                   5       release the stage of the slice before
+            b [BLOCK_K, BLOCK_N] into it                   5       release the previous slice's stage
                                                            6   y = act(acc + bias), which is copied out of shared
                                                                memory while the next tile begins
 
-While consumers are at 6, the producer fills all stages with the next tile's slices. Blocks of a cluster make
-neighbouring tiles: each loads a part of the slices that they share and sends it to the others, which saves reads from
-L2. The order of tiles keeps shared slices in L2 (`schedule`). A result that can't be stored as boxes is stored row by
-row. If a result has fewer tiles than the GPU has SMs, the sum of each is split (split.py).
+While consumers are at 6, the producer fills all stages with the next tile's slices. Blocks of a cluster compute
+neighbouring tiles. Each loads a part of the slices that they share as a multicast to all of them, which saves reads
+from L2. The order of tiles keeps shared slices in L2 (`schedule`). A result that can't be stored as boxes is stored row
+by row. If a result has fewer tiles than the GPU has SMs, the sum of each is split (split.py).
 
-The tensor cores add up a slice's products in float32. Bit-equal from run to run: an element is summed in one order,
-whichever block makes it.
+The tensor cores add up a slice's products in float32. Results are bit-equal from run to run: an element is summed in
+one order, whichever block computes it.
 
 float32 is multiplied as tf32, in slices of 32 steps instead of 64, and must be contiguous along the sum: a factor that
 is not, or can't be loaded as boxes, is copied first (`parts`). "tf32": products use the first 11 bits of mantissa and
 would truncate the rest; the tensor map rounds to them during the load, at no cost. "3xtf32": every factor is first
-copied as two parts of each number, and a slice is three products of parts. Sums are made of pieces (`pieces`).
+copied as two parts of each number, and a slice is three products of parts. Sums are added up in pieces (`pieces`).
 
 Shared memory: stages * ITEMSIZE * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and ITEMSIZE * BLOCK_M * STORE_N for results
-that are being stored. Registers: BLOCK_N / 2 of acc, twice as many with pieces, and about 60; the producer's warpgroup
-gives its own to the consumers.
+that are being stored. Registers per thread: BLOCK_N / 2 for acc, twice as many with pieces, and about 60 others.
+`setmaxnreg` moves registers from the producer's warpgroup to the consumers.
 """
 
 from __future__ import annotations

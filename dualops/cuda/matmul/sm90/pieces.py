@@ -1,8 +1,8 @@
-"""Long sums of products by tensor cores, without their drift.
+"""Accurate long sums of tensor-core products: tensor cores add up pieces, threads add the pieces.
 
-Tensor cores round additions to their accumulators toward zero, so the error of a sum grows with its length. Ordinary
-additions round to nearest, so their error grows with the square root of the length. So tensor cores add up only a few
-slices, a piece, and threads add the piece to a float32 sum (DeepSeek-V3, arXiv:2412.19437, section 3.3.2, does so for
+Tensor cores round additions to their accumulators toward zero, so the error of a sum grows with its length. CUDA cores
+round additions to nearest, so their error grows with the square root of the length. So tensor cores add up only a few
+slices (a piece), and threads add the piece to a float32 sum (DeepSeek-V3, arXiv:2412.19437, section 3.3.2, does so for
 fp8).
 """
 
@@ -17,14 +17,14 @@ from ...tile.warpgroup import WarpgroupMma
 
 
 def in_pieces(piece: int, pipe: Pipeline, mma: WarpgroupMma, multiply: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the verb `multiply` of `slices_of` for pieces of `piece` slices. `multiply` adds up each piece."""
+    """Return a verb like `multiply` of `slices_of`, which calls `multiply` for each piece of `piece` slices."""
     ZERO, PIECE = f32(0), u32(piece)
 
     @verb
     def multiply_pieces(acc, smem, barriers, part, i, count):
         for e in range(mma.size):
             acc[e] = ZERO
-        sums = mma.fragment()  # of a piece
+        sums = mma.fragment()  # the sum of one piece
         left = u32(count)
         while left > 0:
             size = u32(min(PIECE, left))

@@ -1,4 +1,4 @@
-"""How matmul's sm90 kernels make a tile's sum: one thread loads slices along it, warpgroups multiply them.
+"""How matmul's sm90 kernels compute a tile's sum: one thread loads slices along it, warpgroups multiply them.
 
 A stage of the pipeline has a slice of a, [BLOCK_M, BLOCK_K], and one of b, [BLOCK_K, BLOCK_N].
 """
@@ -24,9 +24,9 @@ def tiles_of(config: Sm90Config, a_major: str, b_major: str) -> tuple[Operand, O
 
 @noun
 def slices_of(config: Sm90Config, found: Sm90Variant) -> Members:
-    """The verbs that load and multiply slices of a and b, through a pipeline.
+    """Return the verbs that load and multiply slices of a and b, through a pipeline.
 
-    i: number of the next slice in the pipeline; count: slices, at least one; both u32.
+    i: number of the next slice in the pipeline; count: how many slices, at least one; both u32.
     """
     a_operand, b_operand = tiles_of(config, found.a, found.b)
     a_tile = box_tile(a_operand, 0, found.others, config.cluster.of_a)
@@ -43,7 +43,7 @@ def slices_of(config: Sm90Config, found: Sm90Variant) -> Members:
 
     @verb
     def load(smem, barriers, maps, corners, i, count):
-        """Load slices by a's and b's map, from their corners on. One thread calls it. Return i + count."""
+        """Load slices by a's and b's tensor map, beginning at their corners. One thread calls it. Return i + count."""
         end = u32(i + count)
         a_corner, b_corner = corners
         k0 = i32(0)

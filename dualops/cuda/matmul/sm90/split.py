@@ -1,4 +1,5 @@
-"""matmul on Hopper's tensor cores for few tiles of long sums: each block of a cluster makes a part of a sum.
+"""matmul on Hopper's tensor cores for few tiles of long sums (split-K): each block of a cluster computes a part of a
+sum.
 
     producer, one thread                       consumers, a warpgroup for each 64 rows of the tile
     loads this block's share of the slices     1   acc [64, BLOCK_N] = their sum
@@ -8,8 +9,9 @@
                                                4   y = act(sum + bias), row by row
     --- barrier of the cluster: no block reads another's memory any more ---
 
-One launch, and no memory in addition to the results: the parts go from SM to SM. Bit-equal from run to run. A split sum
-is rounded differently from a whole one, so a row's last bits depend on the number of rows.
+One launch, and no memory in addition to the results: the parts go from SM to SM, through distributed shared memory.
+Results are bit-equal from run to run. A split sum is rounded differently from a whole one, so a row's last bits depend
+on the number of rows.
 
 Shared memory: stages * ITEMSIZE * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and 4 * BLOCK_M * BLOCK_N for the sums.
 """

@@ -1,7 +1,9 @@
 """Retention by mma.sync, and its gradient: which problems the rung takes, its Configs and its launches.
 
-rows.py      the rows of a pass, after the states states.py    what each chunk adds to a state pairs.py     what scores
-are multiplied by floats.py    products with a factor of float32
+rows.py      the rows of a pass, after the states
+states.py    what each chunk adds to a state
+pairs.py     the factors of the scores
+floats.py    products with a factor of float32
 config.py    tiles
 
 The other kernels, above all the walk from chunk to chunk, are those of simt (`launches`).

@@ -1,11 +1,17 @@
 """Retention on Hopper, and its gradient: which problems the rung takes, and their tensor maps.
 
-chunks.py      the kernel: one pass;  wide.py: the kernel for wide heads decay_grad_chunks.py, decay_grad_pairs.py   the
-kernels of log_decay's gradient launches.py    the launches of both config.py      tiles;  arguments.py: argument
-records chunk_decay.py   the decay between tokens of a chunk;  decay_tables.py: tables of it for log_decay states.py
-positions of accumulators, and the state in memory and shared memory state_sums.py    the update of the state, with 16
-bits or all digits of float32 chunk_sums.py    sums along the rows and columns of a chunk's pairs diagonal_residual.py
-rounding errors of the scores of neighbouring tokens
+chunks.py                the kernel: one pass
+wide.py                  the kernel for wide heads
+decay_grad_chunks.py, decay_grad_pairs.py   the kernels of log_decay's gradient
+launches.py              the launches of both
+config.py                tiles
+arguments.py             argument records
+chunk_decay.py           the decay between tokens of a chunk
+decay_tables.py          tables of it for log_decay
+states.py                positions of accumulators, and the state in memory and shared memory
+state_sums.py            the update of the state, with 16 bits or all digits of float32
+chunk_sums.py            sums along the rows and columns of a chunk's pairs
+diagonal_residual.py     rounding errors of the scores of neighbouring tokens
 """
 
 from __future__ import annotations

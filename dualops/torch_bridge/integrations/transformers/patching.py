@@ -79,7 +79,7 @@ class Patch:
         return f"<Patch of {name}: {changed}{''.join(f'; not: {reason}' for reason in self.left)}>"
 
     def __call__(self) -> None:
-        """Restore the model. Raises RuntimeError, and changes nothing, if somebody else has changed it since."""
+        """Restore the model. Raises RuntimeError, and changes nothing, if other code has changed it since."""
         if self.model.__dict__.get(_RECORD) is not self:
             raise RuntimeError(f"{type(self.model).__name__}: this patch is undone already")
         for change in self.changes:
@@ -238,7 +238,7 @@ def _configs(model: PreTrainedModel) -> list[Change]:
 
 
 def _set_attention(model: PreTrainedModel) -> Iterator[Refusal]:
-    """Set it wherever possible; return where it is not."""
+    """Set attention on every module that allows it; yield a Refusal for each other one."""
     register()
     model.set_attn_implementation(NAME)
     models = [(place, module) for place, module in model.named_modules() if isinstance(module, PreTrainedModel)]
