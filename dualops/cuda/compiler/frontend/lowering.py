@@ -34,6 +34,7 @@ from numba.cuda.lowering import CUDALower
 from .division import division
 from .elements import element
 from .names import names_read
+from .ranges import PAIR, field, loop
 
 # NVVM's time grows faster than the number of blocks and of zeros: of 1,986 blocks of Numba's it made 12 s, and 1.5 with
 # zeros late and divisions by selection. The machine code had the same registers, no spills and as many instructions,
@@ -58,10 +59,14 @@ class Lower(CUDALower):
             del self.context.get_function  # which holds the context
 
     def _find_singly_assigned_variable(self) -> None:
-        """Those that are assigned to once, and read in that block alone, after it."""
-        assigned, others, again = set[str](), set[str](), set[str]()
-        for block in self.func_ir.blocks.values():
-            here = set[str]()
+        """Those that need no place on the stack: assigned to once, and read after it.
+
+        That a block is lowered after the assignment is enough, since each read is dominated by it (`assignments`).
+        """
+        assigned, others, again, here = set[str](), set[str](self.func_ir.phis), set[str](), set[str]()
+        for block in self.blocks.values():
+            if self.many:
+                here.clear()  # only those that are read in that block alone
             for statement in block.body:
                 kind = type(statement)
                 if kind is ir.Assign:
@@ -76,6 +81,7 @@ class Lower(CUDALower):
                         self.tries = True
                 else:
                     others.update(each.name for each in statement.list_vars() if each.name not in here)
+        others.update(name for name in assigned if isinstance(self.fndesc.typemap[name], types.RangeIteratorType))
         self._singly_assigned_vars = assigned - others
         self.zero_late = assigned - again - self.func_ir.phis if self.many else set[str]()
         self._blk_local_varmap = {}
@@ -132,6 +138,11 @@ class Lower(CUDALower):
     def debug_print(self, msg: Any) -> None:
         if self.whole:
             super().debug_print(msg)
+
+    def lower_expr(self, resty: Any, expr: Any) -> Any:
+        if expr.op in PAIR and isinstance(self.fndesc.typemap[expr.value.name], types.Pair):
+            return field(self.builder, self.loadvar(expr.value.name), PAIR.index(expr.op))
+        return super().lower_expr(resty, expr)
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
         if not (expr.static_lhs is ir.UNDEFINED and expr.static_rhs is ir.UNDEFINED):
@@ -206,7 +217,7 @@ class Implementations:
         except TypeError:  # a constant index that can't be hashed
             return self.numbas(self.context, fn, sig, _firstcall)
         if made is None:
-            made = element(self.context, fn, sig)
+            made = element(self.context, fn, sig) or loop(self.context, fn, sig)
             if made is None:
                 numbas = self._look(question, _firstcall)
                 made = division(self.context, fn, sig, numbas, self.many) or numbas
