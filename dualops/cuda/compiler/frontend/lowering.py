@@ -35,6 +35,7 @@ from .division import division
 from .elements import element
 from .names import names_read
 from .ranges import PAIR, field, loop
+from .slots import slot
 
 # NVVM's time grows faster than the number of blocks and of zeros: of 1,986 blocks of Numba's it made 12 s, and 1.5 with
 # zeros late and divisions by selection. The machine code had the same registers, no spills and as many instructions,
@@ -83,7 +84,7 @@ class Lower(CUDALower):
                     others.update(each.name for each in statement.list_vars() if each.name not in here)
         others.update(name for name in assigned if isinstance(self.fndesc.typemap[name], types.RangeIteratorType))
         self._singly_assigned_vars = assigned - others
-        self.zero_late = assigned - again - self.func_ir.phis if self.many else set[str]()
+        self.once = assigned - again - self.func_ir.phis if self.many else set[str]()
         self._blk_local_varmap = {}
         self.whole = bool(self.context.enable_debuginfo or self.generator_info or config.DEBUG_JIT)
         if self.generator_info:
@@ -123,17 +124,14 @@ class Lower(CUDALower):
         place = self.getvar(name)
         if value.type != place.type.pointee:
             raise AssertionError(f"Storing {value.type} to ptr of {place.type.pointee} ({name!r})")
-        if name in self.zero_late:
-            self.builder.store(value.type(None), place)
         self.builder.store(value, place)  # nothing counts references to what was there
 
     def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:
         if self.whole:
             return super().alloca_lltype(name, lltype, datamodel)
-        if name not in self.zero_late:
-            return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
-        with self.builder.goto_entry_block():  # its zero is stored just before its value, see `_lower_assign`
-            return self.builder.alloca(lltype, name=name)
+        if name in self.once:
+            return slot(self.builder, lltype, name)
+        return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
 
     def debug_print(self, msg: Any) -> None:
         if self.whole:

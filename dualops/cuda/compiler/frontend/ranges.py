@@ -18,6 +18,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.cuda import cgutils
 
+from .slots import slot
+
 PAIR = ("pair_first", "pair_second")
 
 
@@ -56,9 +58,9 @@ def _iterator(context: Any, builder: Any, args: Sequence[Any], loc: Any = None) 
     """The addresses of the next element and of the number of elements left, with `stop` and `step`."""
     start, stop, step = (field(builder, args[0], place) for place in range(3))
     zero, one = start.type(0), start.type(1)
-    element = cgutils.alloca_once(builder, start.type)
+    element = slot(builder, start.type)
     builder.store(start, element)
-    left = cgutils.alloca_once(builder, start.type)
+    left = slot(builder, start.type)
     length = builder.sub(stop, start)
     rising = builder.icmp_signed(">", length, zero)
     differs = builder.xor(rising, builder.icmp_signed(">", step, zero))
@@ -77,7 +79,8 @@ def _iterator(context: Any, builder: Any, args: Sequence[Any], loc: Any = None) 
 def _next(builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
     element, step, left = (field(builder, args[0], place) for place in (0, 2, 3))
     kind = element.type.pointee
-    pair = cgutils.alloca_once(builder, ir.LiteralStructType([kind, ir.IntType(1)]), zfill=True)
+    pair = slot(builder, ir.LiteralStructType([kind, ir.IntType(1)]))
+    builder.store(pair.type.pointee(None), pair)
     count = builder.load(left)
     valid = builder.icmp_signed(">", count, kind(0))
     first, second = (cgutils.gep_inbounds(builder, pair, 0, place) for place in range(2))
