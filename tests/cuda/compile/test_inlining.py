@@ -108,7 +108,7 @@ def test_the_code_of_a_function_that_is_gone_is_not_kept():
     function: FunctionType = names["brought"]
     gone = ref(function.__code__)
     code(calling(function))
-    assert gone() in verbs.INTERPRETED[verbs.Interpreter]
+    assert gone() in verbs.INTERPRETED[verbs.OfVerbs]
     names.clear()
     del function
     gc.collect()
