@@ -24,7 +24,7 @@ REMAINDER = {operator.mod, operator.imod}
 
 
 def division(
-    context: Any, fn: Any, sig: Any, otherwise: Callable[..., Any], by_selection: bool
+    context: Any, fn: Any, sig: Any, otherwise: Callable[..., Any], *, by_selection: bool
 ) -> Callable[..., Any] | None:
     """What divides integers, or None if `fn` does something else. otherwise: Numba's, for divisors that vary.
 

@@ -43,6 +43,10 @@ from .slots import slot
 MANY_BLOCKS = 1500
 
 
+# types of variables that stay on the stack, since LLVM would else take loops apart in another order of its passes
+ON_STACK = (types.IteratorType, types.RangeType)
+
+
 class Lower(CUDALower):
     """Numba's, of a kernel without debug information."""
 
@@ -62,27 +66,29 @@ class Lower(CUDALower):
     def _find_singly_assigned_variable(self) -> None:
         """Those that need no place on the stack: assigned to once, and read after it.
 
-        That a block is lowered after the assignment is enough, since each read is dominated by it (`assignments`).
+        A block that is lowered after the assignment comes after it in the kernel too (`assignments`).
         """
-        assigned, others, again, here = set[str](), set[str](self.func_ir.phis), set[str](), set[str]()
+        assigned, others, again = set[str](), set[str](self.func_ir.phis), set[str]()
+        here, before = set[str](), set[str]()  # assigned to in this block, or in one before and not ON_STACK
         for block in self.blocks.values():
-            if self.many:
-                here.clear()  # only those that are read in that block alone
+            here.clear()
             for statement in block.body:
-                kind = type(statement)
-                if kind is ir.Assign:
-                    others.update(name for name in names_read(statement.value) if name not in here)
-                    name = statement.target.name
-                    if name in assigned:
-                        others.add(name)
-                        again.add(name)
-                    assigned.add(name)
-                    here.add(name)
-                    if type(statement.value) is ir.Global and statement.value.value is eh.exception_check:
-                        self.tries = True
-                else:
-                    others.update(each.name for each in statement.list_vars() if each.name not in here)
-        others.update(name for name in assigned if isinstance(self.fndesc.typemap[name], types.RangeIteratorType))
+                if type(statement) is not ir.Assign:
+                    others.update(
+                        each.name for each in statement.list_vars() if not (each.name in here or each.name in before)
+                    )
+                    continue
+                others.update(name for name in names_read(statement.value) if not (name in here or name in before))
+                name = statement.target.name
+                if name in assigned:
+                    others.add(name)
+                    again.add(name)
+                assigned.add(name)
+                here.add(name)
+                if not (self.many or isinstance(self.fndesc.typemap[name], ON_STACK)):
+                    before.add(name)
+                if type(statement.value) is ir.Global and statement.value.value is eh.exception_check:
+                    self.tries = True
         self._singly_assigned_vars = assigned - others
         self.once = assigned - again - self.func_ir.phis if self.many else set[str]()
         self._blk_local_varmap = {}
@@ -215,10 +221,11 @@ class Implementations:
         except TypeError:  # a constant index that can't be hashed
             return self.numbas(self.context, fn, sig, _firstcall)
         if made is None:
-            made = element(self.context, fn, sig) or loop(self.context, fn, sig)
+            made = element(self.context, fn, sig)
             if made is None:
-                numbas = self._look(question, _firstcall)
-                made = division(self.context, fn, sig, numbas, self.many) or numbas
+                made = numbas = self._look(question, _firstcall)
+                for shorter in (partial(division, by_selection=self.many), loop):
+                    made = shorter(self.context, fn, sig, numbas) or made
             self.found[question] = made
         return made
 

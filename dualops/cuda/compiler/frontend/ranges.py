@@ -23,10 +23,13 @@ from .slots import slot
 PAIR = ("pair_first", "pair_second")
 
 
-def loop(context: Any, fn: Any, sig: Any) -> Callable[..., Any] | None:
-    """What makes a range, its iterator, or a pair of an element and whether there is one, if `fn` does: else None."""
+def loop(context: Any, fn: Any, sig: Any, otherwise: Callable[..., Any]) -> Callable[..., Any] | None:
+    """What makes a range, its iterator, or a pair of an element and whether there is one, if `fn` does: else None.
+
+    otherwise: Numba's, for iterators of ranges that are kept in variables.
+    """
     if fn == "getiter" and isinstance(sig.args[0], types.RangeType):
-        return partial(_iterator, context)
+        return partial(_iterator, context, otherwise)
     if fn == "iternext" and isinstance(sig.args[0], types.RangeIteratorType):
         return _next
     if getattr(fn, "typing_key", fn) is range and all(type(each) is types.Integer for each in sig.args):
@@ -54,9 +57,11 @@ def _range(builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
     return _struct(builder, start, stop, step)
 
 
-def _iterator(context: Any, builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
+def _iterator(context: Any, otherwise: Any, builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
     """The addresses of the next element and of the number of elements left, with `stop` and `step`."""
-    start, stop, step = (field(builder, args[0], place) for place in range(3))
+    if not hasattr(args[0], "fields"):
+        return otherwise(builder, args, loc)
+    start, stop, step = args[0].fields
     zero, one = start.type(0), start.type(1)
     element = slot(builder, start.type)
     builder.store(start, element)
