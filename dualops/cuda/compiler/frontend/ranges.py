@@ -63,9 +63,9 @@ def _iterator(context: Any, otherwise: Any, builder: Any, args: Sequence[Any], l
         return otherwise(builder, args, loc)
     start, stop, step = args[0].fields
     zero, one = start.type(0), start.type(1)
-    element = slot(builder, start.type)
+    element = cgutils.alloca_once(builder, start.type)
     builder.store(start, element)
-    left = slot(builder, start.type)
+    left = cgutils.alloca_once(builder, start.type)
     length = builder.sub(stop, start)
     rising = builder.icmp_signed(">", length, zero)
     differs = builder.xor(rising, builder.icmp_signed(">", step, zero))
