@@ -34,7 +34,7 @@ from numba.cuda.lowering import CUDALower
 from .division import division
 from .elements import element
 from .names import names_read
-from .ranges import PAIR, field, loop
+from .ranges import PAIR, loop
 from .slots import slot
 
 # NVVM's time grows faster than the number of blocks and of zeros: of 1,986 blocks of Numba's it made 12 s, and 1.5 with
@@ -145,7 +145,7 @@ class Lower(CUDALower):
 
     def lower_expr(self, resty: Any, expr: Any) -> Any:
         if expr.op in PAIR and isinstance(self.fndesc.typemap[expr.value.name], types.Pair):
-            return field(self.builder, self.loadvar(expr.value.name), PAIR.index(expr.op))
+            return self.builder.extract_value(self.loadvar(expr.value.name), PAIR.index(expr.op))
         return super().lower_expr(resty, expr)
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:

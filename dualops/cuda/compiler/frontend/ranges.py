@@ -23,13 +23,13 @@ from .slots import slot
 PAIR = ("pair_first", "pair_second")
 
 
-def loop(context: Any, fn: Any, sig: Any, otherwise: Callable[..., Any]) -> Callable[..., Any] | None:
+def loop(context: Any, fn: Any, sig: Any, numbas: Callable[..., Any]) -> Callable[..., Any] | None:
     """What makes a range, its iterator, or a pair of an element and whether there is one, if `fn` does: else None.
 
-    otherwise: Numba's, for iterators of ranges that are kept in variables.
+    numbas: for iterators of ranges that are kept in variables.
     """
     if fn == "getiter" and isinstance(sig.args[0], types.RangeType):
-        return partial(_iterator, context, otherwise)
+        return partial(_iterator, context, numbas)
     if fn == "iternext" and isinstance(sig.args[0], types.RangeIteratorType):
         return _next
     if getattr(fn, "typing_key", fn) is range and all(type(each) is types.Integer for each in sig.args):
@@ -37,30 +37,25 @@ def loop(context: Any, fn: Any, sig: Any, otherwise: Callable[..., Any]) -> Call
     return None
 
 
-def field(builder: Any, struct: Any, place: int) -> Any:
-    """A field of a struct: the value that it was made of, if `_struct` made it."""
-    fields = getattr(struct, "fields", None)
-    return fields[place] if fields else builder.extract_value(struct, place)
-
-
 def _struct(builder: Any, *fields: Any) -> Any:
     made = ir.Constant(ir.LiteralStructType([each.type for each in fields]), ir.Undefined)
     for place, value in enumerate(fields):
         made = builder.insert_value(made, value, place)
-    made.fields = fields
     return made
 
 
 def _range(builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
     kind = args[0].type
     start, stop, step = {1: (kind(0), *args, kind(1)), 2: (*args, kind(1)), 3: args}[len(args)]
-    return _struct(builder, start, stop, step)
+    made = _struct(builder, start, stop, step)
+    made.fields = start, stop, step  # for `_iterator`, which need not take it apart
+    return made
 
 
-def _iterator(context: Any, otherwise: Any, builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
+def _iterator(context: Any, numbas: Any, builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
     """The addresses of the next element and of the number of elements left, with `stop` and `step`."""
     if not hasattr(args[0], "fields"):
-        return otherwise(builder, args, loc)
+        return numbas(builder, args, loc)
     start, stop, step = args[0].fields
     zero, one = start.type(0), start.type(1)
     element = cgutils.alloca_once(builder, start.type)
@@ -82,17 +77,17 @@ def _iterator(context: Any, otherwise: Any, builder: Any, args: Sequence[Any], l
 
 
 def _next(builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
-    element, step, left = (field(builder, args[0], place) for place in (0, 2, 3))
+    element, step, left = (builder.extract_value(args[0], place) for place in (0, 2, 3))
     kind = element.type.pointee
     pair = slot(builder, ir.LiteralStructType([kind, ir.IntType(1)]))
     builder.store(pair.type.pointee(None), pair)
+    first, second = (cgutils.gep_inbounds(builder, pair, 0, place) for place in range(2))
     count = builder.load(left)
     valid = builder.icmp_signed(">", count, kind(0))
-    first, second = (cgutils.gep_inbounds(builder, pair, 0, place) for place in range(2))
     builder.store(valid, second)
     with builder.if_then(valid):
         value = builder.load(element)
         builder.store(value, first)
         builder.store(builder.sub(count, kind(1), flags=["nsw"]), left)
         builder.store(builder.add(value, step), element)
-    return _struct(builder, builder.load(first), builder.load(second))
+    return builder.load(pair)
