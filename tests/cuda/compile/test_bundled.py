@@ -77,7 +77,8 @@ def test_its_kernels_need_no_compiler(site, tmp_path):
 def test_other_kernels_are_compiled(site, tmp_path):
     other = "softmax x=64x256:float16"
     found, compilers, modules = json.loads(run(site, tmp_path / "cache", CALLED.format(problem=other, arch=ARCH)))
-    assert found and compilers and "numba.cuda.cudaimpl" in modules and len(list((tmp_path / "cache").iterdir())) == len(found)
+    assert compilers and "numba.cuda.cudaimpl" in modules
+    assert len(list((tmp_path / "cache").iterdir())) == len(found) > 0
 
 
 def test_the_name_of_a_kernel_does_not_depend_on_the_compiler(monkeypatch):

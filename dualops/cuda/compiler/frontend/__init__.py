@@ -25,10 +25,6 @@ What is done less often:
 This is the one package that knows Numba's compiler from inside: of numba-cuda 0.30, see `known`.
 """
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 from . import known  # noqa: F401  before Numba's own modules, which may be others

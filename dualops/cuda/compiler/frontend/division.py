@@ -4,9 +4,6 @@ NVVM's time grows faster than the number of blocks: with a softcap, divisions we
 attention, and NVVM took 12 of its 20 seconds.
 """
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import operator

@@ -12,10 +12,6 @@
 `elements` and `division` are shorter forms of two operations.
 """
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 import operator

@@ -1,9 +1,5 @@
 """Passes in the place of Numba's: how they get there, and those that leave out what nothing asks for."""
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -5,9 +5,6 @@ thirds of the instructions of a loop. LLVM then removes the copies. The machine 
 stack has to: an iterator and a pair, since LLVM's order of passes depends on them.
 """
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

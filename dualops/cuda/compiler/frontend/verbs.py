@@ -6,10 +6,6 @@ fills in those of the function that asks, at every request, so a changed closure
 objects are held weakly: the IR of a user's function goes with it.
 """
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 import builtins
