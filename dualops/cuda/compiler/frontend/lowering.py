@@ -5,11 +5,13 @@
                       asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
     implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
                       again if there is none. Here: once a kernel.
-    zeros             Numba stores a zero in each variable when the kernel begins, and NVVM then walks through all
-                      blocks for each variable. Here, in kernels of MANY_BLOCKS: just before the value, where there is
-                      one assignment.
+    places            Numba gives a place on the stack to each variable that is read in another block than that of its
+                      assignment. Here: to those alone that are assigned to again, or read in a block that is lowered
+                      earlier, and to iterators.
+    zeros             Numba stores a zero in each place when the kernel begins, and NVVM then walks through all blocks
+                      for each. Here, in kernels of MANY_BLOCKS: only where there are several assignments.
 
-`elements` and `division` are shorter forms of two operations.
+`elements`, `division` and `ranges` are shorter forms of three operations.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from .ranges import PAIR, loop
 from .slots import slot
 
 # NVVM's time grows faster than the number of blocks and of zeros: of 1,986 blocks of Numba's it made 12 s, and 1.5 with
-# zeros late and divisions by selection. The machine code had the same registers, no spills and as many instructions,
+# few zeros and divisions by selection. The machine code had the same registers, no spills and as many instructions,
 # some of them in another order. Smaller kernels gain little, and their code stays Numba's.
 MANY_BLOCKS = 1500
 

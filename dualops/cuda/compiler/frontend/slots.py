@@ -1,6 +1,6 @@
 """Places on the stack that are written before they are read, so without the zero that Numba stores in each.
 
-LLVM removes the zero. But it walks through the kernel for each: they were a tenth of a kernel's time.
+LLVM removes the zero, after a walk through the kernel's blocks for each.
 """
 
 from __future__ import annotations
