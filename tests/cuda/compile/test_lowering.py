@@ -106,7 +106,21 @@ def far(y, n):
     y[0] = first + both[1]
 
 
-@pytest.mark.parametrize("kernel", [divided, elements, numbers, loops, far], ids=lambda kernel: kernel.name)
+@kernel(pointer(i64), i32, threads=32)
+def perhaps(y, n):
+    """Variables that a way to where they are read does not assign to."""
+    if n > 3:
+        seldom = y[n]
+    y[0] = seldom
+    for k in range(n):
+        if k == 2:
+            last = y[k]
+        if k > 2:
+            y[k] = last
+    y[1] = last
+
+
+@pytest.mark.parametrize("kernel", [divided, elements, numbers, loops, far, perhaps], ids=lambda kernel: kernel.name)
 def test_the_machine_code_is_numbas(kernel):
     ours, numbas = (machine_code(link(code, ARCH)[0]) for code in (lto_ir(kernel, ARCH), usual(kernel)))
     assert ours == numbas and len(ours) > 500
