@@ -41,7 +41,7 @@ CASES = (
     Case("attention with softcap and window, all kernels", f"{_ATTENTION} softcap=50 window=(1023,0) return_lse=True"),
     Case("retention rows", "retention q=2x4x2048x128:bfloat16 k=2x4x2048x128 v=2x4x2048x128", ("sm80.rows",)),
     Case("norm gradient ring", "rms_norm x=4096x4096:bfloat16 w=4096", ("ring_backward",)),
-    Case("norm rows", "rms_norm x=4096x4096:bfloat16 w=4096", ("rows.build_forward",)),
+    Case("norm rows", "rms_norm x=4096x4096:bfloat16 w=4096", ("rows.registers",)),
     Case("matmul sm90", "matmul a=4096x4096:bfloat16 b=4096x4096", ("sm90.persistent",)),
 )
 

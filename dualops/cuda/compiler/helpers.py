@@ -42,7 +42,13 @@ FLAGS = {
     "dont_write_bytecode": "B",
     "optimize": "O",
 }
-PROGRAM = "import sys; sys.path[:] = {path!r}; from dualops.cuda.compiler.helpers import serve; serve({pipe})"
+PROGRAM = """
+import gc, sys
+gc.disable()  # a quarter of the time until it can build; `serve` collects
+sys.path[:] = {path!r}
+from dualops.cuda.compiler.helpers import serve
+serve({pipe})
+"""
 
 
 class HelperError(RuntimeError):
@@ -225,7 +231,6 @@ os.register_at_fork(after_in_child=_forget_all)
 def serve(pipe: int) -> None:
     """Run a helper: call the functions that arrive, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
-    gc.disable()
     with Connection(pipe) as asked:
         while True:
             try:

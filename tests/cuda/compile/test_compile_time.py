@@ -36,6 +36,11 @@ def test_all_cases_are_committed():
     assert all(ratio > 0 for row in compile_run.committed().values() for ratio in row.values())
 
 
+@pytest.mark.parametrize("case", compile_run.CASES, ids=lambda case: case.name)
+def test_every_case_has_kernels(case):
+    assert compile_run.kernels(case)
+
+
 def test_a_case_without_kernels_is_refused():
     case = compile_run.CASES[0]._replace(parts=("no such kernel",))
     with pytest.raises(ValueError, match="has no kernel of no such kernel on sm_90a"):

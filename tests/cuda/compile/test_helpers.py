@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import gc
 import os
 import pickle
 import signal
@@ -109,6 +110,13 @@ def test_answers_and_errors():
     until(lambda: process.poll() is not None)
     with pytest.raises(HelperError, match="there are none"):
         made.submit(os.getpid).result(LONG)
+
+
+def test_a_helper_collects_garbage_only_between_orders():
+    """Not while it imports, either: that took a quarter of the time until it could build."""
+    with Helpers(1, begin=binaries._prepare) as made:
+        assert not made.submit(gc.isenabled).result(LONG)
+        assert made.submit(gc.get_stats).result(LONG)[-1]["collections"] == 2  # of all generations, one an order
 
 
 def test_several_work_side_by_side():

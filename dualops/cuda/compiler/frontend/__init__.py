@@ -13,8 +13,9 @@ What is done less often:
                  (`inference`).
     signatures   Numba tries all overloads and ufuncs for each `a + b`, for each literal, and again to lower it. Here:
                  once in the life of the process (`answers`).
-    lowering     has a shorter way for each statement (`lowering`), elements of arrays (`elements`) and divisions by
-                 constants (`division`).
+    lowering     has a shorter way for each statement (`lowering`), elements of arrays (`elements`), divisions by
+                 constants (`division`) and loops (`ranges`).
+    stack        Values that are read in another block go through the stack. Here: few (`lowering`, `slots`).
     labels       of blocks double with each function that is inlined in one that is inlined. Here: they count blocks.
     lifetimes    of variables are computed after each of nine passes, and to count references. Here: never, since nobody
                  counts them (`passes`).
@@ -24,10 +25,6 @@ What is done less often:
 
 This is the one package that knows Numba's compiler from inside: of numba-cuda 0.30, see `known`.
 """
-
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """What Numba asks about types over and over: the signature of a call with given types, to infer and to lower."""
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 from functools import cache

@@ -1,9 +1,5 @@
 """Each variable is assigned to once: the names that it gets, and the phis where ways meet."""
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 from collections import defaultdict

@@ -4,8 +4,6 @@ It is `const __grid_constant__ CUtensorMap` of CUDA C++: to the kernel's own cod
 nobody may write. Numba has no such parameters, so its type `backend.tensor_map` gets a model of data here.
 """
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from typing import Any

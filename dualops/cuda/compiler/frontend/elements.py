@@ -4,9 +4,6 @@ Numba splits an array into its seven fields and rebuilds it through the stack: 3
 then removes them. The machine code is the same.
 """
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import operator

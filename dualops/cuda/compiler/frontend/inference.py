@@ -5,9 +5,6 @@ and left out are only those whose answer can't differ from their last: the types
 Where a constraint fails or a type stays imprecise, Numba's own rounds go on from there, so errors are Numba's too.
 """
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 import warnings

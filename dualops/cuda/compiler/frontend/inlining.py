@@ -6,10 +6,6 @@ fewer: a parameter, a result and a variable that is assigned to once are other n
 assignments, and a constant that nobody reads is left out.
 """
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -5,16 +5,14 @@
                       asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
     implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
                       again if there is none. Here: once a kernel.
-    zeros             Numba stores a zero in each variable when the kernel begins, and NVVM then walks through all
-                      blocks for each variable. Here, in kernels of MANY_BLOCKS: just before the value, where there is
-                      one assignment.
+    places            Numba gives a place on the stack to each variable that is read in another block than that of its
+                      assignment. Here: to those alone that are assigned to again, or read in a block that is lowered
+                      earlier, and to iterators.
+    zeros             Numba stores a zero in each place when the kernel begins, and NVVM then walks through all blocks
+                      for each. Here, in kernels of MANY_BLOCKS: only where there are several assignments.
 
-`elements` and `division` are shorter forms of two operations.
+`elements`, `division` and `ranges` are shorter forms of three operations.
 """
-
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
 
 from __future__ import annotations
 
@@ -34,11 +32,17 @@ from numba.cuda.lowering import CUDALower
 from .division import division
 from .elements import element
 from .names import names_read
+from .ranges import PAIR, loop
+from .slots import slot
 
 # NVVM's time grows faster than the number of blocks and of zeros: of 1,986 blocks of Numba's it made 12 s, and 1.5 with
-# zeros late and divisions by selection. The machine code had the same registers, no spills and as many instructions,
+# few zeros and divisions by selection. The machine code had the same registers, no spills and as many instructions,
 # some of them in another order. Smaller kernels gain little, and their code stays Numba's.
 MANY_BLOCKS = 1500
+
+
+# types of variables that stay on the stack, since LLVM would else take loops apart in another order of its passes
+ON_STACK = (types.IteratorType, types.RangeType)
 
 
 class Lower(CUDALower):
@@ -58,26 +62,33 @@ class Lower(CUDALower):
             del self.context.get_function  # which holds the context
 
     def _find_singly_assigned_variable(self) -> None:
-        """Those that are assigned to once, and read in that block alone, after it."""
-        assigned, others, again = set[str](), set[str](), set[str]()
-        for block in self.func_ir.blocks.values():
-            here = set[str]()
+        """Those that need no place on the stack: assigned to once, and read after it.
+
+        A block that is lowered after the assignment comes after it in the kernel too (`assignments`).
+        """
+        assigned, others, again = set[str](), set[str](self.func_ir.phis), set[str]()
+        here, before = set[str](), set[str]()  # assigned to in this block, or in one before and not ON_STACK
+        for block in self.blocks.values():
+            here.clear()
             for statement in block.body:
-                kind = type(statement)
-                if kind is ir.Assign:
-                    others.update(name for name in names_read(statement.value) if name not in here)
-                    name = statement.target.name
-                    if name in assigned:
-                        others.add(name)
-                        again.add(name)
-                    assigned.add(name)
-                    here.add(name)
-                    if type(statement.value) is ir.Global and statement.value.value is eh.exception_check:
-                        self.tries = True
-                else:
-                    others.update(each.name for each in statement.list_vars() if each.name not in here)
+                if type(statement) is not ir.Assign:
+                    others.update(
+                        each.name for each in statement.list_vars() if not (each.name in here or each.name in before)
+                    )
+                    continue
+                others.update(name for name in names_read(statement.value) if not (name in here or name in before))
+                name = statement.target.name
+                if name in assigned:
+                    others.add(name)
+                    again.add(name)
+                assigned.add(name)
+                here.add(name)
+                if not (self.many or isinstance(self.fndesc.typemap[name], ON_STACK)):
+                    before.add(name)
+                if type(statement.value) is ir.Global and statement.value.value is eh.exception_check:
+                    self.tries = True
         self._singly_assigned_vars = assigned - others
-        self.zero_late = assigned - again - self.func_ir.phis if self.many else set[str]()
+        self.once = assigned - again - self.func_ir.phis if self.many else set[str]()
         self._blk_local_varmap = {}
         self.whole = bool(self.context.enable_debuginfo or self.generator_info or config.DEBUG_JIT)
         if self.generator_info:
@@ -117,21 +128,23 @@ class Lower(CUDALower):
         place = self.getvar(name)
         if value.type != place.type.pointee:
             raise AssertionError(f"Storing {value.type} to ptr of {place.type.pointee} ({name!r})")
-        if name in self.zero_late:
-            self.builder.store(value.type(None), place)
         self.builder.store(value, place)  # nothing counts references to what was there
 
     def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:
         if self.whole:
             return super().alloca_lltype(name, lltype, datamodel)
-        if name not in self.zero_late:
-            return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
-        with self.builder.goto_entry_block():  # its zero is stored just before its value, see `_lower_assign`
-            return self.builder.alloca(lltype, name=name)
+        if name in self.once:
+            return slot(self.builder, lltype, name)
+        return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
 
     def debug_print(self, msg: Any) -> None:
         if self.whole:
             super().debug_print(msg)
+
+    def lower_expr(self, resty: Any, expr: Any) -> Any:
+        if expr.op in PAIR and isinstance(self.fndesc.typemap[expr.value.name], types.Pair):
+            return self.builder.extract_value(self.loadvar(expr.value.name), PAIR.index(expr.op))
+        return super().lower_expr(resty, expr)
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
         if not (expr.static_lhs is ir.UNDEFINED and expr.static_rhs is ir.UNDEFINED):
@@ -208,8 +221,9 @@ class Implementations:
         if made is None:
             made = element(self.context, fn, sig)
             if made is None:
-                numbas = self._look(question, _firstcall)
-                made = division(self.context, fn, sig, numbas, self.many) or numbas
+                made = numbas = self._look(question, _firstcall)
+                for shorter in (partial(division, by_selection=self.many), loop):
+                    made = shorter(self.context, fn, sig, numbas) or made
             self.found[question] = made
         return made
 

@@ -6,10 +6,6 @@ function closes over is replaced by its value before anything else is done, and 
 the result. A Python function becomes Numba's, to be inlined.
 """
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 import operator

@@ -1,8 +1,5 @@
 """Variables in Numba's IR: which a right side reads, and a copy with others in their place."""
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,9 +1,5 @@
 """Passes in the place of Numba's: how they get there, and those that leave out what nothing asks for."""
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -107,44 +103,37 @@ def kinds(function: Any) -> set[Any]:
     return found
 
 
-@instead_of(WithLifting)
-class WithIfAny(WithLifting):
-    """For functions that have a `with`."""
-
-    def run_pass(self, state: Any) -> bool:
-        return super().run_pass(state) if ir.EnterWith in kinds(state.func_ir) else True
+def _has_closures_or_lists(state: Any) -> bool:
+    return not kinds(state.func_ir).isdisjoint({"make_function", "build_list"})
 
 
-@instead_of(InlineClosureLikes)
-class ClosuresIfAny(InlineClosureLikes):
-    """For functions that have closures or lists."""
-
-    def run_pass(self, state: Any) -> bool:
-        if not kinds(state.func_ir).isdisjoint({"make_function", "build_list"}):
-            return super().run_pass(state)
-        return True
+def _has_arrays_or_tuples(state: Any) -> bool:
+    given = any(isinstance(kind, (types.Array, types.BaseTuple)) for kind in state.args)
+    return given or "typed_getitem" in kinds(state.func_ir)
 
 
-@instead_of(RewriteSemanticConstants)
-class ArraysIfAny(RewriteSemanticConstants):
-    """For functions of arrays and tuples, whose dimensions and lengths become constants."""
-
-    def run_pass(self, state: Any) -> bool:
-        if any(isinstance(kind, (types.Array, types.BaseTuple)) for kind in state.args) or "typed_getitem" in kinds(
-            state.func_ir
-        ):
-            return super().run_pass(state)
-        return True
+def _has_branches(state: Any) -> bool:
+    return any(type(block.body[-1]) is ir.Branch for block in state.func_ir.blocks.values())
 
 
-@instead_of(DeadBranchPrune)
-class BranchesIfAny(DeadBranchPrune):
-    """For functions that have branches."""
+# Numba's passes that run for some functions only -> whether a state's function has what they change
+NEEDED: dict[type, Callable[[Any], bool]] = {
+    WithLifting: lambda state: ir.EnterWith in kinds(state.func_ir),
+    InlineClosureLikes: _has_closures_or_lists,
+    RewriteSemanticConstants: _has_arrays_or_tuples,
+    DeadBranchPrune: _has_branches,
+}
 
-    def run_pass(self, state: Any) -> bool:
-        if any(type(block.body[-1]) is ir.Branch for block in state.func_ir.blocks.values()):
-            return super().run_pass(state)
-        return True
+
+def _if_needed(theirs: Any, is_needed: Callable[[Any], bool]) -> None:
+    def run_pass(self: Any, state: Any) -> bool:
+        return theirs.run_pass(self, state) if is_needed(state) else True
+
+    instead_of(theirs)(type(theirs.__name__, (theirs,), {"run_pass": run_pass}))
+
+
+for _each in NEEDED.items():
+    _if_needed(*_each)
 
 
 # Numba's rewrites -> the kinds of what they rewrite, of which one must be there

@@ -4,8 +4,6 @@ Numba writes an array out at every place where it is read, into constant memory,
 one address at a time. A function that is inlined at several places reads its arrays at all of them.
 """
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import hashlib

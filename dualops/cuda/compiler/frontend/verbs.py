@@ -6,10 +6,6 @@ fills in those of the function that asks, at every request, so a changed closure
 objects are held weakly: the IR of a user's function goes with it.
 """
 
-# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 import builtins
@@ -26,14 +22,42 @@ from numba.cuda.core import bytecode, ir
 from numba.cuda.core.compiler import StateDict, _CompileStatus
 from numba.cuda.core.compiler_machinery import PassManager
 from numba.cuda.core.inline_closurecall import callee_ir_validator
-from numba.cuda.core.interpreter import Interpreter
+from numba.cuda.core.interpreter import (
+    Interpreter,
+    peep_hole_delete_with_exit,
+    peep_hole_fuse_dict_add_updates,
+)
 from numba.cuda.core.ir_utils import build_definitions, guard, resolve_func_from_module
 from numba.cuda.core.untyped_passes import InlineInlinables, TranslateByteCode
 
-from .passes import instead_of, leaner
+from .passes import instead_of, kinds, leaner
+
+# Numba's rewrites of bytecode's IR -> what they rewrite, see `kinds`
+REWRITTEN: dict[Any, Any] = {
+    peep_hole_delete_with_exit: ir.EnterWith,
+    peep_hole_fuse_dict_add_updates: "_update_from_bytecode",
+}
+
+
+class RewritesIfAny:
+    """A base of interpreters: without the rewrites that there is nothing for."""
+
+    def post_process(self, peepholes: list[Any], func_ir: Any) -> Any:
+        there = kinds(func_ir)
+        needed = [each for each in peepholes if REWRITTEN.get(each) is None or REWRITTEN[each] in there]
+        return super().post_process(needed, func_ir)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class OfVerbs(RewritesIfAny, Interpreter):
+    pass
+
+
+class OfKernels(RewritesIfAny, CUDABytecodeInterpreter):
+    pass
+
 
 Interpreted = WeakKeyDictionary[CodeType, Any]
-INTERPRETED: dict[type, Interpreted] = {Interpreter: Interpreted(), CUDABytecodeInterpreter: Interpreted()}
+INTERPRETED: dict[type, Interpreted] = {OfVerbs: Interpreted(), OfKernels: Interpreted()}
 
 
 def interpreted(interpreter: type, identity: Any) -> Any:
@@ -105,7 +129,7 @@ class InterpretOnce(TranslateByteCode):
     """Of a verb."""
 
     def run_pass(self, state: Any) -> bool:
-        state.func_ir = interpreted(Interpreter, state.func_id)
+        state.func_ir = interpreted(OfVerbs, state.func_id)
         return True
 
 
@@ -114,7 +138,7 @@ class InterpretKernelOnce(CUDATranslateBytecode):
     """Of a kernel."""
 
     def run_pass(self, state: Any) -> bool:
-        state.func_ir = interpreted(CUDABytecodeInterpreter, state.func_id)
+        state.func_ir = interpreted(OfKernels, state.func_id)
         return True
 
 
