@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dualops import reference
 from dualops.spec import OPERATORS, Case, Spec, Tag
+from dualops.spec.domains import shown
 from dualops.testing.ready import Ready, cases
 
 REFUSALS = (TypeError, ValueError, NotImplementedError)
@@ -93,12 +95,27 @@ def wrong(arrays: Iterable[str], params: Iterable[str]) -> Iterator[tuple[str, A
     yield from product(params, PARAMS)
 
 
-def refused(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
+def refusal(function: Callable[..., Any], given: Mapping[str, Any]) -> str | None:
+    """Kind and words of the error by which a call is refused; None where it is taken."""
     try:
-        function(**given)
-    except REFUSALS:
-        return True
-    return False
+        with np.errstate(all="ignore"):
+            function(**given)
+    except REFUSALS as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def other_words(call: Call, function: Callable[..., Any], given: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+    """Values of parameters that the reference refuses, and `function` does not, or not by the same error.
+
+    given: the arguments of a right call of `function`.
+    """
+    found = {}
+    for name, value in product(call.params, PARAMS):
+        wanted = refusal(getattr(reference, str(call)), call.given(**{name: value}))
+        if wanted and wanted != (told := refusal(function, {**given, name: value})):
+            found[name, shown(value)] = f"{told}, expected {wanted}"
+    return found
 
 
 def complaint(

@@ -10,7 +10,7 @@ import torch
 
 from dualops import torch_bridge
 from dualops.spec.domains import shown
-from tests.wrong_arguments import CALLS, Call, complaint, wrong
+from tests.wrong_arguments import CALLS, Call, complaint, other_words, wrong
 
 TENSORS: tuple[Any, ...] = (
     *(torch.zeros(3), torch.zeros(3, requires_grad=True), torch.zeros(2, 2, dtype=torch.complex64)),
@@ -38,3 +38,11 @@ def test_every_argument(call: Call, grads: bool):
         if told and "got an unexpected keyword argument" not in told:
             found[name, shown(value)] = told
     assert not found
+
+
+@pytest.mark.parametrize("call", FORWARD, ids=str)
+def test_parameters_get_the_references_words(call: Call):
+    arrays = {name: torch.from_numpy(np.asarray(array)) for name, array in call.arrays.items()}
+    found = other_words(call, getattr(torch_bridge, str(call)), {**arrays, **call.case.params})
+    own = ("got an unexpected keyword argument", "seed is None")  # backward alone asks for row sums; torch draws seeds
+    assert not [told for told in found.values() if not any(words in told for words in own)]
