@@ -43,14 +43,13 @@ def direction(spec: Spec, backward: bool) -> Callable[..., Any]:
     return getattr(reference, f"{spec.name}_backward" if backward else spec.name)
 
 
-SMALL = [(spec, case) for spec in (PLAIN, VARLEN) for case in spec.tagged(Tag.SIM) if elements(case) < 5000]
-
-
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("special", [False, True], ids=["normal", "special"])
-@pytest.mark.parametrize(("spec", "case"), [pytest.param(*each, id=f"{each[0].name}-{each[1].id}") for each in SMALL])
-def test_references_pass(spec, case, special, backward):
-    check(spec, case, kernel(direction(spec, backward)), backward=backward, special=special)
+@pytest.mark.parametrize("spec", [PLAIN, VARLEN], ids=lambda spec: spec.name)
+def test_references_pass(spec, special, backward):
+    for case in spec.tagged(Tag.SIM):
+        if elements(case) < 5000:
+            check(spec, case, kernel(direction(spec, backward)), backward=backward, special=special)
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
