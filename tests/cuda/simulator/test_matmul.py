@@ -53,9 +53,6 @@ def test_tiles(config, dtype, sizes, layout, place, order):
     check(SPEC, case, partial(launch, config), layouts=layouts, out_layout=place, ways=("given",))
 
 
-# what is taken from the source, and what stands there then
-
-
 def test_a_tile_that_threads_cannot_share_is_refused():
     with pytest.raises(ValueError, match="256 threads can't share a slice of 128 x 8 in loads of 8"):
         simt.loader("bfloat16", simt.Reading("depth", 8), Shared("bfloat16", 256).tile(8, 128), 256)

@@ -366,8 +366,3 @@ def test_threads_with_many_small_copies_keep_fewer_sums(K, most):
 def test_other_dtypes_are_left_to_others():
     for dtype in ("float32", "float64"):
         assert not chosen("sm_90a", dtype, (64, 64, 64))
-
-
-# --- broken ------------------------------------------------------------------------------------------
-
-# what is taken from the source, and what stands there then

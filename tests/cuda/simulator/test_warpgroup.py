@@ -1,8 +1,8 @@
 """A warpgroup's product in the simulator: right for every kind of operand, rejected with any of its steps wrong.
 
 Mutants are nouns with one verb changed, for a kernel whose operands are all in shared memory, for one whose A is in
-registers, and for one that leaves a group running: what `tests/wrong` does not derive from a kernel's own steps, an order
-or a step of some threads. On a GPU most of them hang, or are right as often as not.
+registers, and for one that leaves a group running: what `tests/wrong` does not derive from a kernel's own steps, as an
+order. On a GPU most of them hang, or are right as often as not.
 """
 
 from __future__ import annotations
