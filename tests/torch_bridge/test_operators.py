@@ -311,11 +311,9 @@ def test_autocast(name: str, way: str, device: str) -> None:
     def function(tensors: dict[str, torch.Tensor]) -> Tensors:
         return call._replace(tensors=tensors)()
 
+    wide = bridge_call(name, device, "float64")
     with torch.autocast(device, torch.bfloat16), Recorder() if way == "dispatcher" else torch.enable_grad():
         found = (compiled(function) if way == "compiled" else function)(call.tensors)
-        wide = bridge_call(name, device, "float64")
-        assert same_bits(wide(), wide())
-    with torch.autocast(device, torch.bfloat16):
         kept = wide()
     assert same_bits(kept, wide())
     assert same_bits(found, expected())
