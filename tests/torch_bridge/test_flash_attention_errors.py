@@ -88,13 +88,6 @@ def test_bad_calls_get_the_specs_words(name: str) -> None:
     assert message in str(caught.value).replace("\\'", "'")
 
 
-def test_mixed_dtypes() -> None:
-    message = "flash_attention: k has dtype float64, q has dtype float32, expected the same"
-    refused(TypeError, message, flash_attention, Q, K.double(), V)
-    message = "flash_attention: sinks has dtype float16, q has dtype float32, expected float32"
-    refused(TypeError, message, flash_attention, Q, K, V, sinks=torch.ones(4, dtype=torch.float16))
-
-
 def test_devices() -> None:
     """A seed on the CPU is a number; a list of one, or anything else there, is not."""
     fakes = [x.to("meta") for x in (Q, K, V)]

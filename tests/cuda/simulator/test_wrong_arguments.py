@@ -22,7 +22,7 @@ def test_every_argument(call: Call):
         and (told := complaint(str(call), function, call.given(**{name: value})))
     }
     assert not found
-    words = other_words(call, function, call.given())
+    words = other_words(call, function)
     assert not {key: told for key, told in words.items() if key[1] not in ("[]", "[1]")}  # lion makes tuples of lists
 
 
