@@ -84,9 +84,11 @@ def test_tiled_is_plain(sizes, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_rounds_once(dtype):
     x = {name: array.astype(numpy_dtype(dtype)) for name, array in arrays_of(shapes_of(60, 50, 300)[0]).items()}
-    exact = matmul(**{name: array.astype(np.float64) for name, array in x.items()}).astype(numpy_dtype(dtype))
-    # float32 arithmetic moves a result across a tie of the narrower dtype now and then
-    assert np.mean(matmul(**x) != exact) < 0.01
+    wide = {name: array.astype(np.float64) for name, array in x.items()}
+    for activation in (None, "gelu", "silu"):  # which take the sum before it is rounded
+        exact = matmul(**wide, activation=activation).astype(numpy_dtype(dtype))
+        # float32 arithmetic moves a result across a tie of the narrower dtype now and then
+        assert np.mean(matmul(**x, activation=activation) != exact) < 0.01
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
