@@ -157,19 +157,17 @@ def test_export(device: str) -> None:
 # --- torch.func ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1, -2])
 @pytest.mark.parametrize("in_dim", [0, 1, 2, -1])
-def test_vmap_is_a_loop(in_dim: int, axis: int, device: str) -> None:
+def test_vmap_is_a_loop(in_dim: int, device: str) -> None:
     x = values((2, 3, 4), torch.float32, device)
-    expected = torch.stack([softmax(one, axis) for one in x.unbind(in_dim)])
-    for function in (
-        torch.vmap(lambda t: softmax(t, axis), in_dims=in_dim),
-        torch.vmap(lambda t: FORWARD(t, axis), in_dims=in_dim),
-    ):
-        torch.testing.assert_close(function(x), expected, rtol=0, atol=0)
-    torch.testing.assert_close(
-        compiled(torch.vmap(lambda t: softmax(t, axis), in_dims=in_dim))(x), expected, rtol=0, atol=0
-    )
+    for axis in (0, 1, -1, -2):
+        mapped = torch.vmap(lambda t, axis=axis: softmax(t, axis), in_dims=in_dim)
+        expected = torch.stack([softmax(one, axis) for one in x.unbind(in_dim)])
+        functions = [mapped, torch.vmap(lambda t, axis=axis: FORWARD(t, axis), in_dims=in_dim)]
+        if axis == 0:
+            functions.append(compiled(mapped))
+        for function in functions:
+            torch.testing.assert_close(function(x), expected, rtol=0, atol=0)
 
 
 def test_nested_vmap(device: str) -> None:
