@@ -42,7 +42,7 @@ pure = pytest.mark.parametrize("name", PURE)
 every_case = pytest.mark.parametrize(("name", "case"), COVERING.values(), ids=COVERING)
 every_gradient = pytest.mark.parametrize(("name", "case"), WITH_GRADIENTS.values(), ids=WITH_GRADIENTS)
 # what data become under autocast in bfloat16, where that is not what they become
-UNDER_AUTOCAST = dict.fromkeys(("softmax", "rms_norm", "layer_norm", "rope", "rope_tables"), "float32")
+UNDER_AUTOCAST: dict[str, str] = dict.fromkeys(("softmax", "rms_norm", "layer_norm", "rope", "rope_tables"), "float32")
 
 
 def arrays_of(call: BridgeCall) -> dict[str, np.ndarray]:
