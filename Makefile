@@ -17,7 +17,7 @@ comma := ,
 EACH_CONFIG := attention_*.py matmul_sm*.py retention_*.py
 COMPILED := $(wildcard $(addprefix tests/cuda/compile/test_,$(EACH_CONFIG)))
 SIMULATED := $(wildcard $(addprefix tests/cuda/simulator/test_,$(EACH_CONFIG)))
-# every case on every rung: a quarter of the simulator tests
+# every case and every kernel on every rung: a quarter of the simulator tests
 CASES := tests/cuda/simulator/test_cases.py
 
 # kernels can be compiled where NVIDIA publishes wheels; elsewhere (macOS) they only run in the simulator

@@ -43,14 +43,13 @@ def direction(spec: Spec, backward: bool) -> Callable[..., Any]:
     return getattr(reference, f"{spec.name}_backward" if backward else spec.name)
 
 
-SMALL = [(spec, case) for spec in (PLAIN, VARLEN) for case in spec.tagged(Tag.SIM) if elements(case) < 5000]
-
-
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("special", [False, True], ids=["normal", "special"])
-@pytest.mark.parametrize(("spec", "case"), [pytest.param(*each, id=f"{each[0].name}-{each[1].id}") for each in SMALL])
-def test_references_pass(spec, case, special, backward):
-    check(spec, case, kernel(direction(spec, backward)), backward=backward, special=special)
+@pytest.mark.parametrize("spec", [PLAIN, VARLEN], ids=lambda spec: spec.name)
+def test_references_pass(spec, special, backward):
+    for case in spec.tagged(Tag.SIM):
+        if elements(case) < 5000:
+            check(spec, case, kernel(direction(spec, backward)), backward=backward, special=special)
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
@@ -92,65 +91,6 @@ def test_seeds_and_weights_come_as_asked():
     for how in hows:
         check(PLAIN, everything("float16"), run, ways=("given",), **how)
     assert seen == [(np.ndarray, "float32"), (int, "float32"), (np.ndarray, "float16")]
-
-
-def seeded(options: dict[str, Any]) -> Any:
-    return {"seed": options["seed"] + 1}
-
-
-def straight(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-    return score
-
-
-def unit_slope(options: dict[str, Any]) -> Any:
-    """The score_mod of the case, taken to have the slope of another."""
-
-    def one(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        return 1.0 + 0.0 * score
-
-    return {"score_mod": (options["score_mod"], one)}
-
-
-def shuffled(name: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda options: {name: np.roll(options[name], 1, axis=-1)}
-
-
-WRONG = {
-    "causal off": lambda options: {"causal": False},
-    "causal aligned at the first key": lambda options: {"causal": "top_left"},
-    "window too short by one": lambda options: {"window": (5, None)},
-    "window off": lambda options: {"window": None},
-    "softcap off": lambda options: {"softcap": None},
-    "softcap a thousandth off": lambda options: {"softcap": 1.5015},
-    "score_mod off": lambda options: {"score_mod": straight},
-    "mask_mod off": lambda options: {"mask_mod": None},
-    "scale a thousandth off": lambda options: {"scale": 1.001 / np.sqrt(8)},
-    "bias of the neighbour": shuffled("bias"),
-    "slopes of the neighbour": shuffled("alibi_slopes"),
-    "sinks of the neighbour": shuffled("sinks"),
-    "padding of the neighbour": shuffled("key_padding_mask"),
-    "dropout off": lambda options: {"dropout_p": 0.0},
-    "another seed": seeded,
-}
-WRONG_GRADIENTS = {
-    "dlse left out": lambda options: {"dlse": None},
-    "dlse of the neighbour": shuffled("dlse"),
-    "the slope of score_mod left out": unit_slope,
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_results_are_rejected(name):
-    with pytest.raises(Rejected, match=r"^flash_attention everything-float32 .*: (o|lse): "):
-        check(PLAIN, everything("float32"), kernel(reference.flash_attention, WRONG[name]))
-
-
-@pytest.mark.parametrize("name", [*WRONG, *WRONG_GRADIENTS])
-def test_wrong_gradients_are_rejected(name):
-    """Also by the rule that takes the terms of a gradient for its unit."""
-    change = (WRONG | WRONG_GRADIENTS)[name]
-    with pytest.raises(Rejected, match=r"^flash_attention_backward everything-float32 .*: d\w+: "):
-        check(PLAIN, everything("float32"), kernel(reference.flash_attention_backward, change), backward=True)
 
 
 @pytest.mark.parametrize("place", range(5), ids=["dq", "dk", "dv", "dbias", "dsinks"])

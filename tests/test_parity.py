@@ -97,26 +97,26 @@ def test_each_missing_file_is_found(tmp_path, left_out):
 def uncovered(collected: str, spec: Spec) -> list[str]:
     """What no test of kernels is made for, given the ids that pytest collected.
 
-    Each direction must be fuzzed, and run on every SIM case, and on every rung forward and reversed; a rung may leave
-    out cases that it does not do.
+    Each direction must be fuzzed, and run on every SIM case in some dtype, and on every rung forward and reversed; a
+    rung may leave out cases that it does not do.
     """
     ids = set(re.findall(r"^tests/cuda/simulator/(.+)$", collected, re.MULTILINE))
     found = []
     for backward in (False, True) if spec.gradients else (False,):
         name = f"{spec.name}_backward" if backward else spec.name
-        cases = [case.id for case in spec.tagged(Tag.SIM) if case.backward or not backward]
+        cases = [case for case in spec.tagged(Tag.SIM) if case.backward or not backward]
         ran = {
-            (order, rung, case)
+            (order, rung, case.name)
             for order in ("forward", "reversed")
             for rung in spec.rungs
             for case in cases
-            if f"test_cases.py::test_case[{order}-{name}-{rung}-{case}]" in ids
+            if f"test_cases.py::test_case[{order}-{name}-{rung}-{case.id}]" in ids
         }
         on_rungs, on_cases = {(order, rung) for order, rung, _ in ran}, {case for _, _, case in ran}
         rungs = [rung for rung in spec.rungs if (name, rung) not in FORWARD_ALONE]
         every = [(order, rung) for order in ("forward", "reversed") for rung in rungs]
         found += [f"{name} {order} on rung {rung}" for order, rung in every if (order, rung) not in on_rungs]
-        found += [f"{name} on case {case}" for case in cases if case not in on_cases]
+        found += [f"{name} on case {case}" for case in sorted({case.name for case in cases}) if case not in on_cases]
         if f"test_fuzz.py::test_random_problems[{name}]" not in ids:
             found.append(f"{name} fuzzed")
     return found
@@ -142,26 +142,13 @@ def test_every_operator_has_its_tests_of_kernels(op):
     ("pattern", "lost"),
     [
         (r"test_case\[reversed-softmax-naive-", ["softmax reversed on rung naive"]),
-        (r"test_case\[\w+-softmax-\w+-no_rows-float64", ["softmax on case no_rows-float64"]),
+        (r"test_case\[\w+-softmax-\w+-no_rows-", ["softmax on case no_rows"]),
         (r"test_random_problems\[softmax_backward\]", ["softmax_backward fuzzed"]),
     ],
 )
 def test_what_is_not_tested_is_found(pattern, lost):
     kept = "\n".join(line for line in collected().splitlines() if not re.search(pattern, line))
     assert [told for spec in OPERATORS.values() for told in uncovered(kept, spec)] == lost
-
-
-def test_an_operator_without_cases_is_found():
-    bare = replace(OPERATORS["flash_attention"], cases=())
-    both, orders = ("flash_attention", "flash_attention_backward"), ("forward", "reversed")
-    expected = [
-        f"{name} {order} on rung {rung}"
-        for name in both
-        for order in orders
-        for rung in bare.rungs
-        if (name, rung) not in FORWARD_ALONE
-    ]
-    assert expected and uncovered(collected(), bare) == expected
 
 
 # --- public functions ----------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dualops import reference
 from dualops.spec import OPERATORS, Case, Spec, Tag
+from dualops.spec.domains import shown
 from dualops.testing.ready import Ready, cases
 
 REFUSALS = (TypeError, ValueError, NotImplementedError)
@@ -93,12 +95,45 @@ def wrong(arrays: Iterable[str], params: Iterable[str]) -> Iterator[tuple[str, A
     yield from product(params, PARAMS)
 
 
-def refused(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
+def refusal(function: Callable[..., Any], given: Mapping[str, Any]) -> str | None:
+    """Kind and words of the error by which a call is refused; None where it is taken."""
     try:
-        function(**given)
-    except REFUSALS:
-        return True
-    return False
+        with np.errstate(all="ignore"):
+            function(**given)
+    except REFUSALS as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def other_words(
+    call: Call, function: Callable[..., Any], of_array: Callable[[np.ndarray], Any] = lambda x: x
+) -> dict[tuple[str, str], str]:
+    """Values of parameters, and arrays, that the reference refuses, and `function` does not, or not by the same error.
+
+    of_array: makes the array that `function` takes.
+    """
+    wrong: list[tuple[str, Any, str]] = [(name, value, shown(value)) for name, value in product(call.params, PARAMS)]
+    wrong += [(name, x, f"{x.dtype} {x.shape}") for name, array in call.arrays.items() for x in bent(array)]
+    found = {}
+    for name, value, told in wrong:
+        given = call.given(**{name: value})
+        wanted = refusal(getattr(reference, str(call)), call.given(**{name: value}))
+        given = {key: of_array(x) if key in call.arrays else x for key, x in given.items()}
+        words = refusal(function, given)
+        if wanted and wanted != (words and words.replace("[0]", "")):  # as lion says it of a list of one
+            found[name, told] = f"{words}, expected {wanted}"
+    return found
+
+
+def bent(array: np.ndarray) -> Iterator[np.ndarray]:
+    """With an axis more and one less, longer and in other dtypes."""
+    yield array[None]
+    yield from (np.concatenate([array, array], axis=axis) for axis in range(array.ndim))
+    if array.ndim:
+        yield np.asarray(array[0])
+    with np.errstate(all="ignore"):
+        made = [array.astype(dtype) for dtype in ("int16", "float16", "float32", "float64", "bool", "complex64")]
+    yield from made
 
 
 def complaint(

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from benchmarks import cases, comparison, workload
-from benchmarks.__main__ import main
 from benchmarks.contestant import Contestant, dualops_contestant
 from benchmarks.recorded import Key, peer_runs
 from benchmarks.roofline import Roof
@@ -111,18 +110,6 @@ def rung_of(operator: spec.Spec, case: spec.Case, rung: str) -> Contestant:
     return eager(bind(operator, case))._replace(name=f"dualops {rung}", backward=backward)
 
 
-def test_kernels_of_all_cases_are_built_before_the_first_is_timed(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[str] = []
-    shown: list[str] = []
-
-    def ahead(operator: spec.Spec, cases: list[spec.Case]) -> None:
-        built.extend(f"{operator.name}:{case.id}" for case in cases if not shown)
-
-    monkeypatch.setattr(comparison, "build_ahead", ahead)
-    comparison.run(suite, cases=["*"], peers=False, show=shown.append)
-    assert built == ["softmax:small-float32", "softmax:wide-float32"]
-
-
 def test_each_peer_that_has_the_direction_leaves_a_line(suite: Any) -> None:
     shown: list[str] = []
     found = comparison.run(suite, peers=True, show=shown.append)
@@ -192,26 +179,6 @@ def test_who_fails_in_a_later_round_is_out_and_the_others_go_on(
     assert found["inaccurate"].burst == 3e-3
 
 
-@pytest.mark.parametrize("then", ["roof", "dualops"])
-def test_where_nothing_works_any_more_the_error_names_who_failed_before(
-    then: str, suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A peer may leave the GPU in such a state."""
-
-    def turn(call: Any) -> Turn:
-        if call.who == "torch eager" or ("torch eager" in stage.turns and call.who == then):
-            stage.turns.append(call.who)
-            raise RuntimeError("an illegal memory access was encountered")
-        return stage.turn(call)
-
-    monkeypatch.setattr(comparison, "turn", turn)
-    with pytest.raises(RuntimeError, match="illegal memory access") as caught:
-        comparison.run(suite, peers=True, show=lambda text: None)
-    (note,) = caught.value.__notes__
-    assert "torch eager: RuntimeError: an illegal memory access was encountered" in note
-    assert stage.turns[-1] == then
-
-
 def test_everybody_gets_the_same_data_each_time(suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though one of them writes over it."""
     seen: dict[str, list[torch.Tensor]] = {}
@@ -229,28 +196,6 @@ def test_everybody_gets_the_same_data_each_time(suite: Any, stage: Stage, monkey
     assert len(seen["x"]) == 1 + 3
     assert all(torch.equal(x, seen["x"][0]) for x in seen["x"])
     assert found[1].error == found[2].error
-
-
-def test_what_a_contestant_keeps_is_dropped_before_the_next_turn(suite: Any, stage: Stage) -> None:
-    events: list[str] = []
-
-    def keeping(problem: spec.Problem) -> Contestant:
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            events.append("call")
-            return torch.softmax(x, -1)
-
-        return Contestant("keeping", forward, None, lambda: events.append("release"))
-
-    suite.peers = {"keeping": keeping}
-    comparison.run(suite, cases=["small"], peers=True, show=lambda text: None)
-    assert events == ["call", "release"] * 4  # the check, then three turns
-
-
-def test_peers_that_search_for_minutes_are_timed_on_request(suite: Any) -> None:
-    suite.slow_peers = {"slow": lambda problem: eager(problem)._replace(name="eager, slowly")}
-    for slow, last in ((False, "misshapen"), (True, "eager, slowly")):
-        found = comparison.run(suite, cases=["small"], peers=True, slow=slow, show=lambda text: None)
-        assert [m.name for m in found if m.direction == "forward"][-1] == last
 
 
 def test_peers_by_a_word_of_their_names(suite: Any) -> None:
@@ -303,11 +248,6 @@ def test_a_rung_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert called == [{**plain, "q": 1}, {**plain, "do": 2}, {**named, "q": 1}, {**named, "do": 2}]
 
 
-def test_without_peers_there_is_dualops_alone(suite: Any) -> None:
-    found = comparison.run(suite, cases=["small"], peers=False, show=lambda text: None)
-    assert [m.name for m in found] == ["dualops", "dualops"]
-
-
 def test_a_wrong_dualops_stops_the_run_before_anything_is_timed(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "dualops_contestant", lambda operator, case: inaccurate(bind(operator, case)))
     monkeypatch.setattr(comparison, "turn", lambda call: pytest.fail("timed"))
@@ -342,37 +282,10 @@ def test_a_run_keeps_what_earlier_ones_measured_of_other_cases(suite: Any, tmp_p
     assert [m["case"] for m in new["measurements"]] == ["small-float32"] * 2
 
 
-def test_a_run_that_is_cut_off_leaves_the_directions_that_it_had(suite: Any, tmp_path: Path) -> None:
-    path, whole = tmp_path / "softmax.json", comparison.run(suite, peers=False, show=lambda text: None)
-    comparison.save(path, comparison.document("softmax", [replace(each, burst=1.0) for each in whole]))
-
-    def keep(found: list[comparison.Measurement]) -> None:
-        comparison.save(path, comparison.document("softmax", found, path))
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        comparison.run(suite, peers=False, show=lambda text: None, keep=keep)
-    old, new = json.loads(path.read_text())["runs"]
-    assert [m["direction"] for m in new["measurements"]] == ["forward"]
-    assert [(m["direction"], m["burst"]) for m in old["measurements"]] == [("backward", 1.0)]
-    assert [each.name for each in tmp_path.iterdir()] == ["softmax.json"]
-
-
-def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["run", "softmax"]) == 1
-    assert "benchmarks need a GPU" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("shape", "axis"), [((6, 40), 0), ((2, 3, 40), -1)])
 def test_peers_of_rows_refuse_other_axes(shape: tuple[int, ...], axis: int) -> None:
     with pytest.raises(NotImplementedError, match="only along the last of two"):
         of_last_axis(bind(OPERATOR, spec.Case("toy", "float32", {"x": shape}, {"axis": axis})))
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(31.4e-6, "31.4 µs"), (1.2066e-3, "1.207 ms")])
-def test_durations_read_well(seconds: float, text: str) -> None:
-    assert comparison.duration(seconds) == text
 
 
 def test_work_follows_the_specs_cost() -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.__main__ import main
 from benchmarks.context_run import LARGE, TINY, Point, Row, line
@@ -32,12 +31,6 @@ def test_a_line_says_whether_the_target_is_reached() -> None:
     assert told[:2] == ["causal", "4"]
     assert told[2:8] == ["100.00", "ms", "50.00", "ms", "1.000", "0.95"] and told[8] == "ok"
     assert told[13:16] == ["0.800", "0.90", "no"] and told[16:] == ["1.00", "/", "1.50"]
-
-
-def test_it_needs_two_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert main(["context"]) == 1
-    assert "needs two GPUs; --tiny is for CPUs" in capsys.readouterr().err
 
 
 def test_rows_are_of_65536_tokens() -> None:

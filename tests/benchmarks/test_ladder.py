@@ -17,10 +17,9 @@ from benchmarks import ladder_run, ladder_table, profiler, workload
 from benchmarks.__main__ import main
 from benchmarks.cases import find
 from benchmarks.contestant import Contestant
-from benchmarks.ladder_run import Point, line
 from benchmarks.ladder_table import MATMUL, PAGES, SOFTMAX
 from benchmarks.plot import fill
-from benchmarks.profiler import NoCounters, parse, profile
+from benchmarks.profiler import parse, profile
 from benchmarks.tree import ROOT, spec
 
 from .test_peers import referee
@@ -70,11 +69,6 @@ def test_a_launch_has_its_metrics():
     }
 
 
-@pytest.mark.parametrize("output", ["", "==ERROR== nothing\n", '"quoted",but\n"no","head"\n', HEAD])
-def test_no_launches(output: str):
-    assert parse(output) == []
-
-
 # --- the profiler --------------------------------------------------------------------------------
 
 SCRIPT = """#!/bin/sh
@@ -114,36 +108,6 @@ def test_the_command_runs_under_the_profiler(ncu: Any):
     ):
         assert words[words.index(option) + 1] == value
     assert profiler.version() == "2025.3.1.0"
-
-
-def test_a_metric_that_the_profiler_does_not_know_is_left_out(ncu: Any):
-    good = f"cat <<'END'\n{printed(row(0, 'good', 'inst', '1'))}END"
-    calls = ncu(f'case "$*" in *,odd*) echo "==ERROR== Failed to find metric odd"; exit 1;; *) {good}\n;; esac')
-    (found,) = profile(["true"], "softmax", ["good", "odd"])
-    assert found.metrics == {"good": 1.0}
-    assert len(calls.read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-    ("shell", "reason"),
-    [
-        ('echo "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"; exit 1', "ERR_NVGPUCTRPERM"),
-        ('echo "==WARNING== No kernels were profiled."', "No kernels were profiled"),
-        ('echo "Traceback"  >&2; echo "ValueError: wrong" >&2; exit 3', "ncu ended with 3: ValueError: wrong"),
-        ("exit 4", "ncu ended with 4: it said nothing"),
-    ],
-)
-def test_why_nothing_was_counted(ncu: Any, shell: str, reason: str):
-    ncu(shell)
-    with pytest.raises(NoCounters, match=reason):
-        profile(["true"], "softmax", ["a"])
-
-
-def test_without_a_profiler(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(NoCounters, match="not on PATH"):
-        profile(["true"], "softmax", METRICS)
-    assert profiler.version() is None
 
 
 # --- the run -------------------------------------------------------------------------------------
@@ -219,15 +183,6 @@ def test_everybody_is_timed_beside_the_roof(toy: list[str]):
         assert point.roof == pytest.approx(roofs[point.case])
 
 
-def test_cublas_is_timed_before_each_step(toy: list[str]):
-    """On the CPU it is torch's product of whatever is there."""
-    case = spec.Case("small", "bfloat16", {"a": (4, 8), "b": (8, 2)})
-    ours = workload.Workload(spec.OPERATORS["matmul"], case, find("matmul").sample, "cpu")
-    against = of("matmul").against(ours)
-    assert not toy
-    assert (against(), against()) == (4e-3, 4e-3) and len(toy) == 2
-
-
 def test_a_wrong_step_stops_the_run_before_it_is_timed(toy: list[str], monkeypatch: pytest.MonkeyPatch):
     right = ladder_run.contestants(of("softmax"), of("softmax").operator.cases[0])[0].forward
     wrong = Contestant("tree", lambda **given: 1.01 * right(**given))
@@ -235,11 +190,6 @@ def test_a_wrong_step_stops_the_run_before_it_is_timed(toy: list[str], monkeypat
     with pytest.raises(workload.WrongResult, match="tree rows4x8-bfloat16: "):
         ladder_run.run(of("softmax"), lambda text: None)
     assert not toy
-
-
-def test_a_line_reads_well():
-    assert " ".join(line(Point("vectors", "rows", 1.2e-4, 1.5e-4)).split()) == "rows vectors 150.0 µs 80%"
-    assert line(Point("vectors", "rows", 1.2e-4, failure="no such rows")).endswith("vectors            no such rows")
 
 
 def test_under_a_profiler_each_is_launched_once(toy: list[str], monkeypatch: pytest.MonkeyPatch):
@@ -257,22 +207,6 @@ def test_the_command_writes_times_and_counters(toy: list[str], ncu: Any, tmp_pat
     (kernel,) = content["counters"]["kernels"]
     assert (kernel["who"], kernel["kernel"], kernel["metrics"]) == ("tree", KERNEL, dict.fromkeys(METRICS, 64.0))
     assert "\n4 rows of bfloat16 on one a toy, " in ladder_table.tables("softmax", target)
-
-
-def test_without_counters_the_times_are_kept(toy: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(ladder_run, "profile", lambda *_: [])
-    target = tmp_path / "toy.json"
-    assert main(["ladder", "softmax", "--json", str(target)]) == 0
-    content = json.loads(target.read_text())
-    assert content["counters"]["failure"] == "ncu saw 0 kernels, expected 1: tree"
-    assert "Counters: none were recorded. ncu saw 0 kernels" in ladder_table.tables("softmax", target)
-
-
-def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for words in (["ladder", "softmax"], ["ladder", "matmul", "--once"]):
-        assert main(words) == 1
-        assert "benchmarks need a GPU" in capsys.readouterr().err
 
 
 # --- the tables ----------------------------------------------------------------------------------
@@ -342,26 +276,12 @@ def test_the_tables(operator: str, tmp_path: Path):
     assert forms.keys() <= rows.keys()
 
 
-def test_a_counter_that_no_kernel_has_is_no_row(tmp_path: Path):
-    content = recorded("matmul")
-    content["counters"]["kernels"].pop(0)
-    (tmp_path / "h200.json").write_text(json.dumps(content))
-    rows = rows_of(ladder_table.tables("matmul", tmp_path / "h200.json"))
-    assert "registers per thread" in rows and "tensor-core utilization" not in rows
-
-
 @pytest.mark.parametrize("operator", PAGES)
 def test_the_picture(operator: str, tmp_path: Path):
     source, target = tmp_path / "h200.json", tmp_path / "ladder.png"
     source.write_text(json.dumps(recorded(operator)))
     ladder_table.picture(source, target)
     assert target.read_bytes().startswith(b"\x89PNG")
-
-
-def test_nothing_recorded(tmp_path: Path):
-    for operator in PAGES:
-        assert ladder_table.command(operator) in ladder_table.tables(operator, tmp_path / "h200.json")
-    assert ladder_table.command("softmax").endswith("--json benchmarks/ladder/softmax/h200.json")
 
 
 @pytest.mark.parametrize("operator", PAGES)

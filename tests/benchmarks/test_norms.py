@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,9 @@ from torch._decomp import decomposition_table
 from benchmarks import cases, workload
 from benchmarks.contestant import Contestant
 from benchmarks.samples import rows
-from benchmarks.tree import reference, spec
+from benchmarks.tree import spec
 from benchmarks.work import Work, bind
-from benchmarks.workload import Workload, WrongResult, to_torch
-from dualops.testing import to_numpy
+from benchmarks.workload import Workload, WrongResult
 
 from .test_peers import referee
 
@@ -47,92 +44,12 @@ def prepared(name: str, case: spec.Case) -> Workload:
     return made
 
 
-def numpy(name: str, **given: Any) -> Any:
-    """A reference on tensors."""
-    arrays = {key: to_numpy(x) if isinstance(x, torch.Tensor) else x for key, x in given.items() if x is not None}
-    results = getattr(reference, name)(**arrays)
-    return tuple(to_torch(x, "cpu") for x in results) if isinstance(results, tuple) else to_torch(results, "cpu")
-
-
 @BOTH
 @DIRECTIONS
 @pytest.mark.parametrize("residual", [False, True])
 def test_torch_computes_what_the_spec_says(residual: bool, direction: str, name: str) -> None:
     work = prepared(name, toy(name, residual=residual, eps=0.1))
     assert work.check(cases.find(name).peers["torch eager"](work.problem), direction).passed
-
-
-class LigerRms:
-    """Liger's functions, with their parameters in their order."""
-
-    _CASTING_MODE_GEMMA = SimpleNamespace(value=1)
-
-    def rms_norm_forward(self, X, W, eps, offset, casting_mode, row_mode):
-        assert (casting_mode, row_mode) == ("gemma", None)
-        return numpy("rms_norm", x=X, w=W, eps=eps, offset=offset), X, None, 64, 4, 1
-
-    def rms_norm_backward(self, dY, X, W, RSTD, offset, casting_mode, BLOCK_SIZE, num_warps, in_place, row_mode):
-        assert (casting_mode, BLOCK_SIZE, num_warps, in_place) == (1, 64, 4, False)
-        return numpy("rms_norm_backward", x=X, rstd=RSTD, dy=dY, w=W, offset=offset)
-
-    def fused_add_rms_norm_forward(self, X, R, W, eps, offset, casting_mode):
-        return *numpy("rms_norm", x=X, w=W, residual=R, eps=eps, offset=offset), None, 64, 4, 2, 1
-
-    def fused_add_rms_norm_backward(
-        self, dY, dS_out, S, W, RSTD, offset, casting_mode, BLOCK_SIZE, num_warps, num_stages, in_place
-    ):
-        assert (casting_mode, BLOCK_SIZE, num_warps, num_stages, in_place) == (1, 64, 4, 2, False)
-        dx, dw = numpy("rms_norm_backward", x=S, rstd=RSTD, dy=dY, w=W, dsummed=dS_out, offset=offset)
-        return dx, dx, dw
-
-
-class LigerLayer:
-    def layer_norm_forward(self, X, W, B, eps):
-        return numpy("layer_norm", x=X, w=W, b=B, eps=eps), X, None, None, 64, 4
-
-    def layer_norm_backward(self, dY, X, W, B, Mean, RSTD):
-        return numpy("layer_norm_backward", x=X, mean=Mean, rstd=RSTD, dy=dY, w=W, b=B)
-
-
-class Quack:
-    """QuACK's functions, likewise."""
-
-    def rmsnorm_fwd(self, x, weight=None, bias=None, residual=None, *, eps, weight_offset):
-        found = numpy("rms_norm", x=x, w=weight, residual=residual, eps=eps, offset=weight_offset)
-        return (found, x, None) if residual is None else (*found, None)
-
-    def rmsnorm_bwd(self, x, weight, dout, rstd, dresidual_out=None, *, weight_offset):
-        given = {"x": x, "rstd": rstd, "dy": dout, "w": weight, "dsummed": dresidual_out}
-        return *numpy("rms_norm_backward", **given, offset=weight_offset), None, None
-
-    def _rmsnorm_fwd(self, x, weight, out, *, bias, eps, is_layernorm):
-        assert is_layernorm
-        out.copy_(numpy("layer_norm", x=x, w=weight, b=bias, eps=eps))
-
-    def layernorm_bwd(self, x, weight, dout, rstd, mean):
-        b = torch.zeros_like(weight)
-        return numpy("layer_norm_backward", x=x, mean=mean, rstd=rstd, dy=dout, w=weight, b=b)
-
-
-@BOTH
-@DIRECTIONS
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("peer", ["Liger", "QuACK"])
-def test_peers_are_asked_for_what_the_spec_says(
-    peer: str, residual: bool, direction: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = {"rms_norm": LigerRms(), "fused_add_rms_norm": LigerRms(), "layer_norm": LigerLayer()}
-    made |= {"utils": SimpleNamespace(calculate_settings=lambda n: (64, 4))}
-    for module, stand_in in {"quack.rmsnorm": Quack(), **{f"liger_kernel.ops.{k}": v for k, v in made.items()}}.items():
-        monkeypatch.setitem(sys.modules, module, stand_in)
-    params: dict[str, Any] = {"eps": 0.1} | ({"offset": 0.5} if name == "rms_norm" else {})
-    work = prepared(name, toy(name, residual=residual, **params))
-    make = cases.find(name).peers[peer]
-    if residual and name == "layer_norm":
-        with pytest.raises(NotImplementedError, match="layer_norm with a residual"):
-            make(work.problem)
-        return
-    assert work.check(make(work.problem), direction).passed
 
 
 @pytest.mark.parametrize(

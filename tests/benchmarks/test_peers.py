@@ -177,68 +177,6 @@ class TestFlex:
         assert work.check(cases.find("flash_attention").peers["flex_attention"](work.problem), "forward").passed
 
 
-class TestFlashAttention4:
-    """Not its kernels, which need a GPU: what they are asked for."""
-
-    @pytest.fixture
-    def told(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-        """The options of the last call."""
-        options: dict[str, Any] = {}
-
-        def attend(*arrays: Any, **named: Any) -> Any:
-            options.clear()
-            options.update(named)
-            return arrays[0], None
-
-        def gradient(q: Any, k: Any, v: Any, o: Any, do: Any, lse: Any, **named: Any) -> Any:
-            options.clear()
-            options.update(named)
-            return o, k, v
-
-        module = SimpleNamespace(_flash_attn_fwd=attend, _flash_attn_bwd=gradient)
-        monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", module)
-        return options
-
-    def peer(self, name: str, case: spec.Case, dtype: str = "bfloat16", **shapes: tuple[int, ...]) -> Contestant:
-        problem = bind(spec.OPERATORS[name], spec.Case("toy", dtype, {**case.shapes, **shapes}, case.params))
-        return cases.find(name).peers["FlashAttention-4"](problem)
-
-    def test_options_by_its_names(self, told: dict[str, Any]) -> None:
-        case = attention(scale=0.25, window=(7, None), causal=True, softcap=3.0)
-        q = torch.zeros(*case.shapes["q"], dtype=torch.bfloat16)
-        o = self.peer("flash_attention", case, sinks=(4,)).forward(q, q, q, torch.zeros(4))
-        assert o.shape == q.shape
-        assert told.pop("learnable_sink").dtype == torch.bfloat16
-        window = {"causal": False, "window_size_left": 7, "window_size_right": 0}
-        assert told == {"softmax_scale": 0.25, "return_lse": False, "softcap": 3.0, **window}
-
-    def test_gradient_is_the_deterministic_one(self, told: dict[str, Any]) -> None:
-        case = attention(causal=True, scale=0.25)
-        q, k, v, o, do = (torch.full(case.shapes["q"], float(n), dtype=torch.bfloat16) for n in range(5))
-        backward = self.peer("flash_attention", case).backward
-        assert backward is not None
-        dq, dk, dv = backward(q=q, k=k, v=v, o=o, do=do, lse=torch.zeros(1))
-        assert dq.shape == q.shape and all(map(torch.equal, (dq, dk, dv), (o, k, v)))
-        assert told == {"softmax_scale": 0.25, "causal": True, "deterministic": True}
-        assert self.peer("flash_attention", case, sinks=(4,)).backward is None
-
-    def test_sequences(self, told: dict[str, Any]) -> None:
-        case = packed(causal=True)
-        q, ends = torch.zeros(*case.shapes["q"]), torch.zeros(3, dtype=torch.int32)
-        self.peer("flash_attention_varlen", case).forward(q, q, q, ends, ends)
-        assert told["causal"] is True and told["cu_seqlens_q"] is ends and told["cu_seqlens_k"] is ends
-        longest = ("max_seqlen_q", "max_seqlen_k")
-        assert {name: told[name] for name in longest} == {name: case.params[name] for name in longest}
-
-    @pytest.mark.usefixtures("told")
-    @pytest.mark.parametrize(("name", "made"), [("flash_attention", attention), ("flash_attention_varlen", packed)])
-    def test_what_it_refuses(self, name: str, made: Callable[..., spec.Case]) -> None:
-        with pytest.raises(NotImplementedError, match="takes float16 and bfloat16, not float32"):
-            self.peer(name, made(), "float32")
-        with pytest.raises(NotImplementedError, match="aligns the causal mask at the last key"):
-            self.peer(name, made(causal="top_left"))
-
-
 def test_sdpa_refuses_a_mask_that_is_aligned_at_the_last_key() -> None:
     problem = bind(spec.OPERATORS["flash_attention"], attention(causal=True))
     with pytest.raises(NotImplementedError, match="aligns the causal mask at the first key"):

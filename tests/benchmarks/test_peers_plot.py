@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import peers_plot
-from benchmarks.peers_plot import Panel, lengths, panels, products, told
+from benchmarks.peers_plot import Panel, lengths, panels, told
 from benchmarks.plot import fill
 from benchmarks.recorded import Key, PeerRun, Peers, peer_runs, work_of
 from benchmarks.tree import ROOT
@@ -26,20 +26,6 @@ def measured(panel: Panel, times: dict[str, float | None]) -> dict[str, Peers]:
         found.measurements[key] = each
         found.runs[key] = PeerRun("abcdef0123", "2026-01-02", "NVIDIA H200")
     return {panel.operator: found}
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_lengths_are_those_of_as_many_tokens(causal: bool) -> None:
-    found = lengths(causal)
-    assert [*found] == ["512", "2048", "4096", "8192", "16384"]
-    assert all(("causal" in case_id) == causal for case_id in found.values())
-
-
-def test_products_are_told_by_their_sizes() -> None:
-    found = products()
-    assert found["4096\n4096\n4096"] == "square4096-bfloat16"
-    assert found["16 of\n1024\n1024\n1024"] == "batch16_1024-bfloat16"
-    assert found["8192\n4096\n4096\n+ bias"] == "linear8192x4096x4096_plain-bfloat16"
 
 
 def test_rates_are_of_those_who_were_timed() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import headlines, ladder_table, peers_plot, plot, scaling_plot, work
+from benchmarks import headlines, ladder_table, plot, scaling_plot, work
 from benchmarks.__main__ import main
 from benchmarks.cases import class_name
 from benchmarks.recorded import Key, keys, peer_runs, recordings, work_of
@@ -131,19 +130,6 @@ class TestTable:
         assert rows[NARROW.operator, NARROW.case, "forward"][-2] == "`aaaaaaaa`"
         assert rows["flash_attention", "s2048d128-bfloat16", "forward"][-2] == "`bbbbbbbb`"
 
-    def test_a_case_that_asv_does_not_time_has_the_time_of_the_run_beside_the_peers(self, tree: Path) -> None:
-        measurement = {"case": "square8192_nt-bfloat16", "direction": "forward", "roof": 1.5e-3, "baseline_error": 1e-3}
-        times = {"dualops": 2e-3, "torch eager": 1.8e-3}
-        spreads = {"roof_spread": 0.01, "burst_spread": 0.02, "single": 3e-3, "single_spread": 0.03}
-        found = [{**measurement, **spreads, "name": n, "burst": t, "error": 1e-3} for n, t in times.items()]
-        run = {"date": "1970-01-09", "gpu": "NVIDIA H200", "torch": "2.11", "commit": "e" * 40, "measurements": found}
-        (tree / "peers").mkdir()
-        (tree / "peers" / "matmul.json").write_text(json.dumps({"operator": "matmul", "runs": [run]}))
-        rows = rows_of(plot.table(recordings(tree / "results", "h200"), peer_runs(tree / "peers")))
-        assert len(rows) == len(BY_ASV) + 1
-        row = rows["matmul", "square8192_nt-bfloat16", "forward"]
-        assert row == ["2 ms", "549.76 TFLOP/s", "75%", "torch eager", "0.90", "`eeeeeeee`", "–"]
-
     def test_the_summary_has_the_worst_and_the_best_of_a_dtype(self, tree: Path) -> None:
         record_peers(tree / "peers", {"dualops": 2e-4, "dualops naive": 1e-4, "QuACK": 1.5e-4}, 1e-4)
         path = tree / "peers" / "softmax.json"
@@ -217,15 +203,6 @@ class TestPicture:
         for label, seconds in (("dualops bfloat16", 1e-4), ("QuACK", 5e-5), ("roof", 4e-5)):
             assert curves[label][0] == (1024, pytest.approx(nbytes / seconds))
 
-    def test_peers_of_another_gpu_are_left_out(self, tree: Path) -> None:
-        from matplotlib.figure import Figure
-
-        record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 5e-5}, 4e-5)
-        axes = Figure().subplots()
-        newest = recordings(tree / "results", "h200")[-1]._replace(device="NVIDIA B200")
-        plot.against_length(axes, "softmax", "forward", [newest], peer_runs(tree / "peers")["softmax"])
-        assert set(self.curves(axes)) == {"dualops bfloat16", "dualops float32", "dualops float16"}
-
     def test_a_curve_has_one_point_a_length(self) -> None:
         """As committed, where norms are timed with a residual too."""
         from matplotlib.figure import Figure
@@ -238,49 +215,6 @@ class TestPicture:
             curves = self.curves(axes)
             assert len(curves["dualops bfloat16"]) >= 4
             assert all(len(points) == len({x for x, _ in points}) for points in curves.values())
-
-    def test_a_direction_that_the_newest_commit_did_not_time_is_of_one_before(self, tree: Path) -> None:
-        from matplotlib.figure import Figure
-
-        older, newest = recordings(tree / "results", "h200")
-        newest = newest._replace(seconds={k: v for k, v in newest.seconds.items() if k.direction == "backward"})
-        titles = []
-        for direction in ("forward", "backward"):
-            axes = Figure().subplots()
-            plot.against_length(axes, "softmax", direction, [older, newest], None)
-            assert "dualops bfloat16" in self.curves(axes)
-            titles.append(axes.get_title())
-        assert [title.split(", ")[-1] for title in titles] == [older.commit[:8], newest.commit[:8]]
-
-    def test_a_curve_a_case_across_commits_with_gaps_where_it_was_not_timed(self, tree: Path) -> None:
-        from matplotlib.figure import Figure
-
-        axes = Figure().subplots()
-        plot.across_commits(axes, "softmax", "backward", recordings(tree / "results", "h200"))
-        curves = self.curves(axes)
-        assert list(curves) == BENCH["softmax"]
-        assert [x for x, _ in curves[BENCH["softmax"][0]]] == [0, 1]
-        assert [x for x, _ in curves[BENCH["softmax"][-1]]] == [1]
-
-    def test_a_picture_is_of_the_gpu_of_the_newest_commit(self, tree: Path) -> None:
-        older, newest = recordings(tree / "results", "h200")
-        heights = []
-        for other in (older, older._replace(device="NVIDIA B200")):
-            plot.picture("softmax", [other, newest], None, tree / "softmax.png")
-            heights.append(int.from_bytes((tree / "softmax.png").read_bytes()[20:24], "big"))
-        assert heights[0] > 1.5 * heights[1]  # one point has no line of commits
-
-    def test_a_picture_is_of_the_gpu_that_peers_were_timed_on(self, tree: Path) -> None:
-        record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 5e-5}, 4e-5)
-        older, newest = recordings(tree / "results", "h200")
-        peers, newest = peer_runs(tree / "peers")["softmax"], newest._replace(device="NVIDIA B200")
-        assert plot.drawn_gpu([older, newest], peers) == "NVIDIA H200"
-        assert plot.drawn_gpu([older, newest], None) == plot.drawn_gpu([newest], peers) == "NVIDIA B200"
-        heights = []
-        for beside in (peers, None):
-            plot.picture("softmax", [older, older, newest], beside, tree / "softmax.png")
-            heights.append(int.from_bytes((tree / "softmax.png").read_bytes()[20:24], "big"))
-        assert heights[0] > 1.5 * heights[1]  # two points of the one GPU, one of the other
 
     def test_an_operator_without_times_has_no_picture(self, tree: Path) -> None:
         only = recordings(tree / "results", "h200")[-1]
@@ -322,47 +256,6 @@ class TestCommand:
         for operator in ladder_table.PAGES:
             assert "Nothing has been recorded yet" in (tree / "pages" / operator / "README.md").read_text()
             assert ladder_table.picture_name(operator) not in drawn
-
-    def test_plot_says_which_gpus_the_picture_of_peers_is_of(self, tree: Path) -> None:
-        self.pages(tree)
-        shutil.copytree(ROOT / "benchmarks" / "peer_results", tree / "peers")
-        (tree / "index.md").write_text(
-            f"![]\n{peers_plot.MARKERS[0]}\nAn old caption.\n{peers_plot.MARKERS[1]}\nMore.\n"
-        )
-        assert main(self.words(tree)) == 0
-        assert (tree / "docs" / "peers.png").exists()
-        caption = peers_plot.caption(peer_runs(tree / "peers"))
-        assert (tree / "index.md").read_text().splitlines() == [
-            "![]",
-            peers_plot.MARKERS[0],
-            caption,
-            peers_plot.MARKERS[1],
-            "More.",
-        ]
-
-    def test_plot_draws_time_and_memory_against_length_where_they_were_recorded(self, tree: Path) -> None:
-        self.pages(tree)
-        (tree / "page.md").write_text("# Page\n<!-- scaling:begin -->\n<!-- scaling:end -->\n")
-        point = {"who": "dualops simt", "dtype": "float32", "S": 512, "flops": 10**12, "seconds": 1.0}
-        points = [{**point, "direction": direction, "extra_memory": 0} for direction in ("forward", "backward")]
-        content = {"operator": "flash_attention", "heads": 16, "width": 64, "date": "1970-01-09", "gpu": "NVIDIA H200"}
-        (tree / "scaling").mkdir()
-        (tree / "scaling" / "h200.json").write_text(json.dumps({**content, "commit": "f" * 40, "points": points}))
-        assert main(self.words(tree)) == 0
-        assert (tree / "docs" / "flash_attention_scaling.png").read_bytes().startswith(b"\x89PNG")
-        page = (tree / "page.md").read_text()
-        assert "| forward | 512 | 1000 ms, 0 MiB |" in page and "| backward | 512 | 1000 ms, 0 MiB |" in page
-
-    def test_plot_fills_in_what_calls_cost_where_it_was_recorded(self, tree: Path) -> None:
-        self.pages(tree)
-        with (tree / "all.md").open("a") as page:
-            page.write("<!-- host:begin -->\n<!-- host:end -->\n")
-        row = {"name": "cuda.softmax", "seconds": 2e-5, "torch": 1e-5, "times": 1.3, "most": None, "reached": False}
-        content = {"date": "1970-01-09", "gpu": "NVIDIA H200", "torch": "2.11.0", "commit": "f" * 40, "cpus": 16}
-        (tree / "host").mkdir()
-        (tree / "host" / "h200.json").write_text(json.dumps({**content, "rows": [row]}))
-        assert main(self.words(tree)) == 0
-        assert "| cuda.softmax | 20.0 µs | 10.0 µs | 2.00 | at most 1.3 | **no** |" in (tree / "all.md").read_text()
 
     def test_nothing_recorded_is_said(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(self.words(tmp_path)) == 1

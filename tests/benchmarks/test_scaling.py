@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import cases, scaling_plot, scaling_run, workload
+from benchmarks import scaling_plot, scaling_run, workload
 from benchmarks.__main__ import main
 from benchmarks.contestant import Contestant
-from benchmarks.scaling_run import MOST_BYTES, NUMPY, Point, case_of, line, one, scores_bytes, seconds_of
+from benchmarks.scaling_run import NUMPY
 from benchmarks.tree import spec
-from benchmarks.work import bind
 
 from .test_peers import referee
 
@@ -79,10 +78,6 @@ def test_everybody_at_every_length_in_both_directions(toy: list[str]) -> None:
                 assert "RuntimeError" in (here["SDPA efficient"].failure or "")
 
 
-def test_no_longer_than_asked_for(toy: list[str]) -> None:
-    assert {p.S for p in scaling_run.run(longest=16, show=lambda text: None)} == {8, 16}
-
-
 def test_a_wrong_dualops_stops_the_run_before_it_is_timed(toy: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(operator: spec.Spec, case: spec.Case, rung: str | None = None) -> Contestant:
         right = referee(operator, case)
@@ -94,48 +89,6 @@ def test_a_wrong_dualops_stops_the_run_before_it_is_timed(toy: list[str], monkey
     with pytest.raises(workload.WrongResult, match="dualops naive forward s8-float32: "):
         scaling_run.run(longest=8, show=lambda text: None)
     assert not toy
-
-
-def test_naive_ends_where_its_memory_does(toy: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    case = case_of("float32", 8)
-    work = scaling_run.Workload(scaling_run.OPERATOR, case, cases.find("flash_attention").sample)
-    asked = scores_bytes(work.problem, "forward")
-    assert asked == 2 * 8 * 8 * 4 and scores_bytes(work.problem, "backward") == 2 * asked
-    monkeypatch.setattr(scaling_run, "MOST_BYTES", asked - 1)
-    start = Point("dualops naive", "forward", "float32", 8, 1)
-    assert "more than" in (one(start, work, referee(work.operator, case)._replace(name="dualops naive")).failure or "")
-    assert one(start, work, referee(work.operator, case)._replace(name="dualops simt")).failure is None
-
-
-def test_all_of_naive_fits_but_what_sixty_gigabytes_do_not() -> None:
-    problem = bind(scaling_run.OPERATOR, case_of("float32", 16384))
-    assert scores_bytes(problem, "forward") == 16 * 16384**2 * 4
-    assert scores_bytes(problem, "backward") < MOST_BYTES < 4 * scores_bytes(problem, "forward")
-
-
-def test_numpy_is_called_once_where_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seconds, calls in ((10.0, 1), (1.0, 4)):
-        now, done = [0.0], []
-
-        def call(seconds: float = seconds, now: list[float] = now, done: list[int] = done) -> None:
-            now[0] += seconds
-            done.append(1)
-
-        monkeypatch.setattr(scaling_run, "perf_counter", lambda now=now: now[0])
-        assert seconds_of(call) == seconds
-        assert len(done) == calls
-
-
-def test_a_line_reads_well() -> None:
-    point = Point("dualops simt", "backward", "bfloat16", 4096, 10**11, 0.0123, 2**18)
-    assert " ".join(line(point).split()) == "bfloat16 4096 backward dualops simt 12.300 ms 8.130 TFLOP/s 0.25 MiB"
-    assert line(Point("dualops naive", "forward", "float32", 8, 1, failure="too large")).endswith("too large")
-
-
-def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["scaling"]) == 1
-    assert "benchmarks need a GPU" in capsys.readouterr().err
 
 
 def test_what_the_command_writes_is_drawn(toy: list[str], tmp_path: Path) -> None:

@@ -257,81 +257,46 @@ def test_numba_switched_otherwise_before(run, simulator):
         refused(run("demo", "--where", "gpu"), "start a new process")
 
 
-def test_unknown_operator(run):
-    refused(run("demo", "sotfmax"), "no operator sotfmax", f"expected one of {', '.join(tasks())}")
+NUMPY = ("softmax", "--where", "reference")
+# words -> parts of the line that refuses them; of files, tests/cli/test_npz.py has more
+REFUSED: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
+    "unknown operator": (("sotfmax",), ("no operator sotfmax", f"expected one of {', '.join(tasks())}")),
+    "input without operator": (("--input", "x.npz"), ("--input needs an operator",)),
+    "param without operator": (("--param", "axis=0"), ("--param needs an operator",)),
+    "kernel without operator": (("--kernel", "simt"), ("--kernel needs an operator",)),
+    "output without input": (("softmax", "--output", "o.npz"), ("--output needs --input",)),
+    "missing file": ((*NUMPY, "--input", "no.npz"), ("No such file",)),
+    "a folder": ((*NUMPY, "--input", "."), ("Is a directory",)),
+    "no value": ((*NUMPY, "--param", "axis"), ("--param axis", "of axis")),
+    "no parameter": ((*NUMPY, "--param", "axes=1"), ("--param axes=1", "of axis")),
+    "no name": ((*NUMPY, "--param", "=1"), ("--param =1", "of axis")),
+    "bad value": ((*NUMPY, "--param", "axis=9"), ("softmax: axis is 9",)),
+    "no rung": ((*NUMPY, "--kernel", "sm0"), (f"sm0: softmax has {', '.join(OPERATORS['softmax'].rungs)}",)),
+}
 
 
-@pytest.mark.parametrize("option", [("--input", "x.npz"), ("--param", "axis=0"), ("--kernel", "simt")])
-def test_options_that_need_an_operator(run, option):
-    refused(run("demo", *option), f"{option[0]} needs an operator")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_told_in_a_line(run, tmp_path, monkeypatch, name):
+    words, told = REFUSED[name]
+    monkeypatch.chdir(tmp_path)
+    refused(run("demo", *words), *told)
 
 
-def test_output_without_input(run, tmp_path):
-    refused(run("demo", "softmax", "--output", tmp_path / "o.npz"), "--output needs --input")
-
-
-def test_missing_file(run, tmp_path):
-    refused(run("demo", "softmax", "--where", "reference", "--input", tmp_path / "no.npz"), "No such file")
-
-
-def test_a_folder(run, tmp_path):
-    refused(run("demo", "softmax", "--where", "reference", "--input", tmp_path), "Is a directory")
-
-
-@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 half a zip"])
-def test_file_that_is_no_npz(run, tmp_path, content):
-    path = tmp_path / "bad.npz"
-    path.write_bytes(content)
-    refused(run("demo", "softmax", "--where", "reference", "--input", path), "is no .npz file", "expected one with x")
-
-
-def test_damaged_npz(run, tmp_path):
-    path = tmp_path / "bad.npz"
-    np.savez(path, x=np.zeros((50, 50)))
-    whole = bytearray(path.read_bytes())
-    whole[2000:2100] = bytes(100 * [255])
-    path.write_bytes(whole)
-    refused(run("demo", "softmax", "--where", "reference", "--input", path), "is no .npz file")
-
-
-def test_pickled_objects_are_not_loaded(run, tmp_path):
-    path = tmp_path / "bad.npz"
-    np.savez(path, x=np.array([{}], dtype=object))
-    refused(run("demo", "softmax", "--where", "reference", "--input", path), "is no .npz file of plain arrays")
-
-
-def test_single_array(run, tmp_path):
-    path = tmp_path / "x.npy"
-    np.save(path, np.zeros(3))
-    refused(run("demo", "softmax", "--where", "reference", "--input", path), "holds a single array", ".npz")
-
-
-@pytest.mark.parametrize("names", ["qk", "qkvm", ""])
-def test_missing_or_superfluous_arrays(run, tmp_path, names):
-    path = tmp_path / "in.npz"
-    arrays: dict[str, Any] = {name: np.zeros((1, 1, 2, 2)) for name in names}
-    np.savez(path, **arrays)
-    refused(run("demo", "flash_attention", "--where", "reference", "--input", path), "expected q, k, v")
-
-
-def test_the_specs_error_is_the_users_error(run, tmp_path):
-    path = tmp_path / "in.npz"
-    np.savez(path, x=np.zeros((3, 4), np.int32))
-    refused(run("demo", "softmax", "--where", "reference", "--input", path), "softmax: x has dtype int32")
-
-
-@pytest.mark.parametrize("pair", ["axis", "axes=1", "=1"])
-def test_bad_parameter(run, pair):
-    refused(run("demo", "softmax", "--where", "reference", "--param", pair), f"--param {pair}", "of axis")
-
-
-def test_bad_value_of_a_parameter(run):
-    refused(run("demo", "softmax", "--where", "reference", "--param", "axis=9"), "softmax: axis is 9")
-
-
-def test_rung_that_is_none(run):
-    rungs = ", ".join(OPERATORS["softmax"].rungs)
-    refused(run("demo", "softmax", "--where", "reference", "--kernel", "sm0"), f"--kernel sm0: softmax has {rungs}")
+@pytest.mark.parametrize(
+    ("operator", "arrays", "told"),
+    [
+        *(
+            ("flash_attention", dict.fromkeys(names, np.zeros((1, 1, 2, 2))), "expected q, k, v")
+            for names in ("qk", "")
+        ),
+        ("flash_attention", dict.fromkeys("qkvm", np.zeros((1, 1, 2, 2))), "expected q, k, v"),
+        ("softmax", {"x": np.zeros((3, 4), np.int32)}, "softmax: x has dtype int32"),
+    ],
+    ids=["missing", "none", "superfluous", "the spec's error"],
+)
+def test_arrays_that_are_refused(run, tmp_path, operator, arrays, told):
+    np.savez(tmp_path / "in.npz", **arrays)
+    refused(run("demo", operator, "--where", "reference", "--input", tmp_path / "in.npz"), told)
 
 
 def test_output_that_cannot_be_written(run, tmp_path):

@@ -77,6 +77,15 @@ def rungs_of(direction: Direction, case: Case) -> list[str]:
     return [rung for rung in spec.rungs if rung in served or rung in general]
 
 
+def kernels_of(direction: Direction, rung: str | None, case: Case) -> set[str]:
+    """The identities of the kernels that do a case, dense, on a rung; None: on the best one."""
+    problem = absent_problem(direction.spec, case, direction.backward)
+    operation = OPERATIONS[direction.spec.name][direction.backward]
+    choices = operation.choices(problem, problem.outputs(operation.outputs), devices.current())
+    choice = next((each for each in choices if rung in (None, each.rung)), None)
+    return {step.kernel.identity for step in choice.steps()} if choice else set()
+
+
 def general_rungs(direction: Direction, case: Case, dense: bool = True) -> tuple[str, ...]:
     """The rungs that must do a case; the others say by NotImplementedError which problems they do not.
 

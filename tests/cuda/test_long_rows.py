@@ -10,8 +10,6 @@ import dualops.cuda  # noqa: F401  registers the operations
 from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.launch.device import known
 from dualops.cuda.launch.operation import OPERATIONS, Choice
-from dualops.cuda.norm.staging import RingConfig
-from dualops.cuda.rows.cluster import ClusterRowsConfig, clusters_of
 from dualops.cuda.rows.reread import LongRowsConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize
@@ -50,20 +48,6 @@ def test_clusters_by_bytes_of_a_row(dtype):
 
 
 @pytest.mark.parametrize(
-    ("kib", "cluster", "vectors", "blocks"),
-    [(36, 2, 5, 4), (96, 2, 12, 3), (97, 4, 7, 4), (250, 8, 8, 4), (297, 8, 10, 3), (385, 16, 7, 4), (800, 16, 13, 2)],
-)
-def test_softmax_takes_the_smallest_cluster_with_as_many_vectors_as_a_row_needs(kib, cluster, vectors, blocks):
-    config = chosen("softmax", False, kib, "bfloat16").config
-    assert (config.cluster, config.vectors, config.min_blocks) == (cluster, vectors, blocks)
-
-
-def test_rms_norm_of_a_few_rows_has_a_cluster_for_each():
-    config = ClusterRowsConfig(256, 6, 4, min_blocks=3, rows=2)
-    assert [clusters_of(M, config, known("sm_90a")) for M in (1, 99, 150, 198, 400)] == [1, 99, 99, 99, 200]
-
-
-@pytest.mark.parametrize(
     ("operator", "backward", "kib", "expected"),
     [
         ("layer_norm", False, 33, (2, 5, 3)),
@@ -98,11 +82,3 @@ def test_rows_longer_than_a_cluster_holds_are_read_again(operator, backward, nar
     for kib in (longest + 4, 4 * longest, 16384):
         again = chosen(operator, backward, kib, "bfloat16", narrow)
         assert (again.rung, again.config) == ("simt", LongRowsConfig(512, 2)), kib
-
-
-def test_of_16_bit_rows_with_two_gradients_of_weights_512_threads_do_not_overlap():
-    """Registers for dw, db and the next row's sums are too few."""
-    for kib in (16, 20, 24, 28, 32, 40, 48, 64, 128):
-        config = chosen("layer_norm", True, kib, "bfloat16").config
-        assert config.row_threads < 512 or not config.overlap
-    assert chosen("rms_norm", True, 48, "bfloat16").config == RingConfig(384, 2, 1, 6, 4, overlap=True)

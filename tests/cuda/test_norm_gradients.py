@@ -58,104 +58,12 @@ def test_each_length_has_threads_that_it_fills(operator: str, N: int, config: Ro
     assert choices(operator, N)[0].config == config
 
 
-@pytest.mark.parametrize(
-    ("operator", "N", "config"),
-    [
-        ("rms_norm", 1024, RingConfig(64, 2, 1, 6, min_blocks=4, overlap=True)),
-        ("rms_norm", 2048, RingConfig(128, 2, 1, 4, min_blocks=2)),
-        ("rms_norm", 8192, RingConfig(256, 4, 1, 2)),
-        ("rms_norm", 12288, RingConfig(256, 3, 1, 4, 2, overlap=True)),
-        ("rms_norm", 16384, RingConfig(128, 2, 1, 4, 8, min_blocks=3, overlap=True)),
-        ("rms_norm", 24576, RingConfig(384, 2, 1, 6, 4, overlap=True)),
-        ("rms_norm", 32768, RingConfig(128, 2, 1, 6, 16, min_blocks=3, overlap=True)),
-        ("rms_norm", 65536, RingConfig(384, 3, 1, 6, 8, overlap=True)),
-        ("layer_norm", 1024, RingConfig(32, 4, 4, 2, min_blocks=2, w_shared=True)),
-        ("layer_norm", 2048, RingConfig(128, 2, 1, 4, min_blocks=2)),
-        ("layer_norm", 4096, RingConfig(256, 2, 1, 2, min_blocks=2, w_shared=True)),
-        ("layer_norm", 5120, RingConfig(128, 5, 1, 2, min_blocks=2, w_shared=True)),
-        ("layer_norm", 16384, RingConfig(256, 4, 1, 4, 2, overlap=True)),
-        ("layer_norm", 20480, RingConfig(320, 4, 1, 4, 2, w_shared=True, overlap=True)),
-        ("layer_norm", 24576, RingConfig(128, 3, 1, 6, 8, min_blocks=2, overlap=True)),
-        ("layer_norm", 65536, RingConfig(256, 4, 1, 6, 8, overlap=True)),
-    ],
-)
-def test_fast_memory_wants_other_blocks(operator: str, N: int, config: RingConfig):
-    assert H200.has_fast_memory and not H100.has_fast_memory
-    found = choices(operator, N, H200)[0].config
-    assert found == config != choices(operator, N)[0].config
-    for each in (512, 6144 if operator == "layer_norm" else 10240, 65536 * 2):  # of other lengths both take the same
-        assert choices(operator, each, H200)[0].config == choices(operator, each)[0].config
-
-
-@pytest.mark.parametrize(
-    ("N", "config"),
-    [
-        (1024, None),
-        (4096, None),
-        (8192, None),
-        (16384, RingConfig(128, 2, 1, 6, 8, min_blocks=2, overlap=True)),
-        (32768, RingConfig(256, 2, 1, 6, 8, overlap=True)),
-        (65536, RingConfig(256, 4, 1, 4, 8, overlap=True)),
-    ],
-)
-def test_beside_dsummed_fast_memory_wants_others_for_long_rows_of_layer_norm(N: int, config: RingConfig | None):
-    for operator in VECTORS:
-        of_h200, of_h100 = (choices(operator, N, device, added=True)[0].config for device in (H200, H100))
-        own = operator == "layer_norm" and config is not None
-        assert of_h200 == (config if own else of_h100) and (of_h200 != of_h100) == own
-
-
-def test_two_blocks_that_keep_up_serve_both_gpus():
-    config = RingConfig(128, 2, 1, 6, 2, min_blocks=2, overlap=True)
-    assert choices("rms_norm", 4096, H200)[0].config == config == choices("rms_norm", 4096)[0].config
-
-
-def test_rows_wider_than_16_bits_leave_registers_for_the_next_sums():
-    overlapped = RingConfig(512, 2, 1, 6, 4, overlap=True)
-    assert choices("rms_norm", 16384, H200, "float32")[0].config == overlapped
-    assert choices("layer_norm", 16384, H200, "float32")[0].config == RingConfig(384, 3, 1, 6, 4, overlap=True)
-    assert choices("layer_norm", 16384, H200, "float64")[0].config.overlap
-    for N in (2048, 8192):  # registers for dw, db and w of float64 are too few
-        assert choices("layer_norm", N, H200, "float64")[0].config.w_shared
-    assert choices("layer_norm", 4096, H200, "float32")[0].config == RingConfig(256, 2, 1, 6, 2, overlap=True)
-
-
-def test_layer_norm_has_no_registers_for_places_along_several_axes():
-    def taken(operator: str, device: Device) -> RowsConfig | RingConfig:
-        vectors = dict.fromkeys(VECTORS[operator], (16384,))
-        dtypes = dict.fromkeys(vectors, "bfloat16")
-        case = Case("rows", "bfloat16", {"x": (5, 60, 16384), **vectors}, dtypes=dtypes, orders={"x": (1, 0, 2)})
-        problem = absent_problem(OPERATORS[operator], case, True)
-        operation = OPERATIONS[operator][True]
-        return operation.choose(problem, problem.outputs(operation.outputs), device).config
-
-    assert taken("rms_norm", H200) == choices("rms_norm", 16384, H200)[0].config != taken("rms_norm", H100)
-    assert taken("layer_norm", H200) == taken("layer_norm", H100)
-
-
-def test_nobody_has_measured_a_faster_gpu_than_hopper():
-    b200 = known("sm_100a")
-    assert b200.has_fast_memory
-    for operator in VECTORS:
-        for N in (1024, 4096, 16384, 65536):
-            assert choices(operator, N, b200)[0].config == choices(operator, N)[0].config
-
-
 def test_a_rung_is_offered_once_wherever_it_stands():
     for N in (64, 1024, 4096, 20000):
         for operator in VECTORS:
             found = [(choice.rung, type(choice.config).__name__) for choice in choices(operator, N)]
             assert len(found) == len({*found}) and {"simt", "sm90", "naive"} == {rung for rung, _ in found}
     assert [choice.rung for choice in choices("rms_norm", 1024, known("sm_80"))] == ["simt", "simt", "naive"]
-
-
-def test_dsummed_and_wide_weights_leave_rows_no_registers():
-    assert choices("rms_norm", 1024, added=True)[0].config == RingConfig(64, 2, 2, 6, min_blocks=2)
-    assert choices("rms_norm", 6144, added=True)[0].config == RingConfig(384, 1, 1, 6, 2, overlap=True)
-    assert choices("layer_norm", 4096, added=True)[0].rung == "sm90"
-    assert choices("layer_norm", 16384, added=True)[0].config.cluster == 4
-    assert choices("layer_norm", 4096, wide=True)[0].config == RingConfig(256, 2, 1, 6, w_shared=True)
-    assert choices("layer_norm", 512, wide=True)[0].rung == "simt"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -54,10 +53,8 @@ def test_what_fails(ran):
 
 
 def test_what_does_not_end(ran):
-    began = time.perf_counter()
     outcome = ran("good or endless", seconds=5)
     assert not outcome.passed and "did not end in 5 s" in outcome.last_word
-    assert time.perf_counter() - began < 40
 
 
 def test_what_dies(ran):

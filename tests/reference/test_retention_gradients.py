@@ -16,6 +16,7 @@ from dualops.spec.retention_cases import options_of
 from dualops.testing.terms.retention import gradient_terms
 from dualops.testing.truth import bind, widened
 from tests.checks import call, gradient_inputs
+from tests.pairwise import pairwise
 from tests.problems import elements, random_problems
 from tests.retention import with_steps
 
@@ -152,10 +153,7 @@ def test_every_form_is_as_near_the_truth_as_the_rule_asks(case, special):
             assert found.passed, found.message
 
 
-@pytest.mark.parametrize("steps", [False, True])
-@pytest.mark.parametrize("normalize", [None, "signed"])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("place", [0, 1, 30, 64, 69, 70])
+@pairwise(place=[0, 1, 30, 64, 69, 70], form=FORMS, normalize=[None, "signed"], steps=[False, True])
 def test_the_gradient_of_two_parts_is_that_of_the_whole(place, form, normalize, steps):
     """The second part's gradient of its first state is the first part's of its last."""
     options: dict[str, Any] = {"form": form, "normalize": normalize, "return_state": True}

@@ -1,4 +1,4 @@
-"""Attention in torch: values, gradients, opcheck, compilation, torch.func, autocast, seeds, memory."""
+"""Attention in torch: values, gradients, memory, schema, compilation, autocast, seeds."""
 
 from __future__ import annotations
 
@@ -12,19 +12,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
-from dualops import reference
-from dualops.spec import ArrayMeta
 from dualops.torch_bridge import flash_attention, flash_attention_varlen
-from dualops.torch_bridge.arguments import as_numpy
 from dualops.torch_bridge.flash_attention import _operator, _operator_varlen
-from dualops.torch_bridge.interop import Direction
 
 from .attention import DV, LENGTHS_K, LENGTHS_Q, SETS, SK, SQ, Arguments, B, H, bent, plain, ranges, varlen
-from .conftest import DTYPES, values
+from .conftest import values
+from .operators import Recorder, compiled, equal
 
 OPERATORS = {"plain": _operator, "varlen": _operator_varlen, "ranges": _operator_varlen}
 FORMS = {
@@ -33,26 +28,6 @@ FORMS = {
     "ranges": (flash_attention_varlen, ranges),
 }
 BOTH_FORMS = pytest.mark.parametrize("form", FORMS)
-
-
-class Recorder(TorchDispatchMode):
-    """The calls of operators of this package, by name, with their arguments by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, dict[str, Any]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "dualops":
-            names = [argument.name for argument in func._schema.arguments]
-            defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
-            self.calls.append((func._opname, defaults | dict(zip(names, args))))
-        return func(*args, **(kwargs or {}))
-
-
-def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, **{"backend": "aot_eager", **options})
 
 
 def gradients(function: Callable[..., Any], arguments: Arguments, **more: Any) -> tuple[torch.Tensor, ...]:
@@ -66,10 +41,6 @@ def gradients(function: Callable[..., Any], arguments: Arguments, **more: Any) -
 
 def close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-
-
-def equal(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0, check_stride=True)
 
 
 # --- values --------------------------------------------------------------------------------------
@@ -141,23 +112,6 @@ def test_strange_rows_are_those_of_torchs_math_backend(name: str) -> None:
         assert dk.isnan().all() and dv.isnan().all()
 
 
-@BOTH_FORMS
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("options", SETS)
-def test_bridge_adds_no_rounding(options: str, dtype: torch.dtype, form: str) -> None:
-    """CPU tensors get the reference's results, bit for bit."""
-    function, make = FORMS[form]
-    arguments = make(*SETS[options], dtype=dtype)
-
-    def in_numpy(**given: Any) -> Any:
-        arrays = {name: as_numpy(x) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
-        return getattr(reference, function.__name__)(**arrays)
-
-    for actual, expected in zip(arguments(function, return_lse=True), arguments(in_numpy, return_lse=True)):
-        assert as_numpy(actual).dtype == expected.dtype
-        assert as_numpy(actual).tobytes() == expected.tobytes()
-
-
 @pytest.mark.parametrize("options", SETS)
 def test_varlen_is_a_loop(options: str, device: str) -> None:
     arguments = varlen(*(set(SETS[options]) - {"dropout", "score_mod", "mask_mod"}), device=device)  # which know b
@@ -204,31 +158,7 @@ def test_axes_in_memory_are_those_of_q(device: str) -> None:
     torch.testing.assert_close(o, flash_attention(plain_q, plain_k, plain_v))
 
 
-def test_results_share_no_memory(device: str) -> None:
-    arguments = plain("bias", "sinks", device=device)
-    kept = [x.detach().clone() for x in arguments.tensors.values()]
-    for result in arguments(flash_attention, return_lse=True):
-        result.detach().zero_()
-    for result in gradients(flash_attention, arguments):
-        result.zero_()
-    equal([x.detach() for x in arguments.tensors.values()], kept)
-
-
 # --- gradients -----------------------------------------------------------------------------------
-
-
-@BOTH_FORMS
-@pytest.mark.parametrize("options", SETS)
-def test_gradcheck(options: str, form: str, device: str) -> None:
-    """q, k, v, bias and sinks, through o and lse; in varlen also where sequences have no queries, or no keys."""
-    function, make = FORMS[form]
-    arguments = make(*SETS[options], device=device)
-
-    def call(*tensors: torch.Tensor) -> Any:
-        o, lse = arguments(function, *tensors, return_lse=True)
-        return o, lse[lse.isfinite()]
-
-    assert torch.autograd.gradcheck(call, tuple(arguments.tensors.values()), fast_mode=True)
 
 
 @pytest.mark.parametrize("shape", [(SK,), (SQ, 1), (B, 1, 1, SK), (1, H, SQ, SK), (B, H, SQ, SK)], ids=str)
@@ -281,15 +211,6 @@ def test_gradient_that_arrives_broadcast(device: str) -> None:
         equal(*found)
 
 
-@BOTH_FORMS
-def test_gradient_of_the_gradient_is_refused(form: str, device: str) -> None:
-    function, make = FORMS[form]
-    arguments = make(device=device)
-    (dq,) = torch.autograd.grad(arguments(function).square().sum(), arguments.tensors["q"], create_graph=True)
-    with pytest.raises(NotImplementedError, match=f"{function.__name__}_backward: its gradient is not implemented"):
-        dq.sum().backward()
-
-
 def test_gradient_of_slopes_is_refused(device: str) -> None:
     """It must not be taken for zero."""
     arguments = plain("alibi", device=device)
@@ -301,42 +222,7 @@ def test_gradient_of_slopes_is_refused(device: str) -> None:
     equal(arguments(flash_attention, alibi_slopes=slopes.detach()), expected)
 
 
-def test_forward_mode_is_refused(device: str) -> None:
-    q, k, v = (x.detach() for x in plain(device=device).tensors.values())
-    with pytest.raises(NotImplementedError, match="jvp"):
-        torch.func.jvp(lambda x: flash_attention(x, k, v), (q,), (q,))
-
-
 # --- what torch demands of an operator -----------------------------------------------------------
-
-
-def opcheck(direction: Direction, named: dict[str, Any]) -> None:
-    given = {param.name: param.default for param in direction.params} | named
-    torch.library.opcheck(
-        direction.overload, tuple(direction.encode(tuple(given.get(name) for name in direction.names)))
-    )
-
-
-@BOTH_FORMS
-@pytest.mark.parametrize(
-    ("options", "dtype"),
-    [("none", torch.bfloat16), ("masks", torch.float32), ("scores", torch.float64), ("rest", torch.float16)],
-    ids=str,
-)
-def test_opcheck(options: str, dtype: torch.dtype, form: str, device: str) -> None:
-    function, make = FORMS[form]
-    arguments = make(*SETS[options], dtype=dtype, device=device)
-    named = {**arguments.tensors, **arguments.more}
-    if "seed" in named:
-        named["seed"] = torch.tensor(named["seed"], device=device)
-    forward = OPERATORS[form]
-    opcheck(forward, named)
-    assert forward.backward is not None
-    named |= {name: x.detach() for name, x in arguments.tensors.items()}
-    named |= dict(zip(("o", "lse"), (x.detach() for x in arguments(function, return_lse=True))))
-    named["do"] = torch.ones_like(named["o"])
-    opcheck(forward.backward, named)
-    opcheck(forward.backward, {**named, "dlse": torch.ones_like(named["lse"]), "bias_gradient": False})
 
 
 @pytest.mark.parametrize("form", ["plain", "varlen"])
@@ -371,41 +257,7 @@ def test_schema(form: str) -> None:
     assert told == (f"{name}({expected[form][0]}", f"{name}_backward({expected[form][1]}")
 
 
-@BOTH_FORMS
-def test_flops_are_the_specs(form: str, device: str) -> None:
-    function, make = FORMS[form]
-    arguments = make("causal", "sinks", device=device)
-    with FlopCounterMode(display=False) as counter:
-        arguments(function).sum().backward()
-    spec = OPERATORS[form].spec
-    metas = {
-        name: ArrayMeta(tuple(x.shape), str(x.dtype).removeprefix("torch."), x.stride(), device, 0)
-        for name, x in {**arguments.tensors, **arguments.more}.items()
-        if isinstance(x, torch.Tensor)
-    }
-    params = {name: value for name, value in arguments.more.items() if not isinstance(value, torch.Tensor)}
-    problem = spec.bind(metas, params)
-    assert spec.backward_cost is not None
-    packets = [getattr(torch.ops.dualops, name) for name in (spec.name, f"{spec.name}_backward")]
-    counts = [spec.forward_cost.flops(problem), spec.backward_cost.flops(problem)]
-    assert counter.get_flop_counts()["Global"] == dict(zip(packets, counts))
-
-
 # --- compilation ---------------------------------------------------------------------------------
-
-
-@BOTH_FORMS
-@pytest.mark.parametrize("options", SETS)
-def test_compiled_is_eager(options: str, form: str, device: str) -> None:
-    function, make = FORMS[form]
-    arguments = make(*SETS[options], dtype=torch.float32, device=device)
-
-    def around(q: torch.Tensor, **more: Any) -> Any:
-        o, lse = function(q * 2, **more)
-        return o + 1, lse
-
-    equal(arguments(compiled(around), return_lse=True), arguments(around, return_lse=True))
-    equal(gradients(compiled(around), arguments), gradients(around, arguments))
 
 
 def test_compiled_once_for_every_size(device: str) -> None:
@@ -555,40 +407,6 @@ def test_fakes_need_no_device(target: str) -> None:
             o, lse = flash_attention(q, k, v, dropout_p=0.1, seed=seed, return_lse=True)
             assert (o.device.type, o.stride(), o.dtype) == (target, q.stride(), torch.bfloat16)
             assert (lse.device.type, tuple(lse.shape), lse.dtype) == (target, (2, 4, 5), torch.float32)
-
-
-# --- torch.func ----------------------------------------------------------------------------------
-
-
-@BOTH_FORMS
-@pytest.mark.parametrize("options", SETS)
-def test_func_gradients(options: str, form: str, device: str) -> None:
-    function, make = FORMS[form]
-    arguments = make(*SETS[options], device=device)
-    tensors = tuple(x.detach() for x in arguments.tensors.values())
-
-    def loss(*tensors: torch.Tensor) -> torch.Tensor:
-        o, lse = arguments(function, *tensors, return_lse=True)
-        return o.square().sum() + torch.where(lse.isfinite(), lse.square(), 0).sum()
-
-    expected = torch.autograd.grad(loss(*arguments.tensors.values()), tuple(arguments.tensors.values()))
-    close(torch.func.grad(loss, argnums=tuple(range(len(tensors))))(*tensors), expected)
-    close(torch.func.grad(lambda q: arguments(function, q, *tensors[1:]).sum())(tensors[0]), expected_of_q(arguments))
-
-
-def expected_of_q(arguments: Arguments) -> torch.Tensor:
-    function = flash_attention_varlen if "cu_seqlens_q" in arguments.more else flash_attention
-    return torch.autograd.grad(arguments(function).sum(), arguments.tensors["q"])[0]
-
-
-@BOTH_FORMS
-def test_vmap_is_refused(form: str, device: str) -> None:
-    function, make = FORMS[form]
-    arguments = make(device=device)
-    q = arguments.tensors["q"].detach()[None]
-    message = f"{function.__name__}: vmap is not implemented; put the mapped axis into the arguments"
-    with pytest.raises(NotImplementedError, match=message):
-        torch.vmap(lambda x: function(**{**arguments.tensors, **arguments.more, "q": x}))(q)
 
 
 # --- autocast ------------------------------------------------------------------------------------

@@ -158,18 +158,6 @@ ERRORS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] 
     "no master for one": (
         (P, P, P, 0.1), {"master": P[:1]}, ValueError, "lion: master has 1 tensors, params has 2, expected the same",
     ),
-    "shape": (
-        (P, P[::-1], P, 0.1), {}, ValueError,
-        "lion: grads[0] has shape (2,), params[0] has shape (3,), expected the same",
-    ),
-    "dtype": (
-        (P, [x.half() for x in P], P, 0.1), {}, TypeError,
-        "lion: grads[0] has dtype float16, params[0] has dtype float32, expected float32",
-    ),
-    "complex": (
-        ([x.to(torch.complex64) for x in P], P, P, 0.1), {}, TypeError,
-        "lion: params[0] has dtype complex64, expected one of float64, float32, float16, bfloat16",
-    ),
     "sparse": ((P, SPARSE, P, 0.1), {}, TypeError, "grads[0] has layout torch.sparse_coo, expected torch.strided"),
     "no tensor": ((P, [P[0], [1.0]], P, 0.1), {}, TypeError, "lion: grads[1] is a list, expected a torch.Tensor"),
     "no list": ((P, P, 3, 0.1), {}, TypeError, "lion: momenta is a int, expected a tensor or a list of tensors"),
@@ -178,8 +166,6 @@ ERRORS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] 
     ),
     "lr": ((P, P, P, "0.1"), {}, TypeError, "lion: lr is a str, expected a number, or an array without axes"),
     "lr with an axis": ((P, P, P, torch.ones(1)), {}, ValueError, "lion: lr has 1 axes (1,), expected 0: []"),
-    "betas": ((P, P, P, 0.1), {"betas": (0.9,)}, TypeError, "lion: betas is (0.9,), expected two numbers"),
-    "decay": ((P, P, P, 0.1), {"weight_decay": -1.0}, ValueError, "lion: weight_decay is -1.0, expected 0 or more"),
     "broadcast": (
         (torch.ones(2).expand(3, 2), torch.ones(3, 2), torch.ones(3, 2), 0.1), {}, ValueError,
         "lion: params[0] has strides (0, 1): its elements overlap one another",

@@ -2,65 +2,208 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from dualops import testing
-from dualops.spec import OPERATORS
+from dualops.spec import OPERATORS, ArrayMeta, Case
+from dualops.spec.base import Input, Role
+from dualops.testing.truth import bind, named, reference_of, with_saved
 from dualops.torch_bridge.arguments import as_numpy
+from tests import checks
 
-from .operators import DIFFERENTIABLE, Tensors, bridge_call, incoming_gradient, same_bits
+from .conftest import LAYOUTS
+from .operators import (
+    DIFFERENTIABLE,
+    BridgeCall,
+    Recorder,
+    Tensors,
+    bridge_call,
+    compiled,
+    covering_cases,
+    incoming_gradient,
+    same_bits,
+    tensor,
+)
 
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+PURE = [name for name, spec in OPERATORS.items() if not spec.updates]
+COVERING = {f"{name}-{case.name}": (name, case) for name in PURE for case in covering_cases(name)}
+WITH_GRADIENTS = {key: each for key, each in COVERING.items() if each[0] in DIFFERENTIABLE}
+# of a sum of absolute values there is no gradient
+SMOOTH = {key: each for key, each in WITH_GRADIENTS.items() if each[1].params.get("normalize") != "abs"}
 differentiable = pytest.mark.parametrize("name", DIFFERENTIABLE)
+pure = pytest.mark.parametrize("name", PURE)
+every_case = pytest.mark.parametrize(("name", "case"), COVERING.values(), ids=COVERING)
+every_gradient = pytest.mark.parametrize(("name", "case"), WITH_GRADIENTS.values(), ids=WITH_GRADIENTS)
+# what data become under autocast in bfloat16, where that is not what they become
+UNDER_AUTOCAST: dict[str, str] = dict.fromkeys(("softmax", "rms_norm", "layer_norm", "rope", "rope_tables"), "float32")
 
 
-@pytest.mark.parametrize("name", [name for name, spec in OPERATORS.items() if not spec.updates])
+def arrays_of(call: BridgeCall) -> dict[str, np.ndarray]:
+    return {key: testing.to_numpy(x.detach()) for key, x in call.tensors.items()}
+
+
+def with_incoming(call: BridgeCall) -> dict[str, np.ndarray]:
+    """The arrays of a gradient: those of the call, what it saves, and the gradients that `call.gradient` has arrive."""
+    arrays, results = arrays_of(call), call()
+    names = bind(call.spec, arrays, call.case.params, False).outputs()
+    for name, result in zip(names, results, strict=True):
+        if result.requires_grad:
+            arrays[f"d{name}"] = testing.to_numpy(incoming_gradient(result))
+    return with_saved(call.spec, arrays, call.case.params)
+
+
+def gradients_of(call: BridgeCall, every: Any) -> list[Any]:
+    """Of each leaf, from the gradients by name."""
+    return [every[f"d{call.spec.gradient_shared.get(leaf, leaf)}"] for leaf in call.leaves]
+
+
+def run(call: BridgeCall) -> Tensors:
+    """The call, with its gradient where it has one."""
+    return call.gradient() if call.leaves else call()
+
+
+def gradients_named(call: BridgeCall) -> dict[str, torch.Tensor]:
+    found = dict(zip(call.leaves, call.gradient(), strict=True))
+    return {f"d{leaf}": x for leaf, x in found.items() if leaf not in call.spec.gradient_shared}
+
+
+# --- values and gradients --------------------------------------------------------------------------
+
+
+@every_case
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_results_against_float64(name: str, dtype: str, device: str) -> None:
-    call = bridge_call(name, device, dtype)
-    arrays = {key: testing.to_numpy(tensor.detach()) for key, tensor in call.tensors.items()}
-    testing.check(name, call(), arrays, call.case.params)
+def test_results_against_float64(name: str, case: Case, dtype: str, device: str) -> None:
+    call = bridge_call(name, device, dtype, case)
+    testing.check(name, call(), arrays_of(call), call.case.params)
+    if call.leaves:
+        testing.check(name, gradients_named(call), with_incoming(call), call.case.params, backward=True)
 
 
-@differentiable
-def test_gradients_against_differences(name: str, device: str) -> None:
+@every_case
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bridge_adds_no_rounding(name: str, case: Case, dtype: str) -> None:
+    """CPU tensors get the reference's results and gradients, bit for bit."""
+    call = bridge_call(name, "cpu", dtype, case)
+
+    def by_reference(inputs: tuple[Input, ...], arrays: dict[str, np.ndarray], backward: bool) -> Tensors:
+        results = checks.call(reference_of(call.spec, backward), inputs, arrays, **call.case.params)
+        return tuple(tensor(x, "cpu") for x in (results if isinstance(results, tuple) else (results,)))
+
+    assert same_bits(call(), by_reference(call.spec.inputs, arrays_of(call), False))
+    if call.leaves:
+        arrays = with_incoming(call)
+        names = list(bind(call.spec, arrays, call.case.params, True).outputs(call.spec.gradients))
+        expected = named(by_reference(call.spec.gradient_inputs, arrays, True), names)
+        assert same_bits(call.gradient(), tuple(gradients_of(call, expected)))
+
+
+@pytest.mark.parametrize(("name", "case"), SMOOTH.values(), ids=SMOOTH)
+def test_gradients_against_differences(name: str, case: Case, device: str) -> None:
     """In float64, along random directions."""
-    call = bridge_call(name, device, "float64")
+    call = bridge_call(name, device, "float64", case)
 
     def function(*leaves: torch.Tensor) -> Tensors:
-        return call._replace(tensors={**call.tensors, **dict(zip(call.leaves, leaves, strict=True))})()
+        results = call._replace(tensors={**call.tensors, **dict(zip(call.leaves, leaves, strict=True))})()
+        return tuple(torch.where(x.isfinite(), x, 0) for x in results if x.requires_grad)
 
-    leaves = tuple(leaf.detach().requires_grad_() for leaf in call.leaves.values())
+    # a logarithm of a decay is at most 0
+    most = {"log_decay": -0.01}
+    leaves = tuple(
+        x.detach().clamp(max=most.get(key)).requires_grad_() if key in most else x for key, x in call.leaves.items()
+    )
     assert leaves and torch.autograd.gradcheck(function, leaves, fast_mode=True)
 
 
+@every_gradient
+def test_gradients_by_torch_func(name: str, case: Case, device: str) -> None:
+    call = bridge_call(name, device, "float64", case)
+    incoming = [incoming_gradient(x) if x.requires_grad else torch.zeros_like(x) for x in call()]
+
+    def loss(leaves: dict[str, torch.Tensor]) -> Any:
+        results = call._replace(tensors=call.tensors | leaves)()
+        return sum((torch.where(x.isfinite(), x, 0) * by).sum() for x, by in zip(results, incoming, strict=True))
+
+    found = torch.func.grad(loss)({key: leaf.detach() for key, leaf in call.leaves.items()})
+    torch.testing.assert_close(tuple(found.values()), call.gradient(), rtol=1e-11, atol=1e-11)
+
+
 @differentiable
-def test_a_gradient_of_the_gradient_is_refused(name: str, device: str) -> None:
+def test_what_is_not_implemented_is_refused(name: str, device: str) -> None:
+    """Gradients of the gradient, tangents and vmap must not be taken for something else."""
     call = bridge_call(name, device)
     results = [result for result in call() if result.requires_grad]
     incoming = [incoming_gradient(result).requires_grad_() for result in results]
     first, *_ = torch.autograd.grad(results, [*call.leaves.values()], incoming, create_graph=True)
     with pytest.raises(NotImplementedError, match=f"^{name}_backward: its gradient is not implemented"):
         first.sum().backward()
+    key, leaf = next(iter(call.leaves.items()))
+
+    def function(x: torch.Tensor) -> Tensors:
+        return call._replace(tensors=call.tensors | {key: x})()
+
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(function, (leaf.detach(),), (leaf.detach(),))
+    if name != "softmax":
+        with pytest.raises(NotImplementedError, match=f"^{name}: vmap is not implemented; put the mapped axis"):
+            torch.vmap(function)(leaf.detach()[None])
 
 
 @differentiable
-def test_compiled_is_eager(name: str, device: str) -> None:
+def test_no_graph_without_gradient(name: str, device: str) -> None:
     call = bridge_call(name, device)
-    torch._dynamo.reset()
-    results = torch.compile(lambda tensors: call._replace(tensors=tensors)(), fullgraph=True, backend="aot_eager")(
-        call.tensors
-    )
-    assert same_bits(results, call())
-    incoming = [incoming_gradient(result) for result in results if result.requires_grad]
-    wanted = [result for result in results if result.requires_grad]
-    assert same_bits(torch.autograd.grad(wanted, [*call.leaves.values()], incoming), call.gradient())
+    detached = call._replace(tensors={key: x.detach() for key, x in call.tensors.items()})
+    with torch.no_grad():
+        assert not any(x.requires_grad for x in call())
+    with torch.inference_mode():
+        assert all(x.is_inference() for x in call())
+    assert not any(x.requires_grad for x in detached())
+    assert call()[0].requires_grad
+
+
+# --- memory ----------------------------------------------------------------------------------------
+
+
+def laid_out(x: torch.Tensor, entry: Input, layout: str) -> torch.Tensor:
+    """In the layout, but for a last axis that must be contiguous: then whole rows are."""
+    if not entry.contiguous_last:
+        return LAYOUTS[layout](x)
+    if layout == "transposed":
+        return x.transpose(0, -2).contiguous().transpose(0, -2)
+    return torch.cat((x, x), dim=-1)[..., : x.shape[-1]] if layout == "stepped" else LAYOUTS[layout](x)
+
+
+@every_case
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "contiguous"])
+def test_strides_change_no_number_and_results_have_the_specs(name: str, case: Case, layout: str, device: str) -> None:
+    call = bridge_call(name, device, "float64", case)
+    data = {entry.name: entry for entry in call.spec.inputs if entry.role is Role.DATA and entry.name in call.tensors}
+    moved = {key: laid_out(call.tensors[key].detach(), entry, layout) for key, entry in data.items()}
+    tensors = {key: moved.get(key, x).detach().requires_grad_(x.requires_grad) for key, x in call.tensors.items()}
+    dense = {key: x.detach().contiguous().requires_grad_(x.requires_grad) for key, x in tensors.items()}
+    odd, plain = call._replace(tensors=tensors), call._replace(tensors=dense)
+    close: dict[str, Any] = {"rtol": 1e-11, "atol": 1e-11, "equal_nan": True}
+    torch.testing.assert_close(run(odd), run(plain), **close)
+    metas = {
+        key: ArrayMeta(tuple(x.shape), str(x.dtype).removeprefix("torch."), x.stride(), device, 0)
+        for key, x in tensors.items()
+    }
+    expected = call.spec.bind(metas, call.case.params).outputs().values()
+    found = odd()
+    torch.testing.assert_close(found, plain(), **close)
+    assert [(tuple(x.shape), x.stride()) for x in found] == [(each.shape, each.strides) for each in expected]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_storages_can_be_resized_afterwards(name: str, dtype: str, device: str) -> None:
-    """As FSDP resizes those of parameters: arguments, results and gradients."""
+def test_memory_is_not_shared_and_can_be_resized_afterwards(name: str, dtype: str, device: str) -> None:
+    """As FSDP resizes that of parameters: arguments, results and gradients."""
     call = bridge_call(name, device, dtype)
     own = {key: given.detach().clone().requires_grad_(given.requires_grad) for key, given in call.tensors.items()}
     call = call._replace(tensors=own)
@@ -70,19 +213,112 @@ def test_storages_can_be_resized_afterwards(name: str, dtype: str, device: str) 
     if wanted:
         gradients = torch.autograd.grad(wanted, [*call.leaves.values()], [incoming_gradient(one) for one in wanted])
     assert results or OPERATORS[name].updates
-    for tensor in (*own.values(), *results, *gradients):
-        tensor.untyped_storage().resize_(0)
-        assert tensor.untyped_storage().nbytes() == 0
+    shared = [key in OPERATORS[name].gradient_shared for key in call.leaves]  # one tensor, which autograd hands on
+    tensors = (*own.values(), *results, *(x for x, same in zip(gradients, shared) if not same))
+    assert len({x.untyped_storage().data_ptr() for x in tensors}) == len(tensors)
+    for each in tensors:
+        each.untyped_storage().resize_(0)
+        assert each.untyped_storage().nbytes() == 0
 
 
 def test_arrays_of_tensors_are_their_memory() -> None:
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.bool):
-        tensor = torch.arange(12).reshape(3, 4).to(dtype)
-        for view in (tensor, tensor.t(), tensor[:, 1::2], tensor[:0], tensor[0, 0], tensor[:1].expand(3, 4)):
+        made = torch.arange(12).reshape(3, 4).to(dtype)
+        for view in (made, made.t(), made[:, 1::2], made[:0], made[0, 0], made[:1].expand(3, 4)):
             array = as_numpy(view)
             assert array.shape == view.shape
             assert array.tolist() == view.tolist()
-        as_numpy(tensor)[1, 2] = 0
-        assert tensor[1, 2] == 0
+        as_numpy(made)[1, 2] = 0
+        assert made[1, 2] == 0
     with pytest.raises(TypeError, match=r"^expected a tensor that is not lazily negated: resolve_neg\(\) it$"):
         as_numpy(torch.zeros(3, dtype=torch.complex64).conj().imag)
+
+
+# --- what torch demands of an operator ---------------------------------------------------------------
+
+
+@every_case
+def test_opcheck(name: str, case: Case, device: str) -> None:
+    """Of the calls that a call and its gradient make; statistics have another dtype than data."""
+    call = bridge_call(name, device, "bfloat16", case)
+    with Recorder() as recorder:
+        run(call)
+    assert [told for told, _ in recorder.calls] == [name, *([f"{name}_backward"] if call.leaves else [])]
+    for told, given in recorder.calls:
+        leaves = call.leaves if told == name else {}
+        tensors = {key: x.detach().requires_grad_(key in leaves) for key, x in given.items() if torch.is_tensor(x)}
+        torch.library.opcheck(getattr(torch.ops.dualops, told).default, (), given | tensors)
+
+
+@every_case
+def test_flops_are_the_specs(name: str, case: Case, device: str) -> None:
+    call = bridge_call(name, device, "float32", case)
+    with FlopCounterMode(display=False) as counter:
+        run(call)
+    forward = call.spec.forward_cost.flops(bind(call.spec, arrays_of(call), case.params, False))
+    expected = {getattr(torch.ops.dualops, name): forward}
+    if call.leaves:
+        assert call.spec.backward_cost is not None
+        problem = bind(call.spec, with_incoming(call), case.params, True)
+        expected[getattr(torch.ops.dualops, f"{name}_backward")] = call.spec.backward_cost.flops(problem)
+    assert counter.get_flop_counts()["Global"] == expected
+
+
+@every_case
+@pytest.mark.parametrize("target", ["meta", "cuda"])
+def test_fakes_need_no_device(name: str, case: Case, target: str) -> None:
+    call = bridge_call(name, "cpu", "bfloat16", case)
+    results = [(x.shape, x.stride(), x.dtype, target) for x in call()]
+    with FakeTensorMode():
+        tensors = {
+            key: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=target)
+            for key, x in call.tensors.items()
+        }
+        found = call._replace(tensors=tensors)()
+    assert [(x.shape, x.stride(), x.dtype, x.device.type) for x in found] == results
+
+
+# --- compilation, autocast -----------------------------------------------------------------------------
+
+
+@every_case
+def test_compiled_is_eager(name: str, case: Case, device: str) -> None:
+    call = bridge_call(name, device, "float32", case)
+    results = compiled(lambda tensors: call._replace(tensors=tensors)())(call.tensors)
+    assert same_bits(results, call())
+    wanted = [result for result in results if result.requires_grad]
+    if call.leaves:
+        found = torch.autograd.grad(wanted, [*call.leaves.values()], [incoming_gradient(one) for one in wanted])
+        assert same_bits(found, call.gradient())
+
+
+@pure
+@pytest.mark.parametrize("way", ["eager", "compiled", "dispatcher"])
+def test_autocast(name: str, way: str, device: str) -> None:
+    """In bfloat16: data get the operator's own dtype under autocast; float64 stays as it is, and so do weights of
+    float32, and what is neither.
+    """
+    raised = name in UNDER_AUTOCAST and not name.startswith("rope")  # which is not changed
+    call = bridge_call(name, device, "bfloat16" if raised else "float32")
+    wanted = UNDER_AUTOCAST.get(name, "bfloat16")
+    data = {entry.name for entry in call.spec.inputs if entry.role is Role.DATA}
+    tensors = {key: x.detach() for key, x in call.tensors.items()}
+    for key in data & tensors.keys():
+        tensors[key] = tensors[key].to(getattr(torch, wanted))
+    tensors = {key: x.requires_grad_(key in call.leaves) for key, x in tensors.items()}
+    expected = call._replace(tensors=tensors)
+
+    def function(tensors: dict[str, torch.Tensor]) -> Tensors:
+        return call._replace(tensors=tensors)()
+
+    wide = bridge_call(name, device, "float64")
+    with torch.autocast(device, torch.bfloat16), Recorder() if way == "dispatcher" else torch.enable_grad():
+        found = (compiled(function) if way == "compiled" else function)(call.tensors)
+        kept = wide()
+    assert same_bits(kept, wide())
+    assert same_bits(found, expected())
+    if call.leaves:
+        results = [x for x in found if x.requires_grad]
+        gradients = torch.autograd.grad(results, [*call.leaves.values()], [incoming_gradient(x) for x in results])
+        narrow = (x.to(leaf.dtype) for x, leaf in zip(expected.gradient(), call.leaves.values(), strict=True))
+        assert same_bits(gradients, tuple(narrow))

@@ -1,4 +1,4 @@
-"""Retention in torch: values, gradients through states, opcheck, compilation, autocast, what is kept for backward."""
+"""Retention in torch: gradients through states, memory, schema, compilation, what is kept for backward."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from dualops import reference
 from dualops.torch_bridge import retention, retention_varlen
-from dualops.torch_bridge.arguments import as_numpy
 from dualops.torch_bridge.interop import Direction
 from dualops.torch_bridge.retention import _operator, _operator_varlen
 
-from .conftest import DTYPES, values
+from .conftest import values
+from .operators import equal
 
 B, H, S, D, DV = 2, 3, 5, 4, 3
 LENGTHS = (2, 0, 4, 1)
@@ -32,7 +31,6 @@ SETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "varlen_signed": ({"normalize": "signed", "return_state": True}, ("cu_seqlens", "gamma", *STATES)),
     "varlen_steps": ({"return_state": True}, ("cu_seqlens", "log_decay")),
 }
-EVERY_SET = pytest.mark.parametrize("name", SETS)
 
 
 def function_of(name: str) -> tuple[Callable[..., Any], Direction]:
@@ -78,40 +76,11 @@ def gradients(function: Callable[..., Any], leaves: dict[str, torch.Tensor], mor
     return torch.autograd.grad(loss, tuple(leaves.values()))
 
 
-def equal(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0, check_stride=True)
-
-
 def close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 # --- values and gradients ------------------------------------------------------------------------
-
-
-@EVERY_SET
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_bridge_adds_no_rounding(name: str, dtype: torch.dtype) -> None:
-    """CPU tensors get the reference's results, bit for bit."""
-    function, _ = function_of(name)
-    leaves, more = arguments(name, dtype)
-    arrays = {key: as_numpy(x) if isinstance(x, torch.Tensor) else x for key, x in {**leaves, **more}.items()}
-    expected = getattr(reference, function.__name__)(**arrays)
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    for actual, wanted in zip(results(function(**leaves, **more)), expected, strict=True):
-        assert as_numpy(actual).dtype == wanted.dtype
-        assert as_numpy(actual).tobytes() == wanted.tobytes()
-
-
-@pytest.mark.parametrize("name", [name for name in SETS if name != "parallel"])  # none goes through "abs"
-def test_gradcheck(name: str, device: str) -> None:
-    function, _ = function_of(name)
-    leaves, more = arguments(name, device=device)
-
-    def call(*tensors: torch.Tensor) -> Any:
-        return function(**dict(zip(leaves, tensors)), **more)
-
-    assert torch.autograd.gradcheck(call, tuple(leaves.values()), fast_mode=True)
 
 
 @pytest.mark.parametrize("form", ["parallel", "chunk", "recurrent"])
@@ -187,53 +156,6 @@ def test_without_tokens_the_state_goes_through(device: str) -> None:
 # --- what torch demands of an operator -----------------------------------------------------------
 
 
-def opcheck(direction: Direction, named: dict[str, Any]) -> None:
-    given = {param.name: param.default for param in direction.params} | named
-    torch.library.opcheck(
-        direction.overload, tuple(direction.encode(tuple(given.get(name) for name in direction.names)))
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("plain", torch.bfloat16), ("chunk", torch.float32), ("mask", torch.float64), ("varlen_signed", torch.float16)],
-    ids=str,
-)
-def test_opcheck(name: str, dtype: torch.dtype, device: str) -> None:
-    _, forward = function_of(name)
-    leaves, more = arguments(name, dtype, device)
-    opcheck(forward, leaves | more)
-    assert forward.backward is not None
-    named = {key: x.detach() for key, x in leaves.items()} | more
-    found = forward(*((named | {"scale": None}).get(key, _default(forward, key)) for key in forward.names))
-    named |= {"o": found[0], "do": torch.ones_like(found[0])}
-    if more.get("normalize"):
-        named["row_sum"] = found[3]
-    if more.get("return_state"):
-        named |= {"dstate": torch.ones_like(found[1]), "dstate_norm": torch.ones_like(found[2])}
-    opcheck(forward.backward, named)
-
-
-def test_opcheck_and_compilation_with_a_decay_of_each_step() -> None:
-    test_opcheck("steps", torch.bfloat16, "cpu")
-    test_compiled_is_eager("steps", "cpu")
-
-
-def _default(direction: Direction, name: str) -> Any:
-    return next((param.default for param in direction.params if param.name == name), None)
-
-
-@pytest.mark.parametrize("name", ["plain", "chunk", "varlen_signed"])
-def test_compiled_is_eager(name: str, device: str) -> None:
-    """Without a break in the graph, forward and backward."""
-    function, _ = function_of(name)
-    leaves, more = arguments(name, torch.float32, device)
-    torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    equal(results(compiled(**leaves, **more)), results(function(**leaves, **more)))
-    equal(gradients(compiled, leaves, more), gradients(function, leaves, more))
-
-
 def test_one_compilation_serves_every_length(device: str) -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
@@ -266,15 +188,6 @@ def test_schema() -> None:
     assert "SymInt max_seqlen, float? scale=None, str? normalize=None" in str(_operator_varlen.overload._schema)
 
 
-def test_autocast_lowers_tokens_and_leaves_states(device: str) -> None:
-    leaves, more = arguments("chunk", torch.float32, device)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        found = retention(**leaves, **more)
-    assert [x.dtype for x in found] == [torch.bfloat16, torch.float32, torch.float32]
-    lowered = {key: x.bfloat16() if key in ("q", "k", "v") else x for key, x in leaves.items()}
-    equal(found, retention(**lowered, **more))
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -285,35 +198,3 @@ def test_gradients_that_there_are_none_of_are_refused(name: str, what: str, devi
     more[what].requires_grad_()
     with pytest.raises(NotImplementedError, match=f"retention_backward: {what} requires a gradient"):
         results(retention(**leaves, **more))[0].sum().backward()
-
-
-def test_gradient_of_the_gradient_and_vmap_are_refused(device: str) -> None:
-    leaves, _ = arguments("plain", device=device)
-    (dq,) = torch.autograd.grad(retention(**leaves).square().sum(), leaves["q"], create_graph=True)
-    with pytest.raises(NotImplementedError, match="retention_backward: its gradient is not implemented"):
-        dq.sum().backward()
-    stacked = [torch.stack([x.detach(), x.detach()]) for x in leaves.values()]
-    with pytest.raises(NotImplementedError, match="retention: vmap is not implemented"):
-        torch.func.vmap(retention)(*stacked)
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "message"),
-    [
-        ({"form": "blocked"}, ValueError, "retention: form is 'blocked', expected one of 'parallel', 'chunk', 'recurr"),
-        ({"return_state": 1}, TypeError, "retention: return_state is 1, expected True or False"),
-        ({"normalize": "abs"}, ValueError, "retention: normalize is 'abs' in form 'chunk', expected form 'parallel'"),
-        (
-            {"log_decay": torch.ones(B, H, S).double()},
-            ValueError,
-            r"retention: log_decay is 1.0 at \(0, 0, 0\), expected",
-        ),
-        ({"gamma": 0.9}, TypeError, "retention: gamma is a float, expected a torch.Tensor"),
-        ({"k": torch.zeros(B, H, 7, D)}, TypeError, "retention: k has dtype float32, q has dtype float64, expected"),
-    ],
-    ids=str,
-)
-def test_a_wrong_call_gets_the_specs_error(change: dict[str, Any], kind: type[Exception], message: str) -> None:
-    leaves, _ = arguments("plain")
-    with pytest.raises(kind, match=f"^{message}"):
-        retention(**{**leaves, **change})

@@ -1,4 +1,4 @@
-"""rope in torch: opcheck, gradients, compilation, torch.func, in place, tables, errors."""
+"""rope in torch: tables as Hugging Face has them, gradients, compilation, in place, tables, errors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from dualops import reference
-from dualops.spec import Case, Tag, compare, rope as SPEC
-from dualops.spec.meta import ArrayMeta
 from dualops.torch_bridge import rope, rope_tables
-from dualops.torch_bridge.arguments import as_numpy
 
 from .conftest import DTYPES, values
+from .operators import compiled, equal, tensor
 
 FORWARD, BACKWARD = torch.ops.dualops.rope.default, torch.ops.dualops.rope_backward.default
 TABLES = torch.ops.dualops.rope_tables.default
@@ -66,15 +63,6 @@ def arguments(form: str, dtype: torch.dtype = torch.float64, device: str = "cpu"
     return Arguments(q, k, cos, sin, positions)
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, **{"backend": "aot_eager", **options})
-
-
-def equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
-
-
 def gradients(function: Callable[..., Any], given: Arguments, **options: Any) -> tuple[torch.Tensor, ...]:
     """Of a sum over both results that tells all of their elements apart."""
     leaves = given.leaves()
@@ -83,57 +71,7 @@ def gradients(function: Callable[..., Any], given: Arguments, **options: Any) ->
     return torch.autograd.grad(one + two, (leaves.q, leaves.k))
 
 
-# --- what torch demands of an operator -----------------------------------------------------------
-
-
-@pytest.mark.parametrize(("form", "dtype"), list(zip(FORMS, DTYPES, strict=True)), ids=str)
-def test_opcheck(form: str, dtype: torch.dtype, device: str) -> None:
-    given = arguments(form, dtype, device)
-    interleaved = form in ("batches", "positions")
-    torch.library.opcheck(FORWARD, (*given.leaves(), R, interleaved))
-    torch.library.opcheck(BACKWARD, (*given, R, interleaved))
-
-
-def test_strides_are_the_specs(device: str) -> None:
-    given = arguments("rows", torch.float32, device)
-    there = {name: x for name, x in given._asdict().items() if x is not None}
-    metas = {name: ArrayMeta(tuple(x.shape), "float32", x.stride(), device, 0) for name, x in there.items()}
-    expected = SPEC.bind(metas, {"dim": R}).outputs()
-    for x, name in zip(given(), ("q_rotated", "k_rotated"), strict=True):
-        assert (tuple(x.shape), x.stride()) == (expected[name].shape, expected[name].strides)
-    assert given()[0].stride() == given.q.stride() != given.q.contiguous().stride()
-    dq, _ = BACKWARD(*given, R)
-    assert dq.stride() == given.q.stride()
-
-
 # --- values --------------------------------------------------------------------------------------
-
-
-def to_torch(array: np.ndarray, device: str) -> torch.Tensor:
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device)
-    return torch.from_numpy(array).to(device)
-
-
-@pytest.mark.parametrize("case", SPEC.tagged(Tag.SIM), ids=lambda case: case.id)
-def test_result_and_gradient_against_float64(case: Case, device: str) -> None:
-    arrays = SPEC.generate(SPEC, case, np.random.default_rng(case.seed))
-    q, k, *others = (to_torch(array, device) for array in arrays.values())
-    given = Arguments(q, k, others[0], others[1], others[2] if len(others) == 3 else None).leaves()
-    found = given(**{"dim": None, **case.params})
-    incoming = [values(x.shape, x.dtype, device, seed=3) for x in found]
-    derived = torch.autograd.grad(found, (given.q, given.k), incoming)
-    more = {name: array for name, array in arrays.items() if name not in ("q", "k")}
-    wide = {name: x.astype(np.float64) if name != "positions" else x for name, x in more.items()}
-    for function, inputs, actual in (
-        (reference.rope, (arrays["q"], arrays["k"]), found),
-        (reference.rope_backward, [as_numpy(x.cpu()) for x in incoming], derived),
-    ):
-        truth = function(*(x.astype(np.float64) for x in inputs), **wide, **case.params)
-        baseline = function(*inputs, **more, **case.params)
-        for x, exact, plain in zip(actual, truth, baseline, strict=True):
-            accuracy = compare(as_numpy(x.cpu()), exact, plain, dtype=case.dtype, floor=SPEC.floor)
-            assert accuracy.passed, accuracy.message
 
 
 def test_it_is_the_formula_of_hugging_face(device: str) -> None:
@@ -152,16 +90,6 @@ def test_it_is_the_formula_of_hugging_face(device: str) -> None:
 
 
 # --- gradients -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_gradcheck(form: str, device: str) -> None:
-    given = arguments(form, torch.float64, device, S=3).leaves()
-
-    def function(q: torch.Tensor, k: torch.Tensor) -> Any:
-        return given._replace(q=q, k=k)(interleaved=form in ("batches", "positions"))
-
-    assert torch.autograd.gradcheck(function, (given.q, given.k))
 
 
 def test_a_result_that_is_not_used_has_no_gradient(device: str) -> None:
@@ -185,26 +113,7 @@ def test_gradients_that_are_refused(device: str) -> None:
         torch.vmap(lambda q: given._replace(q=q)())(given.q[None])
 
 
-def test_func_gradient(device: str) -> None:
-    given = arguments("own positions", torch.float64, device)
-
-    def loss(q: torch.Tensor) -> torch.Tensor:
-        return (given._replace(q=q)()[0] * torch.arange(q.numel(), device=device).reshape(q.shape)).sum()
-
-    torch.testing.assert_close(torch.func.grad(loss)(given.q), gradients(rope, given)[0])
-
-
 # --- compilation ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", ["rows", "own positions"])
-def test_compiled_is_eager(form: str, device: str) -> None:
-    given = arguments(form, torch.bfloat16, device)
-    options: dict[str, Any] = {"interleaved": form == "rows"}
-    for one, two in zip(given(compiled(rope), **options), given(**options), strict=True):
-        equal(one, two)
-    for one, two in zip(gradients(compiled(rope), given, **options), gradients(rope, given, **options), strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=0)  # in the order of axes of what came in, which may differ
 
 
 def test_compiled_once_for_every_length(device: str) -> None:
@@ -228,14 +137,6 @@ def test_export(device: str) -> None:
     assert {FORWARD, TABLES} <= {node.target for node in exported.graph.nodes}
     for one, two in zip(exported.module()(given.q, given.k, positions), Module()(given.q, given.k, positions)):
         equal(one, two)
-
-
-def test_autocast_changes_nothing(device: str) -> None:
-    given = arguments("rows", torch.float32, device)
-    expected = given()
-    with torch.autocast(device, torch.bfloat16):
-        for one, two in zip(given(), expected, strict=True):
-            equal(one, two)
 
 
 # --- in place ------------------------------------------------------------------------------------
@@ -292,15 +193,7 @@ def test_tables_are_the_references(shape: tuple[int, ...], dtype: torch.dtype, d
         found = rope_tables(positions.to(device), 10, base=500000.0, scaling=LLAMA3, dtype=given)
         for one, two in zip(found, expected, strict=True):
             assert one.dtype is dtype
-            torch.testing.assert_close(
-                one.cpu(), to_torch(two, "cpu"), rtol=0, atol=2.0**-24 if device == "cuda" else 0
-            )
-
-
-def test_opcheck_of_tables(device: str) -> None:
-    torch.library.opcheck(TABLES, (torch.arange(5, device=device), 6))
-    for text in ("('llama3', 8.0, 1.0, 4.0, 64.0)", "(('rope_type', 'linear'), ('factor', 2.0))"):
-        torch.library.opcheck(TABLES, (torch.arange(6, device=device).reshape(2, 3), 6, 100.0, text, "bfloat16"))
+            torch.testing.assert_close(one.cpu(), tensor(two, "cpu"), rtol=0, atol=2.0**-24 if device == "cuda" else 0)
 
 
 @pytest.mark.parametrize("scaling", [None, ("linear", 2.0), LLAMA3, YARN], ids=str)
@@ -317,24 +210,8 @@ def test_compiled_tables_are_eager(scaling: Any, device: str) -> None:
 # --- errors --------------------------------------------------------------------------------------
 
 
-def test_errors_are_the_specs(device: str) -> None:
-    given = arguments("rows", torch.float32, device)
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"q": None}, TypeError, "rope: q is missing"),
-        ({"k": given.k[:, :, :3]}, ValueError, "rope: k has S=3, q has S=5"),
-        ({"cos": given.cos[:3], "sin": given.sin[:3]}, ValueError, "rope: cos has Smax=3, q has S=5"),
-        ({"sin": given.sin.double()}, TypeError, "rope: sin has dtype float64"),
-        ({"positions": torch.zeros(4, dtype=torch.int64, device=device)}, ValueError, r"positions have shape \(4,\)"),
-    ]
-    for replaced, error, told in wrong:
-        with pytest.raises(error, match=told):
-            given._replace(**replaced)()
-    options: tuple[dict[str, Any], ...] = ({"interleaved": 1}, {"inplace": 1})
-    for option in options:
-        with pytest.raises(TypeError, match=f"rope: {next(iter(option))} is 1, expected True or False"):
-            given(**option)
+def test_scalings_and_dtypes_that_tables_do_not_have(device: str) -> None:
     wrong_tables: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"dim": 7}, ValueError, "rope_tables: dim is 7, expected an even number"),
         (
             {"dim": 8, "scaling": {"rope_type": "yarn"}},
             ValueError,

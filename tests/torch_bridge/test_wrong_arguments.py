@@ -10,7 +10,7 @@ import torch
 
 from dualops import torch_bridge
 from dualops.spec.domains import shown
-from tests.wrong_arguments import CALLS, Call, complaint, wrong
+from tests.wrong_arguments import CALLS, Call, complaint, other_words, wrong
 
 TENSORS: tuple[Any, ...] = (
     *(torch.zeros(3), torch.zeros(3, requires_grad=True), torch.zeros(2, 2, dtype=torch.complex64)),
@@ -38,3 +38,10 @@ def test_every_argument(call: Call, grads: bool):
         if told and "got an unexpected keyword argument" not in told:
             found[name, shown(value)] = told
     assert not found
+
+
+@pytest.mark.parametrize("call", FORWARD, ids=str)
+def test_wrong_calls_get_the_references_words(call: Call):
+    found = other_words(call, getattr(torch_bridge, str(call)), lambda x: torch.from_numpy(np.asarray(x).copy()))
+    own = ("got an unexpected keyword argument", "seed is None")  # backward alone asks for row sums; torch draws seeds
+    assert not {key: told for key, told in found.items() if not any(words in told for words in own)}

@@ -18,7 +18,6 @@ from dualops.cuda.compiler.binaries import Wanted, binary, build_all
 from dualops.cuda.compiler.compile import Binary
 from tests.cuda.compile.installed import as_bytecode, zipped
 from tests.cuda.compile.small import run
-from tests.processes import AS_A_USER
 
 ARCH = "sm_90a"
 
@@ -156,41 +155,6 @@ def test_a_cubin_under_another_key_is_built_anew(folder, compilations):
     assert is_whole(binary(KERNEL, ARCH)) and compilations == [other, KERNEL]
 
 
-def test_a_folder_that_others_may_write_to(folder, compilations):
-    binary(KERNEL, ARCH)
-    folder.chmod(0o777)
-    cache._warn.cache_clear()
-    with pytest.warns(RuntimeWarning, match="dualops does not use the cache"):
-        assert is_whole(binary(KERNEL, ARCH))
-    assert binary(KERNEL, ARCH) and len(compilations) == 2  # this process keeps it itself
-    with pytest.raises(cache.RefusedFolder):
-        list(build_all([Wanted(KERNEL, ARCH)], must_keep=True))
-
-
-CLOSED = (
-    """
-import os
-from dualops.cuda.compiler import binaries
-from dualops.cuda.compiler.compile import compile_kernel
-from tests.cuda.compile.small import ARCH, build
-compile_kernel(build(1), ARCH)
-"""
-    + AS_A_USER
-    + """
-os.environ["DUALOPS_CACHE_DIR"] = sys.argv[1]
-binaries.ahead([(build(2), ARCH, 0)])
-assert binaries.binary(build(2), ARCH) is binaries.binary(build(2), ARCH)
-"""
-)
-
-
-@pytest.mark.parametrize("below", ["", "below"])
-def test_a_folder_that_can_not_be_entered(tmp_path, below):
-    (tmp_path / "closed").mkdir(mode=0)
-    done = run(CLOSED, tmp_path / "closed" / below)
-    assert not done.returncode and not done.stderr, done.stderr
-
-
 def test_building_ahead_of_time_without_a_disk_is_an_error(tmp_path, monkeypatch, compilations):
     """A kernel that a call has built and could not keep is written when there is room."""
     (tmp_path / "file").write_text("")
@@ -202,13 +166,6 @@ def test_building_ahead_of_time_without_a_disk_is_an_error(tmp_path, monkeypatch
     (tmp_path / "file").unlink()
     assert len(list(build_all([Wanted(KERNEL, ARCH)], must_keep=True))) == 1
     assert only_file(tmp_path / "file" / "below") and len(compilations) == 1
-
-
-def test_a_folder_that_can_not_be_made(tmp_path, monkeypatch, compilations):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path / "file" / "below"))
-    assert is_whole(binary(KERNEL, ARCH)) and binary(KERNEL, ARCH) == binary(KERNEL, ARCH)
-    assert len(compilations) == 1  # this process keeps it itself
 
 
 @pytest.mark.parametrize("call", ["replace", "open"])

@@ -256,12 +256,6 @@ def test_nan_in_keys_and_values_that_no_query_sees_stays_there(dtype, order):
         (np.zeros(()), {}, ValueError, "x has no axes, expected at least one"),
         (np.zeros((2, 3), int), {}, TypeError, "x has dtype int64, expected one of float64"),
         (np.zeros((2, 3), ">f4"), {}, TypeError, "x has dtype >f4"),
-        (np.zeros((2, 3)), {"axis": 2}, ValueError, "axis is 2, expected -2 to 1"),
-        (np.zeros((2, 3)), {"axis": -3}, ValueError, "axis is -3, expected -2 to 1"),
-        (np.zeros((2, 3)), {"axis": 1.0}, TypeError, "axis is 1.0, expected an integer"),
-        (np.zeros((2, 3)), {"axis": True}, TypeError, "axis is True, expected an integer"),
-        (np.zeros((2, 3)), {"axis": None}, TypeError, "axis is None, expected an integer"),
-        (np.zeros((2, 3)), {"axis": [1]}, TypeError, r"axis is \[1\], expected an integer"),
         (np.zeros((2, 3))[:, ::-1], {}, NotImplementedError, "x has a negative stride"),
         (np.zeros((2, 3)), {"kernel": "wgmma"}, ValueError, "kernel is 'wgmma', expected one of naive, simt"),
         (np.zeros((2, 3)), {"out": np.zeros((3, 2))}, ValueError, r"out y has shape \(3, 2\), expected \(2, 3\)"),
@@ -315,42 +309,24 @@ def test_results_that_overlap_what_is_read(untouched):
 
 
 def test_gradients_refuse_what_does_not_belong_together(untouched):
-    y = numbers(2, 3)
-    backward = dualops.cuda.softmax_backward
-    for dy, error, told in (
-        (numbers(3, 2), ValueError, r"dy has shape \(3, 2\), y has shape \(2, 3\)"),
-        (numbers(2, 3, dtype="float64"), TypeError, "dy has dtype float64, y has dtype float32"),
-        (numbers(2, 3).tolist(), TypeError, "softmax_backward: dy is a builtins.list"),
-    ):
-        with pytest.raises(error, match=told):
-            backward(y, dy)
+    with pytest.raises(TypeError, match=r"softmax_backward: dy is a builtins\.list"):
+        dualops.cuda.softmax_backward(numbers(2, 3), numbers(2, 3).tolist())
 
 
 @pytest.mark.parametrize(
-    ("shapes", "options", "error", "told"),
+    ("options", "error", "told"),
     [
-        (((1, 3, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)), {}, ValueError, "H to be a multiple of Hkv"),
-        (((1, 2, 4, 8), (1, 2, 4, 9), (1, 2, 4, 8)), {}, ValueError, "k has D=9, q has D=8"),
-        (((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 5, 8)), {}, ValueError, "v has Sk=5, k has Sk=4"),
-        (((2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)), {}, ValueError, "q has 3 axes"),
-        (((1, 2, 4, 8),) * 3, {"causal": "left"}, ValueError, "causal is 'left'"),
-        (((1, 2, 4, 8),) * 3, {"scale": float("inf")}, ValueError, "scale is inf, expected a finite number"),
-        (
-            ((1, 2, 4, 8),) * 3,
-            {"kernel": "sm100"},
-            ValueError,
-            "kernel is 'sm100', expected one of naive, simt, sm80, sm90",
-        ),
-        (((1, 2, 4, 8),) * 3, {"kernel": "sm90"}, NotImplementedError, "rung sm90 does not do"),
-        (((1, 2, 4, 8),) * 3, {"out": np.zeros((1, 2, 4, 9))}, ValueError, "out o has shape"),
-        (((1, 2, 4, 8),) * 3, {"return_lse": True, "out": np.zeros((1, 2, 4, 8))}, ValueError, "1 arrays, expected 2"),
+        ({"kernel": "sm100"}, ValueError, "kernel is 'sm100', expected one of naive, simt, sm80, sm90"),
+        ({"kernel": "sm90"}, NotImplementedError, "rung sm90 does not do"),
+        ({"out": np.zeros((1, 2, 4, 9))}, ValueError, "out o has shape"),
+        ({"return_lse": True, "out": np.zeros((1, 2, 4, 8))}, ValueError, "1 arrays, expected 2"),
         # the kernels write rows whose elements are neighbours, as they read them
-        (((1, 2, 4, 8),) * 3, {"out": np.zeros((1, 2, 4, 16))[..., ::2]}, (ValueError, NotImplementedError), "stride"),
+        ({"out": np.zeros((1, 2, 4, 16))[..., ::2]}, (ValueError, NotImplementedError), "stride"),
     ],
 )
-def test_attention_refuses(shapes, options, error, told, untouched):
+def test_attention_refuses(options, error, told, untouched):
     with pytest.raises(error, match=told):
-        dualops.cuda.flash_attention(*(np.zeros(shape) for shape in shapes), **options)
+        dualops.cuda.flash_attention(*(np.zeros((1, 2, 4, 8)) for _ in "qkv"), **options)
 
 
 def test_rows_along_more_strides_than_the_kernels_walk(untouched):

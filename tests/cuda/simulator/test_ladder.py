@@ -40,14 +40,6 @@ def test_what_is_strange_in_a_row_stays_there(name):
     assert np.allclose(found[[0, 4]], reference.softmax(x[[0, 4]]), atol=1e-6)
 
 
-@every_step
-def test_one_row_of_three_axes_and_none(name):
-    x = np.random.default_rng(0).standard_normal((1, 2, 8))
-    assert np.allclose(run_step(name, x), reference.softmax(x), atol=1e-15)
-    for shape in ((0, 8), (3, 0)):
-        assert run_step(name, np.zeros(shape)).shape == shape
-
-
 @pytest.mark.parametrize(("name", "longest"), LONGEST.items())
 def test_a_step_says_which_rows_it_does_not_do(name, longest):
     """`plan` launches nothing."""
@@ -58,16 +50,6 @@ def test_a_step_says_which_rows_it_does_not_do(name, longest):
             run_step(name, np.zeros((1, most + 8), dtype))
 
 
-@every_step
-def test_rows_that_are_not_side_by_side(name):
-    x = np.zeros((4, 16), np.float32)
-    for wrong in (x.T, x[:, ::2], x[:, :8]):
-        with pytest.raises(NotImplementedError, match=f"rung {name} does not do"):
-            run_step(name, wrong)
-    with pytest.raises(NotImplementedError, match=f"rung {name} does not do"):
-        run_step(name, x, out=np.zeros((16, 4), np.float32).T)
-
-
 def test_vectors_must_be_whole_and_aligned():
     flat = np.zeros(65, ml_dtypes.bfloat16)
     start = -(flat.ctypes.data // 2) % 8
@@ -75,11 +57,6 @@ def test_vectors_must_be_whole_and_aligned():
     for wrong in (flat[start : start + 24].reshape(2, 12), flat[start + 1 : start + 17].reshape(2, 8)):
         with pytest.raises(NotImplementedError, match="rung vectors does not do"):
             run_step("vectors", wrong)
-
-
-def test_a_step_that_there_is_not():
-    with pytest.raises(ValueError, match="softmax_ladder: kernel is 'warp', expected one of thread_a_row, tree,"):
-        run_step("warp", np.zeros((2, 8), np.float32))
 
 
 def test_a_tree_without_its_barriers_is_found_out(monkeypatch):

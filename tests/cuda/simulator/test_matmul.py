@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,7 @@ from dualops.cuda.matmul.product import Axis, Product, b_gradient_product, folde
 from dualops.cuda.tile.shared import Shared
 from dualops.spec import OPERATORS, ArrayMeta, Case
 from dualops.spec.matmul import shapes_of
-from tests.checks import Rejected, check
+from tests.checks import check
 from tests.problems import Layout
 
 SPEC = OPERATORS["matmul"]
@@ -54,42 +51,6 @@ def test_tiles(config, dtype, sizes, layout, place, order):
     case = Case("tiles", dtype, shapes, {**transposes, "activation": "relu"})
     layouts = {"a": place, "b": place}
     check(SPEC, case, partial(launch, config), layouts=layouts, out_layout=place, ways=("given",))
-
-
-PUT = "                    b_loader.put(smem, there, b_share, coming)\n"
-# what is taken from the source, and what stands there then
-BROKEN = {
-    "no barrier in the loop": ("                    cuda.syncthreads()\n", ""),
-    "no barrier before it": ("        cuda.syncthreads()\n        tile.read(", "        tile.read("),
-    "the barrier too early": (
-        f"{PUT}                    cuda.syncthreads()\n",
-        f"                    cuda.syncthreads()\n{PUT}",
-    ),
-    "one stage for both slices": ("(t & 1 ^ 1) * stage.size", "(t & 1) * stage.size"),
-    "half of a slice not put down": ("if pair == pairs // 2:", "if pair == pairs + 1:"),
-    "the last slice as long as others": (
-        "depth = i32(min(left, config.block_k))\n            a_loader.fetch",
-        "depth = i32(config.block_k)\n            a_loader.fetch",
-    ),
-    "the last piece forgotten": (" | (t + 1 == slices):", ":"),
-    "totals not cleared": ("                acc[e + c] = num.zero\n", ""),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_kernel_is_found(name, order, monkeypatch):
-    right, wrong = BROKEN[name]
-    source = Path(simt.__file__).read_text()
-    assert source.count(right) == 1
-    broken = ModuleType("dualops.cuda.matmul.broken")
-    broken.__package__ = "dualops.cuda.matmul"
-    monkeypatch.setitem(sys.modules, broken.__name__, broken)
-    exec(compile(source.replace(right, wrong), simt.__file__, "exec"), broken.__dict__)
-    monkeypatch.setattr(broken, "PIECE", 32)
-    shapes, transposes = shapes_of(20, 31, 75, layout="nt", bias=True)  # 5 slices, 3 pieces
-    run = partial(launch, broken.TILES[2][0], by=broken)
-    with pytest.raises((Rejected, IndexError)):
-        check(SPEC, Case("broken", "float32", shapes, transposes), run, ways=("given",))
 
 
 def test_a_tile_that_threads_cannot_share_is_refused():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -74,28 +73,6 @@ def test_vectors_must_be_whole_and_aligned(name):
     for wrong in ((beside, ones(8, 8)), (ones(8, 4), ones(4, 8)), (ones(8, 8), ones(8, 4)), (ones(8, 0), ones(0, 8))):
         with pytest.raises(NotImplementedError, match=f"matmul_ladder: rung {name} does not do"):
             run_step(name, *wrong)
-
-
-@every_step
-def test_what_no_step_does(name):
-    wrong = [
-        (ones(8, 8).T[:, :4], ones(4, 8)),
-        (ones(8, 8), ones(8, 16)[:, ::2]),
-        (ones(2, 8, 8), ones(8, 8)),
-        (ones(8, 8).astype(np.float32), ones(8, 8).astype(np.float32)),
-    ]
-    for a, b in wrong:
-        with pytest.raises(NotImplementedError, match=f"rung {name} does not do"):
-            run_step(name, a, b)
-    beside: list[dict[str, Any]] = [{"transpose_b": True}, {"activation": "relu"}, {"bias": ones(8)}]
-    for given in beside:
-        with pytest.raises(NotImplementedError, match=f"rung {name} does not do"):
-            cuda.plan("matmul_ladder", ones(8, 8), ones(8, 8), kernel=name, **given)
-
-
-def test_a_step_that_there_is_not():
-    with pytest.raises(ValueError, match="matmul_ladder: kernel is 'warp', expected one of thread_an_element, "):
-        run_step("warp", ones(8, 8), ones(8, 8))
 
 
 @pytest.mark.parametrize(("arch", "count"), [("sm_80", 5), ("sm_90a", 9), ("sm_100a", 5)])

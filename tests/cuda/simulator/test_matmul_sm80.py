@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,7 +25,7 @@ from dualops.cuda.tile.warp_mma import FactorSlice, fragments
 from dualops.cuda.tile.warp_rows import WarpRowsLayout, warp_rows
 from dualops.spec import OPERATORS, ArrayMeta, Case
 from dualops.spec.matmul import shapes_of
-from tests.checks import Rejected, check
+from tests.checks import check
 from tests.problems import Layout
 
 from .asynchronous import run
@@ -369,39 +366,3 @@ def test_threads_with_many_small_copies_keep_fewer_sums(K, most):
 def test_other_dtypes_are_left_to_others():
     for dtype in ("float32", "float64"):
         assert not chosen("sm_90a", dtype, (64, 64, 64))
-
-
-# --- broken ------------------------------------------------------------------------------------------
-
-# what is taken from the source, and what stands there then
-BROKEN = {
-    "the stage that is read is filled": ("            free = here\n", ""),
-    "one stage is left out": ("if here < LAST else", "if here < LAST - STAGE else"),
-    "a slice late": ("coming = i32(t + AHEAD)\n", "coming = i32(t + AHEAD - 1)\n"),
-    "the last slices not asked for": ("& (coming < slices)", "& (coming + 1 < slices)"),
-    "one slice too few waited for": (
-        "            cp_async_wait_group(PENDING)\n            cuda.syncthreads()\n            if t",
-        "            cp_async_wait_group(AHEAD)\n            cuda.syncthreads()\n            if t",
-    ),
-    "b where a is": ("i32(b_side.start(my_n) + B_AT)", "i32(b_side.start(my_n))"),
-    "the first step's fragments again": ("smem, i32(here + a_at), step + 1)", "smem, i32(here + a_at), step)"),
-    "elements in registers not put down": (
-        "                b_copies.end(b_words, smem, i32(free + B_AT), b_part)\n",
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_kernel_is_found(name, order, monkeypatch):
-    right, wrong = BROKEN[name]
-    source = Path(sm80.__file__).read_text()
-    assert source.count(right) == 1
-    broken = ModuleType("dualops.cuda.matmul.broken")
-    broken.__package__ = "dualops.cuda.matmul"
-    monkeypatch.setitem(sys.modules, broken.__name__, broken)
-    exec(compile(source.replace(right, wrong), sm80.__file__, "exec"), broken.__dict__)
-    shapes, transposes = shapes_of(20, 31, 300, layout="nn", bias=True)  # ten slices; b through registers
-    run_broken = partial(launch, broken.TILES[-1][0], by=broken)
-    with pytest.raises((Rejected, IndexError, RuntimeError)):
-        check(SPEC, Case("broken", "bfloat16", shapes, transposes), run_broken, ways=("given",))

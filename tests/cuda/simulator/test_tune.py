@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from dualops.cuda.launch.operation import OPERATIONS
 from dualops.cuda.launch.plans import Choice
 from dualops.cuda.tuning import records, tune as tuning
 from dualops.cuda.tuning.records import Record, Way, bucket, clear, fastest_of, keep, measured, recorded, way_of
-from tests.processes import AS_A_USER
 
 X = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
 Timed = Callable[[Callable[[Any], float]], list[str]]
@@ -377,64 +375,6 @@ def test_crafted_records_differ_from_whole_ones_in_what_they_say(folder):
     path = folder / "tuned" / "softmax" / "key.record"
     cache.write(path, with_way().encode())
     assert records._read(path) == [Record("x", "", "x", {Way("sm90", "a"): 1e-3})]
-
-
-@pytest.mark.parametrize("damage", [lambda whole: whole[:-1], lambda whole: whole.replace(b"0.002", b"0.001")])
-def test_a_damaged_record_is_none(timed, folder, damage):
-    timed(sm90_is_best)
-    dualops.cuda.tune("softmax", X)
-    file = record_file(folder)
-    before = file.read_bytes()
-    file.write_bytes(damage(before))
-    assert file.read_bytes() != before
-    forget()
-    assert rung_of(X) == "simt"
-    assert dualops.cuda.tune("softmax", X).best.rung == rung_of(X) == "sm90"
-
-
-CLOSED = (
-    """
-import os, sys
-import numpy as np, dualops.cuda
-from dualops.cuda.tuning import records
-x = np.ones((3, 40), np.float32)
-dualops.cuda.softmax(x)
-records.built_of()
-"""
-    + AS_A_USER
-    + """
-os.environ["DUALOPS_CACHE_DIR"] = sys.argv[1]
-assert np.allclose(dualops.cuda.softmax(x[:, :20]), 1 / 20)
-for call in (lambda: dualops.cuda.tune("softmax", x), records.clear):
-    try:
-        call()
-        assert call is records.clear  # there is nothing to forget, as far as anybody sees
-    except PermissionError:
-        pass
-"""
-)
-
-
-@pytest.mark.parametrize("below", ["", "below"])
-def test_calls_do_without_a_folder_that_can_not_be_entered(tmp_path, below):
-    (tmp_path / "closed").mkdir(mode=0)
-    if os.geteuid() == 0:
-        os.chown(tmp_path / "closed", 65534, 65534)
-    command = [sys.executable, "-W", "error", "-c", CLOSED, str(tmp_path / "closed" / below)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr, done.stderr
-
-
-def test_calls_do_without_a_folder_that_others_may_write_to(timed, folder):
-    timed(sm90_is_best)
-    dualops.cuda.tune("softmax", X)
-    forget()
-    (folder / "tuned" / "softmax").chmod(0o777)
-    cache._warn.cache_clear()
-    with pytest.warns(RuntimeWarning, match="does not use the cache .*softmax: other users may write to it"):
-        assert rung_of(X) == "simt"
-    with pytest.raises(cache.RefusedFolder):
-        dualops.cuda.tune("softmax", X)
 
 
 def test_the_lock_is_no_way_to_empty_another_file(timed, folder):

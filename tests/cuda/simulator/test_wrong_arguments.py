@@ -9,7 +9,7 @@ import pytest
 
 from dualops import cuda, reference
 from dualops.spec.domains import shown
-from tests.wrong_arguments import CALLS, PARAMS, Call, complaint, refused, wrong
+from tests.wrong_arguments import CALLS, PARAMS, Call, complaint, other_words, refusal, wrong
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
@@ -18,10 +18,12 @@ def test_every_argument(call: Call):
     found = {
         (name, shown(value)): told
         for name, value in wrong(call.arrays, call.params)
-        if refused(plain, call.given(**{name: value}))
+        if refusal(plain, call.given(**{name: value}))
         and (told := complaint(str(call), function, call.given(**{name: value})))
     }
     assert not found
+    words = other_words(call, function)
+    assert not {key: told for key, told in words.items() if key[1] not in ("[]", "[1]")}  # lion makes tuples of lists
 
 
 @pytest.mark.parametrize("name", ["out", "kernel"])

@@ -21,6 +21,7 @@ from dualops.torch_bridge.integrations.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+from tests.pairwise import pairwise
 from tests.torch_bridge.integrations.conftest import drawn
 
 B, H, HKV, D = 2, 4, 2, 8
@@ -261,20 +262,19 @@ def rotation(x: Tensor, first: int, cos: Tensor, sin: Tensor, interleaved: bool,
     return torch.cat((torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1), rest), -1)
 
 
-@pytest.mark.parametrize("options", [each for each in OPTIONS if "alibi_slopes" not in each], ids=str)
-@pytest.mark.parametrize("lengths", ["number", "tensor", "all"])
-@pytest.mark.parametrize("Sq", [1, 3])
-@pytest.mark.parametrize("new", [0, 3])
-@pytest.mark.parametrize("rotary", [None, "halves", "interleaved"])
-def test_flash_attn_with_kvcache(
-    options: dict[str, Any], lengths: str, Sq: int, new: int, rotary: str | None, device: str
-) -> None:
-    if rotary and not new:
-        rotary = None
-    Smax = 9
+@pairwise(
+    options=[each for each in OPTIONS if "alibi_slopes" not in each],
+    lengths=["number", "tensor", "all"],
+    Sq=[1, 3],
+    new=[None, "plain", "halves", "interleaved"],
+)
+def test_flash_attn_with_kvcache(options: dict[str, Any], lengths: str, Sq: int, new: str | None, device: str) -> None:
+    """new: how keys that the call adds are rotated, None where it adds none."""
+    Smax, count = 9, 3 if new else 0
+    rotary = new if new != "plain" else None
     q, k_cache, v_cache = qkv(Sq, Smax, device)
-    k, v = (drawn(B, new, HKV, D, device=device, seed=i) for i in (7, 8))
-    there = {"number": [4, 4], "tensor": [5, 2], "all": [Smax - new] * B}[lengths]
+    k, v = (drawn(B, count, HKV, D, device=device, seed=i) for i in (7, 8))
+    there = {"number": [4, 4], "tensor": [5, 2], "all": [Smax - count] * B}[lengths]
     told = {"number": 4, "tensor": torch.tensor(there, dtype=torch.int32, device=device), "all": None}[lengths]
     cos, sin = (
         f(torch.arange(20, device=device)[:, None] * torch.tensor([1.0, 0.1], device=device).double())

@@ -12,6 +12,7 @@ from transformers import masking_utils
 
 from dualops.torch_bridge.integrations.transformers import attention as attention_module, masks, register
 from dualops.torch_bridge.integrations.transformers.attention import attention
+from tests.pairwise import pairwise
 
 from .models import config, padding, with_cache
 
@@ -65,10 +66,7 @@ CASES = [  # queries, keys, position of the first query, position of the first k
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("window", [None, 1, 4, 100])
-@pytest.mark.parametrize("padded", [None, "none", "left", "right"])
-@pytest.mark.parametrize("blind", [False, True])
+@pairwise(case=CASES, window=[None, 1, 4, 100], padded=[None, "none", "left", "right"], blind=[False, True])
 def test_every_form(
     case: tuple[int, ...], window: int | None, padded: str | None, blind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""What holds of rms_norm and of layer_norm in torch, functions and modules: test files derive a class each."""
+"""rms_norm and layer_norm in torch, functions and modules: what holds of both, and what is special about one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
-from dualops import reference, torch_bridge
-from dualops.spec import ArrayMeta
-from dualops.torch_bridge.arguments import as_numpy
+from dualops import torch_bridge
+from dualops.torch_bridge import layer_norm, nn, rms_norm
 from dualops.torch_bridge.interop import Direction
+from dualops.torch_bridge.layer_norm import _operator as _layer_norm
+from dualops.torch_bridge.rms_norm import _operator as _rms_norm
 
 from .conftest import DTYPES, stepped, transposed, values
+from .operators import Recorder, compiled, equal
 
 N = 6
 SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -28,31 +28,8 @@ SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, **{"backend": "aot_eager", **options})
-
-
-def equal(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0, check_stride=True, equal_nan=True)
-
-
 def close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
-
-
-class Recorder(TorchDispatchMode):
-    """The calls of operators of this package: name, and arguments by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, dict[str, Any]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "dualops":
-            names = [argument.name for argument in func._schema.arguments]
-            self.calls.append((func._opname, dict(zip(names, args))))
-        return func(*args, **(kwargs or {}))
 
 
 class NormTests:
@@ -73,11 +50,6 @@ class NormTests:
     @property
     def asking(self) -> dict[str, Any]:
         return {self.request: True}
-
-    @property
-    def backward(self) -> Direction:
-        assert self.operator.backward is not None
-        return self.operator.backward
 
     def tensors(
         self,
@@ -123,19 +95,6 @@ class NormTests:
         close(ours(**tensors), theirs(**tensors))
         close(self.gradients(ours, tensors), self.gradients(theirs, tensors))
 
-    @pytest.mark.parametrize("wide", [False, True])
-    @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-    def test_bridge_adds_no_rounding(self, dtype: torch.dtype, wide: bool) -> None:
-        """CPU tensors get the reference's results, bit for bit."""
-        tensors = {name: x.detach() for name, x in self.tensors("cpu", dtype, wide=wide).items()}
-        arrays = {name: as_numpy(x) for name, x in tensors.items()}
-        expected = getattr(reference, self.name)(**arrays, **self.asking)
-        found = self.function(**tensors, **self.asking)
-        assert len(found) == len(expected) == len(self.operator.outputs)
-        for a, b in zip(found, expected):
-            assert as_numpy(a).dtype == b.dtype
-            assert as_numpy(a).tobytes() == b.tobytes()
-
     def test_results_are_those_that_were_asked_for(self, device: str) -> None:
         tensors = self.tensors(device)
         y, summed, *statistics = self.function(**tensors, **self.asking)
@@ -150,15 +109,6 @@ class NormTests:
         assert y.stride() == tensors["x"].contiguous().stride() or y.stride() == tensors["x"].stride()
 
     # --- gradients -------------------------------------------------------------------------------
-
-    @pytest.mark.parametrize("shape", ["rows", "batch", "row", "no rows"])
-    def test_gradcheck(self, shape: str, device: str) -> None:
-        tensors = self.tensors(device, shape=shape)
-
-        def call(*given: torch.Tensor) -> Any:
-            return self.function(**dict(zip(tensors, given)))
-
-        assert torch.autograd.gradcheck(call, tuple(tensors.values()), fast_mode=True)
 
     def test_gradients_of_x_and_residual_share_no_memory(self, device: str) -> None:
         tensors = self.tensors(device)
@@ -196,63 +146,7 @@ class NormTests:
         y, summed = self.function(**tensors)
         close(torch.autograd.grad(y.sum() + summed.sum(), tensors["x"])[0], of_y + of_summed)
 
-    def test_gradient_of_the_gradient_and_vmap_are_refused(self, device: str) -> None:
-        tensors = self.tensors(device, residual=False)
-        (dx,) = torch.autograd.grad(self.function(**tensors).square().sum(), tensors["x"], create_graph=True)
-        with pytest.raises(NotImplementedError, match=f"{self.name}_backward: its gradient is not implemented"):
-            dx.sum().backward()
-        with pytest.raises(NotImplementedError, match=f"{self.name}: vmap is not implemented"):
-            torch.vmap(self.function)(tensors["x"].detach())
-
-    # --- what torch demands of an operator ---------------------------------------------------------
-
-    @pytest.mark.parametrize(
-        ("shape", "dtype", "weights", "residual"),
-        [
-            ("batch", torch.bfloat16, True, True),
-            ("rows", torch.float32, False, True),
-            ("row", torch.float16, True, False),
-            ("no rows", torch.float32, True, True),
-        ],
-        ids=str,
-    )
-    def test_opcheck(self, shape: str, dtype: torch.dtype, weights: bool, residual: bool, device: str) -> None:
-        tensors = self.tensors(device, dtype, shape=shape, weights=weights, residual=residual, wide=True)
-        self.opcheck(self.operator, tensors)
-        given = {name: x.detach() for name, x in tensors.items()}
-        y, *rest = self.function(**given, **self.asking)
-        names = [output.name for output in self.operator.outputs[1:]]
-        given |= dict(zip(names if residual else names[1:], rest))
-        given |= {"x": given.get("summed", given["x"]), "dy": y} | ({"dsummed": y.clone()} if residual else {})
-        self.opcheck(self.backward, given)
-        self.opcheck(self.backward, given | dict.fromkeys((f"{name}_gradient" for name in self.vectors), False))
-
-    @staticmethod
-    def opcheck(direction: Direction, named: dict[str, Any]) -> None:
-        given = {param.name: param.default for param in direction.params} | named
-        torch.library.opcheck(direction.overload, tuple(given.get(name) for name in direction.names))
-
-    def test_flops_are_the_specs(self, device: str) -> None:
-        tensors = self.tensors(device, shape="rows")
-        with FlopCounterMode(display=False) as counter:
-            torch.cat(self.function(**tensors)).sum().backward()
-        metas = {name: ArrayMeta(tuple(x.shape), "float64", x.stride(), device, 0) for name, x in tensors.items()}
-        forward = self.operator.spec.forward_cost.flops(self.operator.spec.bind(metas))
-        found = counter.get_flop_counts()["Global"]
-        assert found.pop(getattr(torch.ops.dualops, self.name)) == forward
-        assert found.pop(getattr(torch.ops.dualops, f"{self.name}_backward")) > forward / 2
-
     # --- compilation, autocast -----------------------------------------------------------------------
-
-    @pytest.mark.parametrize("residual", [False, True])
-    def test_compiled_is_eager(self, residual: bool, device: str) -> None:
-        tensors = self.tensors(device, torch.bfloat16, residual=residual, wide=True)
-
-        def function(**given: Any) -> Any:
-            return self.function(**given | {"x": given["x"] * 2}, eps=0.5)
-
-        equal(compiled(function)(**tensors), function(**tensors))
-        equal(self.gradients(compiled(function), tensors), self.gradients(function, tensors))
 
     def test_compiled_once_for_every_size(self, device: str) -> None:
         counter = CompileCounterWithBackend("aot_eager")
@@ -265,35 +159,6 @@ class NormTests:
             equal(function(x, **weights, residual=residual), self.function(x, **weights, residual=residual))
             counts.append(counter.frame_count)
         assert len(set(counts)) == 1  # Dynamo starts over once when it meets eps, a float
-
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_autocast_computes_in_float32(self, dtype: torch.dtype, device: str) -> None:
-        tensors = self.tensors(device, dtype)
-        wide = dtype if dtype is torch.float64 else torch.float32
-        expected = self.function(**{name: x.detach().to(wide) for name, x in tensors.items()})
-        with torch.autocast(device, torch.bfloat16):
-            found = self.function(**tensors)
-        equal(found, expected)
-        assert [x.dtype for x in torch.autograd.grad(found[0].sum(), tuple(tensors.values()))] == [dtype] * len(tensors)
-
-    # --- errors --------------------------------------------------------------------------------------
-
-    @pytest.mark.parametrize("grad", [False, True])
-    def test_bad_calls_get_the_specs_words(self, grad: bool, device: str) -> None:
-        x = torch.ones(2, 3, device=device, requires_grad=grad)
-        bad: list[tuple[dict[str, Any], type[Exception], str]] = [
-            ({"x": x, "w": torch.ones(4, device=device)}, ValueError, "w has N=4, x has N=3"),
-            ({"x": x.t()}, ValueError, "x has stride 3 along its last axis, expected 1"),
-            ({"x": x, "residual": x[0]}, ValueError, "residual has shape (3,), x has shape (2, 3), expected the same"),
-            ({"x": x, "eps": -1.0}, ValueError, "eps is -1.0, expected 0 or more"),
-            ({"x": x, "eps": "1"}, TypeError, "eps is '1', expected a number"),
-            ({"x": x, "w": [1.0]}, TypeError, "w is a list, expected a torch.Tensor"),
-            ({"x": x, self.request: 1}, TypeError, f"{self.request} is 1, expected True or False"),
-        ]
-        for given, error, message in bad:
-            with pytest.raises(error) as caught:
-                self.function(**given)
-            assert str(caught.value) == f"{self.name}: {message}"
 
     # --- modules -------------------------------------------------------------------------------------
 
@@ -369,3 +234,55 @@ class NormTests:
         with pytest.raises(ValueError, match=message):
             module(torch.ones(3, N, device=device))
         assert getattr(torch_bridge.nn, name) is self.module
+
+
+class TestRmsNorm(NormTests):
+    function = staticmethod(rms_norm)
+    operator = _rms_norm
+    plain = staticmethod(torch.nn.functional.rms_norm)
+    vectors = ("w",)
+    request = "return_rstd"
+    module = nn.RMSNorm
+    theirs = torch.nn.RMSNorm
+
+    def test_offset(self, device: str) -> None:
+        tensors = self.tensors(device)
+
+        def offset(**given: Any) -> Any:
+            return rms_norm(**given, offset=1.0)
+
+        def shifted(w: torch.Tensor, **given: Any) -> Any:
+            return rms_norm(w=w + 1, **given)
+
+        close(offset(**tensors), shifted(**tensors))
+        close(self.gradients(offset, tensors), self.gradients(shifted, tensors))
+        with pytest.raises(ValueError, match=r"^rms_norm: offset is 1.0, expected 0 without w$"):
+            rms_norm(tensors["x"], offset=1.0)
+
+
+class TestLayerNorm(NormTests):
+    function = staticmethod(layer_norm)
+    operator = _layer_norm
+    plain = staticmethod(torch.nn.functional.layer_norm)
+    vectors = ("w", "b")
+    request = "return_stats"
+    module = nn.LayerNorm
+    theirs = torch.nn.LayerNorm
+
+    @pytest.mark.parametrize("alone", ["w", "b"])
+    def test_either_weight_may_be_alone(self, alone: str, device: str) -> None:
+        tensors = self.tensors(device, residual=False)
+        tensors = {name: tensors[name] for name in ("x", alone)}
+        neutral = {"w": torch.ones, "b": torch.zeros}
+        both: dict[str, Any] = {
+            name: make(N, dtype=torch.float64, device=device) for name, make in neutral.items()
+        } | tensors
+        close(layer_norm(**tensors), layer_norm(**both))
+        of_both = self.gradients(lambda **given: layer_norm(**both | given), tensors)
+        close(self.gradients(layer_norm, tensors), of_both)
+
+    def test_module_without_bias(self, device: str) -> None:
+        ours, theirs = self.pair(N, device, bias=False)
+        assert ours.bias is None
+        x = values((3, N), torch.float64, device)
+        close(ours(x), theirs(x))
