@@ -61,6 +61,21 @@ class _Queries:
     consumers: int
     block_kv: int
     bias_stages: int
+    stages: int
+
+    @property
+    def warps(self) -> int:
+        """Of the consumers."""
+        return 4 * self.consumers
+
+    @property
+    def v_stages(self) -> int:
+        return self.stages
+
+    @property
+    def v_warps(self) -> int:
+        """Those that read V."""
+        return self.warps
 
     @property
     def block_q(self) -> int:
@@ -320,7 +335,7 @@ class DqConfig(_Queries):
 
 
 @dataclass(frozen=True)
-class DqThirdsConfig:
+class DqThirdsConfig(_Queries):
     """For float32 as three parts of bfloat16: a block has 64 queries, and block_kv keys at a time. One warpgroup has
     the scores, the other dq. K has more stages than V: both need it, V only dP.
     """
@@ -329,12 +344,12 @@ class DqThirdsConfig:
     stages: int = 2
     v_stages: int = 1
 
+    consumers, q_stages, bias_stages, thirds = 2, 1, 0, True
+    v_warps = 4
+
     @property
     def block_q(self) -> int:
         return ROWS
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
 
     def tiles(self, D: int, Dv: int) -> DqTiles:
         """Return the tiles for heads of these widths, in whole boxes."""
