@@ -20,14 +20,11 @@ from dualops.cuda.flash_attention import (
     sm80 as attention_sm80,
     sm90 as attention_sm90,
 )
-from dualops.cuda.flash_attention.sm80 import (
-    backward as attention_sm80_backward,
-)
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config, Sm80DkvConfig, Sm80DqConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
     bias_tile_scheduler as attention_bias_walk,
-    dbias_launch as attention_dbias_launch,
+    dbias as attention_dbias,
     dkv_split as attention_dkv_split,
     dq as attention_dq,
     float32 as attention_float32,
@@ -319,7 +316,7 @@ def _attention_dbias() -> Iterator[Problem]:
         ("queries stay", (4, 4), (100, 40), (100, 1), 6, False, {"causal": True}),
     ):
         config = DbiasConfig(1, 16, 3, beside)
-        chosen = (attention_dbias_launch, {"dbias_configs": lambda *_, config=config: iter([(config, "alone")])})
+        chosen = (attention_dbias, {"dbias_configs": lambda *_, config=config: iter([(config, "alone")])})
         shapes = {"q": (1, H, Sq, 64), "k": (1, Hkv, Sk, 64), "v": (1, Hkv, Sk, 64), "bias": bias}
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (chosen, (attention_bias_walk, {"LEAST_VISITS": least}), TWO_KERNELS, *NONE_ANEW)
@@ -395,7 +392,7 @@ def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, Dv: int) -> Iterator
     case = Case("four tiles", "bfloat16", shapes, {"return_lse": True})
     one = {"dq_configs": lambda *_: iter([(Sm80DqConfig(1, 32), "alone")])}
     one |= {"dkv_configs": lambda *_: iter([(Sm80DkvConfig(1, 32), "alone")])}
-    yield Problem(kernel, "flash_attention", True, "sm80", case, configs=((attention_sm80_backward, one), *NONE_ANEW))
+    yield Problem(kernel, "flash_attention", True, "sm80", case, configs=((attention_sm80, one), *NONE_ANEW))
 
 
 def _products_in_boxes() -> Iterator[Problem]:

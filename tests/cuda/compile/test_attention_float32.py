@@ -10,9 +10,8 @@ from dualops.cuda.flash_attention.sm90.config import padded
 from dualops.cuda.flash_attention.sm90.dkv import build_dkv
 from dualops.cuda.flash_attention.sm90.dkv_split import build_dkv_split_f32
 from dualops.cuda.flash_attention.sm90.dq import build_dq, build_dq_split_f32
-from dualops.cuda.flash_attention.sm90.float32 import gradient_configs, thirds_configs
+from dualops.cuda.flash_attention.sm90.float32 import build_thirds, gradient_configs, thirds_configs
 from dualops.cuda.flash_attention.sm90.forward import build_forward
-from dualops.cuda.flash_attention.sm90.to_bf16x3 import build_thirds
 from dualops.spec.attention.cases import EVERYTHING, documents
 from tests.cuda.compile.attention import names, variant_of
 from tests.cuda.compile.ptx import sound

@@ -13,7 +13,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
-from dualops.cuda.flash_attention.sm80 import backward as sm80_backward
+from dualops.cuda.flash_attention import sm80
 from dualops.cuda.flash_attention.sm80.config import Sm80DkvConfig, Sm80DqConfig, dkv_configs, dq_configs
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import bent, paired, woven
@@ -29,7 +29,7 @@ def served(configs: Any) -> Iterator[None]:
     """Inside the with statement these Configs are the only ones, of dq's kernel and of dk's and dv's."""
     dq, dkv = configs
     instead = {"dq_configs": lambda *_: iter([(dq, "alone")]), "dkv_configs": lambda *_: iter([(dkv, "alone")])}
-    with changed("flash_attention", (sm80_backward, instead)), changed("flash_attention_varlen"):
+    with changed("flash_attention", (sm80, instead)), changed("flash_attention_varlen"):
         yield
 
 

@@ -36,9 +36,9 @@ from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
 from ..arguments import Variant, array_type, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..lse_delta_smem import lse_delta_of
 from ..nan_repair import nan_repair_keys
 from ..options import chain_of
+from ..saved_lse import lse_delta_of
 from ..score_gradients import gradient_of_keys
 from ..score_mod import Given
 from ..tile_scheduler import key_rows_of, tile_after, tiled_work_type, walk_by_keys

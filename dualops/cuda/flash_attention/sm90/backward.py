@@ -1,9 +1,9 @@
 """Attention's gradient on Hopper: which problems the rung takes, its launches and their tensor maps.
 
 dq.py                     dq, and dq of float32's wide heads
-dkv.py, dkv_split.py      dk and dv; those of wide heads;  dkv_config.py: their tiles;  dkv_loads.py: their loads
+dkv.py, dkv_split.py      dk and dv; those of wide heads;  dkv_config.py: their tiles;  loads.py: what producers load
 fused.py, fused_launch.py dq, dk and dv in one kernel;  dq_sums.py: how it adds dq, and rows of dq from the sums
-dbias.py, dbias_launch.py dbias;  bias_tile_scheduler.py: which scores a tile of the bias was added to;
+dbias.py                  dbias;  bias_tile_scheduler.py: which scores a tile of the bias was added to;
                           dbias_sums.py: dS, and how its sums are stored
 All else, such as delta, is the simt rung's.
 """
@@ -29,8 +29,7 @@ from ..tile_scheduler import packed_count, section_of, section_of_queries, tiled
 from .arguments import gradient_maps, keys_to, maps_of, queries_to
 from .bias import boxed_bias
 from .config import SLACK, AnyDqConfig, DqThirdsConfig, dq_configs, padded
-from .dbias import DbiasConfig
-from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
+from .dbias import DbiasConfig, dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dkv import build_dkv
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig, dkv_configs
 from .dkv_split import build_dkv_split, build_dkv_split_f32

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ...tile.warpgroup_exchange import exchange_bytes
-from ..lse_delta_smem import lane_columns
+from ..saved_lse import lane_columns
 from .config import BLOCK_MASK, BOX, LIGHT_OPTIONS, are_many, bias_operand, parts_width
 
 CONSUMERS = 2  # of blocks that do not say how many

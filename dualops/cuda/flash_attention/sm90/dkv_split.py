@@ -49,8 +49,8 @@ from ...tile.warpgroup_barrier import warpgroup_barrier
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..lse_delta_smem import lse_delta_of
 from ..options import chain_of
+from ..saved_lse import lse_delta_of
 from ..score_gradients import split_gradient
 from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of

@@ -22,8 +22,7 @@ from ..tile_scheduler import LEAST_HEADS, MOST_HEADS, packed_count, tiled_work
 from .arguments import Sums, gradient_maps, keys_to, maps_of, queries_to
 from .bias import boxed_bias
 from .config import padded
-from .dbias import DbiasConfig
-from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
+from .dbias import DbiasConfig, dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dkv_config import FusedConfig, fused_configs
 from .dq_sums import build_dq_convert
 from .fused import build_fused

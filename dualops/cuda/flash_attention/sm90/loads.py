@@ -14,6 +14,9 @@ tile of keys that they see.
 of the group after the other, Q, dO, lse, delta, and the bias's tile if it is copied as boxes. K and V have an mbarrier
 of their own, `load_once`: it counts the thread that copies, and the bytes. A pipeline's `start` makes it visible to all
 threads.
+
+`ring_of_lines`, for dbias: Q and dO in turn in one ring of stages, or K and V, which stay while tiles of scores need
+them.
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ from typing import Any, NamedTuple
 
 from ...compiler.backend import Members, Noun, cuda, i32, members, noun, u32, u64, verb
 from ...ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
-from ...tile.boxes import Corner, box_tile, prefetch_maps
+from ...tile.boxes import BoxTile, Corner, box_tile, prefetch_maps
 from ...tile.pipeline import Pipeline, pipeline
 from ...tile.second_barrier import second_barrier
 from ...tile.swizzle import Operand
 from ..arguments import Variant
-from ..lse_delta_smem import Columns
+from ..saved_lse import Columns
 from .bias import BiasDkv, BiasPlace
+from .bias_tile_scheduler import BiasWalk
 from .config import padded
 from .dkv_config import AnyDkvConfig, DkvThirdsConfig, FusedConfig
 from .schedule import WorkItems
@@ -299,3 +303,86 @@ def q_loads(
         return bars.slots, columns.delta(stage)
 
     return members(locals(), q=q, do=do, part=part, k_at=k_tile.at, v_at=v_tile.at, q_at=q_tile.at, do_at=do_tile.at)
+
+
+class Lines(NamedTuple):
+    """Tiles of both arrays of a ring, and their pipelines, which share barriers."""
+
+    first: BoxTile
+    second: BoxTile
+    first_pipe: Pipeline
+    second_pipe: Pipeline
+
+
+@noun
+def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -> Members:
+    """The verbs of a ring. number: of a pair of fillings.
+
+    of_keys: lines are keys. stays: they may stay for the next tile of scores.
+    """
+    first_tile, second_tile, first_pipe, second_pipe = lines
+
+    @verb
+    def barriers():
+        """Return the barriers in shared arrays; once in a kernel, by all threads."""
+        return first_pipe.barriers()
+
+    @verb
+    def init(barriers):
+        """Initialize the barriers; by one thread, before a pipeline's `start`."""
+        first_pipe.init(barriers)
+
+    @verb
+    def _corner(visit):
+        if of_keys:
+            return Corner(visit.n0, 0, (visit.h_kv, visit.b))
+        return Corner(visit.m0, 0, (visit.h, visit.b))
+
+    @verb
+    def _load(smem, maps, barriers, visit, number):
+        place = _corner(visit)
+        stage = first_pipe.acquire(barriers, u32(2 * number))
+        first_tile.load(smem, stage, maps[0], place, barriers.full)
+        stage = second_pipe.acquire(barriers, u32(2 * number + 1))
+        second_tile.load(smem, stage, maps[1], place, barriers.full)
+
+    @verb
+    def bring(smem, maps, barriers, extent, offset, options):
+        """Load all lines of a block; by one thread."""
+        filling = u32(0)
+        number, numbers = walk.first_number(), walk.numbers(extent)
+        while number < numbers:
+            part, there = walk.part(number, extent), False
+            visit = walk.first(part, extent, offset, options)
+            while visit.v < part.end:
+                if not there:
+                    _load(smem, maps, barriers, visit, filling)
+                    filling = first_pipe.next(filling)
+                following = walk.after(visit, part, extent, offset, options)
+                if stays:
+                    there = walk.stays(visit, following)
+                visit = following
+            number = walk.next_number(number)
+
+    @verb
+    def first(barriers, number):
+        """Wait for the first array's lines. Return where they begin in shared memory."""
+        return first_tile.at(first_pipe.wait(barriers, u32(2 * number)))
+
+    @verb
+    def second(barriers, number):
+        """Wait for the second array's lines. Return where they begin in shared memory."""
+        return second_tile.at(second_pipe.wait(barriers, u32(2 * number + 1)))
+
+    @verb
+    def release_first(barriers, number, last):
+        """Release what my warp has read. last: lines that stayed are read for the last time."""
+        if not stays or last:
+            first_pipe.release(barriers, u32(2 * number))
+
+    @verb
+    def release_second(barriers, number, last):
+        if not stays or last:
+            second_pipe.release(barriers, u32(2 * number + 1))
+
+    return locals()
