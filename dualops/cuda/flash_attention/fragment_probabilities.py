@@ -31,6 +31,13 @@ class RowStatistics(NamedTuple):
     new_max: Any  # of a tile
 
 
+class FoundLse(NamedTuple):
+    """lse of a thread's two rows; of a split, too."""
+
+    lse: Any
+    rest: Any  # what rounding took from lse
+
+
 class FragmentProbabilities(Namespace):
     """The verbs. rows: `RowStatistics`."""
 
@@ -40,7 +47,8 @@ class FragmentProbabilities(Namespace):
     start: Callable[..., None]  # (rows): before the first tile
     sink: Callable[..., Any]  # (options, h) -> a head's sink, -inf without sinks
     clear: Callable[..., None]  # (acc): of queries that see no tile, of which a sink may make a sum
-    divide: Callable[..., None]  # (acc, rows, sink, factors, options): after the last tile; row_max becomes lse
+    # (acc, rows, sink, factors, options) -> lse of both rows, and what rounding took from them; after the last tile
+    divide: Callable[..., Any]
 
 
 def are_curves(chain: OptionChain) -> bool:
@@ -92,6 +100,7 @@ def _of_rows(
         if SINKS:
             softmax.scale_changed(acc, rows.rescale)
         softmax.divide(acc, rows.row_sum, score.growth(options))
+        return FoundLse((rows.row_max[0], rows.row_max[1]), (rows.rescale[0], rows.rescale[1]))
 
     return {"statistics": statistics, "start": start, "sink": sink, "clear": clear, "divide": divide}
 

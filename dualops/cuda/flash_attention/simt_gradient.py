@@ -177,7 +177,7 @@ def tile_of_gradient(config: BackwardConfig, variant: Variant, tiles_of_scores: 
 
     @verb
     def statistics(x, b, h, token, there):
-        """Return base of lse, and delta, of a query; zeros if it is not there."""
+        """Return base of lse, and delta, of a query; zeros if there is none."""
         lse, delta = num.zero, num.zero
         if there:
             lse = num.base(x.lse.data[start(x.lse, b, h, token)])

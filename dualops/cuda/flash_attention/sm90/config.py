@@ -63,6 +63,8 @@ class _Queries:
     bias_stages: int
     stages: int
 
+    v_first = False  # V of a tile is loaded before K
+
     @property
     def warps(self) -> int:
         """Of the consumers."""
@@ -316,6 +318,8 @@ class DqConfig(_Queries):
     zeroed: bool = False
     thirds: bool = False
     bias_stages: int = 0
+
+    v_first = True  # its stage is free first
 
     def tiles(self, D: int, Dv: int) -> DqTiles:
         """Return the tiles for heads of these widths, in whole boxes. Raises ValueError if dq has no place over Q."""

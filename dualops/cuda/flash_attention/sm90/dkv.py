@@ -37,13 +37,12 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..options import chain_of
 from ..saved_lse import lse_delta_of
 from ..score_gradients import gradient_of_keys
 from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, keys_to_type
-from .bias import bias_dkv, in_words
+from .bias import bias_dkv, chains_of
 from .config import factors, padded
 from .dkv_config import DkvConfig
 from .loads import q_loads
@@ -60,9 +59,8 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     dk_stored, dv_stored: how dk and dv get to memory (`output`). packed: as in `walk_by_keys`.
     """
     BLOCK_Q, tiles, dtype = config.block_q, config.tiles(padded(variant.D), padded(variant.Dv)), factors(variant.dtype)
-    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, most=True)
-    in_boxes = in_words(variant.having) if config.bias_in_boxes else variant.having
-    tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
+    chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
+    role = roles(config.consumers, most=True)
     bias = bias_dkv(variant, config.bias, tiles.bias_at, config.warps)
     visits = q_tiles_of(BLOCK_Q, variant)
     load = q_loads(config, variant, visits, lse_delta_of(BLOCK_Q, config.stages, chain), bias)

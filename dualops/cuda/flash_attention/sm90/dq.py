@@ -59,7 +59,6 @@ from typing import Any, NamedTuple
 from ...compiler.backend import (
     Kernel,
     Members,
-    Noun,
     builds,
     cuda,
     f32,
@@ -73,9 +72,7 @@ from ...compiler.backend import (
     u32,
     verb,
 )
-from ...tile.boxes import Corner, box_tile
 from ...tile.numbers import numbers
-from ...tile.pipeline import pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
@@ -83,54 +80,28 @@ from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgro
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..nan_repair import nan_repair
 from ..options import OptionChain, chain_of
 from ..score_gradients import d_scores_apart, gradient_of_queries
-from ..tile_scheduler import ROWS_OF_A_HEAD, tiled_work_type, walk_by_queries
+from ..tile_scheduler import tiled_work_type, walk_by_queries
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, queries_to_type
-from .bias import BiasStages, bias_stages, in_words
+from .bias import BiasStages, Chains, bias_stages, chains_of
 from .config import AnyDqConfig, DqConfig, DqThirdsConfig, factors, padded
-from .loads import kv_loads, loaded
-from .output import rows_from_registers, rows_output
+from .loads import KvLoads, kv_loads
+from .output import dq_results, rows_from_registers, rows_output
 from .schedule import turns, work_items
 from .tile_scores import OwnRows, scores_of_queries
-from .visible_tiles import kv_tiles_of
+from .visible_tiles import kv_tiles_of, q_and_do
 
 
-@noun
-def dq_loads(
-    config: AnyDqConfig, variant: Variant, chain: OptionChain, bias: BiasStages, box: Noun | None = None
-) -> Members:
-    """The verbs of `kv_loads`, and the nouns of what is loaded. box: an exchange, which has barriers, too."""
-    tiles = config.tiles(padded(variant.D), padded(variant.Dv))
-    q_tile, do_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.do, tiles.do_at, 2)
-    q = pipeline(config.q_stages, tiles.q.nbytes + tiles.do.nbytes, config.warps)
-    k = loaded(tiles.k, tiles.k_at, config.stages, config.warps)
-    v = loaded(tiles.v, tiles.v_at, config.v_stages, config.v_warps)
-    visits = kv_tiles_of(config.block_q, config.block_kv, variant)
+def dq_loads(config: AnyDqConfig, variant: Variant, chain: OptionChain, bias: BiasStages, box: Any = None) -> KvLoads:
+    """Return what dq's kernels load. box: as `others` of `kv_loads`."""
+    tiles, visits = (
+        config.tiles(padded(variant.D), padded(variant.Dv)),
+        kv_tiles_of(config.block_q, config.block_kv, variant),
+    )
     items = work_items(walk_by_queries(config.block_q, visits.between, variant.varlen, chain), config.q_stages + 1)
-    V_FIRST = isinstance(config, DqConfig)  # V has as many stages as K, and they are free first
-
-    @verb
-    def load_rows(smem, stage, maps, task, b, full):
-        corner = Corner(i32(task.q_first + task.m0), 0, (task.h, b))
-        q_tile.load(smem, stage, maps.q, corner, full)
-        do_tile.load(smem, stage, maps.do, corner, full)
-
-    @verb
-    def load_tile(smem, maps, bias_maps, bars, tile, filling):
-        corner = Corner(i32(tile.task.k_first + tile.n0), 0, (tile.task.h_kv, tile.b))
-        if V_FIRST:
-            v.load(smem, maps.v, corner, bars.v, filling)
-            k.load(smem, maps.k, corner, bars.k, filling)
-            bias.bring(smem, bias_maps, bars.others, tile.options, tile.task, tile.n0, filling)
-        else:
-            k.load(smem, maps.k, corner, bars.k, filling)
-            v.load(smem, maps.v, corner, bars.v, filling)
-
-    load = kv_loads(q, k, v, box or bias, items, visits, (load_rows, load_tile), variant.varlen)
-    return members({}, **load.members(), q=q, q_at=q_tile.at, do_at=do_tile.at, k=k, v=v, visits=visits, items=items)
+    return kv_loads(config, variant.varlen, tiles, q_and_do(tiles), items, visits, bias, box)
 
 
 class Mine(NamedTuple):
@@ -141,7 +112,8 @@ class Mine(NamedTuple):
     d_probs: Any
     d_scores: Any  # packed
     acc: Any
-    base: Any  # of two rows' exponents
+    lse: Any  # of two rows
+    base: Any  # of their exponents
     delta: Any
 
 
@@ -154,34 +126,39 @@ class Item(NamedTuple):
     sums: Any  # of products, which become acc
 
 
-@builds
-def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
-    """flash_attention_dq_sm90(maps, bias_maps, counter, to, x, work): `Maps`, one map of a bias as boxes or none, a
-    counter of 0, `QueriesTo`, `GradientInputs`, `TiledWork`.
-
-    stored: how dq gets to memory (`output`).
-    """
-    D, Dv, DQ_OVER_Q, ZEROED = padded(variant.D), padded(variant.Dv), config.dq_over_q, int(config.zeroed)
-    role, chain = roles(config.consumers, most=True), chain_of(variant.having, variant.dtype, gradient=True)
-    in_boxes = in_words(variant.having) if config.bias_stages else variant.having
-    tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
-    tiles, dtype, thirds = config.tiles(D, Dv), factors(variant.dtype), config.thirds
-    bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
-    load = dq_loads(config, variant, chain, bias)
+@noun
+def dq_tiles(config: DqConfig, variant: Variant, chains: Chains, bias: BiasStages, load: KvLoads) -> Members:
+    """The verbs of a work item's tiles."""
+    tiles, dtype, thirds = config.tiles(padded(variant.D), padded(variant.Dv)), factors(variant.dtype), config.thirds
     qk, dov = warpgroup_mma(dtype, tiles.q, tiles.k, thirds), warpgroup_mma(dtype, tiles.do, tiles.v, thirds)
-    dsk = register_mma(dtype, tiles.k_right, thirds)
-    rows = softmax_rows(variant.dtype, qk.size, dsk.size)
-    score = fragment_scores(tile_chain, ROWS, config.block_kv, bent=chain.scores, word=bias.word, others=variant.varlen)
-    gradient = gradient_of_queries(tile_chain, score, rows, qk.size, dsk.size)
+    dsk, takers, num = register_mma(dtype, tiles.k_right, thirds), config.consumers if config.turns else 1, numbers(f32)
+    rows, bent = softmax_rows(variant.dtype, qk.size, dsk.size), chains.whole.scores
+    score = fragment_scores(chains.of_tile, ROWS, config.block_kv, bent=bent, word=bias.word, others=variant.varlen)
+    gradient = gradient_of_queries(chains.of_tile, score, rows, qk.size, dsk.size)
     scores_of = scores_of_queries(score, load.visits, bias, rows)
-    nan_rows = nan_repair(
-        chain, variant, ROWS_OF_A_HEAD, load.visits.keys, dsk.size, passes=variant.varlen, gradient=True
-    )
-    to_type, takers = queries_to_type(variant, stored), config.consumers if config.turns else 1
-    if thirds:
-        output = rows_from_registers(variant.D, D)
-    else:
-        output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, config.consumers if DQ_OVER_Q else 0)
+
+    @verb
+    def mine(bars):
+        """Return `Mine`; once in a kernel."""
+        scores, d_probs, d_scores, acc = qk.fragment(), dov.fragment(), dsk.left(), dsk.fragment()
+        return Mine(bars, scores, d_probs, d_scores, acc, gradient.pair(), gradient.pair(), gradient.pair())
+
+    @verb
+    def begin(mine, at, piece, row, x):
+        """Read lse and delta of a work item, and wait for Q and dO. Return `Item`."""
+        gradient.read(mine.lse, x.lse, at.task, row)
+        gradient.read(mine.delta, x.delta, at.task, row)
+        gradient.bases(mine.base, mine.lse)
+        stage = load.q.wait(mine.bars.q, piece)
+        return Item(at, load.queries.q_at(stage), load.queries.do_at(stage), dsk.sums(mine.acc))
+
+    @verb
+    def finish(own, mine, item, filling, adds):
+        """Add the last tile's product to acc."""
+        dsk.add(item.sums, mine.d_scores, own.smem, load.k.at(filling), adds)
+        dsk.wait(item.sums)
+        load.k.release(mine.bars.k, filling)
+        dsk.collect(mine.acc, item.sums)
 
     @verb
     def clear(acc):
@@ -235,13 +212,44 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
 
         return tile
 
-    first_tile, later_tile, turn, num = tile_of(first=True), tile_of(first=False), turns(takers), numbers(f32)
+    return members(
+        locals(),
+        first=tile_of(first=True),  # verbs of `tile_of`
+        later=tile_of(first=False),
+        scores_of=scores_of,
+        turn=turns(takers),
+        size=dsk.size,
+    )
+
+
+@builds
+def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
+    """flash_attention_dq_sm90(maps, bias_maps, counter, to, x, work): `Maps`, one map of a bias as boxes or none, a
+    counter of 0, `QueriesTo`, `GradientInputs`, `TiledWork`.
+
+    stored: how dq gets to memory (`output`).
+    """
+    D, role, DQ_OVER_Q, ZEROED = (
+        padded(variant.D),
+        roles(config.consumers, most=True),
+        config.dq_over_q,
+        int(config.zeroed),
+    )
+    chains, tiles = chains_of(variant, words=config.bias_stages > 0, gradient=True), config.tiles(D, padded(variant.Dv))
+    bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
+    load = dq_loads(config, variant, chains.whole, bias)
+    tile = dq_tiles(config, variant, chains, bias, load)
+    if config.thirds:
+        output = rows_from_registers(variant.D, D)
+    else:
+        output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, config.consumers if DQ_OVER_Q else 0)
+    results = dq_results(variant, chains.whole, load.visits, tile.size, output)
 
     @kernel(
         MAPS_TYPE,
         bias.maps_type,
         pointer(i64),
-        to_type,
+        queries_to_type(variant, stored),
         gradient_inputs_type(variant),
         tiled_work_type(variant),
         threads=role.threads,
@@ -257,53 +265,41 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                 load.produce(smem, maps, bias_maps, bars, counter, work)
         else:
             role.consume()
-            own, acc, lse = scores_of.own(smem, bars.others, work, warpgroup), dsk.fragment(), gradient.pair()
-            mine = Mine(bars, qk.fragment(), dov.fragment(), dsk.left(), acc, gradient.pair(), gradient.pair())
+            own, mine = tile.scores_of.own(smem, bars.others, work, warpgroup), tile.mine(bars)
             i, piece, row = u32(0), u32(0), i32(ROWS * warpgroup)  # numbers of K's and V's tiles, and of work items
-            turn.begin(warpgroup)
+            tile.turn.begin(warpgroup)
             task, _ = load.items.take(bars.items, piece, extent)
             while task.m0 >= 0:
-                i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
-                at = OwnRows(task, i32(task.m0 + row))
-                pending = scores_of.ask(own, at, load.visits.last(task, work.options))
-                gradient.read(lse, x.lse, task, row)
-                gradient.read(mine.delta, x.delta, task, row)
-                gradient.bases(mine.base, lse)
-                stage = load.q.wait(bars.q, piece)
-                item = Item(at, load.q_at(stage), load.do_at(stage), dsk.sums(acc))
+                i, at = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), OwnRows(task, i32(task.m0 + row))
+                pending = tile.scores_of.ask(own, at, load.visits.last(task, work.options))
+                item = tile.begin(mine, at, piece, row, x)
                 if ZEROED:
-                    clear(acc)
+                    tile.clear(mine.acc)
                 if task.count != u32(0):
                     end, adds = u32(i + task.count), i32(ZEROED)
-                    pending = first_tile(own, mine, item, pending, i, adds)
+                    pending = tile.first(own, mine, item, pending, i, adds)
                     i = load.k.next(i)
                     while i != end:
-                        pending = later_tile(own, mine, item, pending, i, adds)
+                        pending = tile.later(own, mine, item, pending, i, adds)
                         adds, i = i32(1), load.k.next(i)
                     task, _ = load.items.again(bars.items, piece, extent)  # it would hold registers
                     if not DQ_OVER_Q:
                         load.q.release(bars.q, piece)
-                    dsk.add(item.sums, mine.d_scores, smem, load.k.at(i - 1), adds)
-                    dsk.wait(item.sums)
-                    load.k.release(bars.k, i - 1)
-                    dsk.collect(acc, item.sums)
+                    tile.finish(own, mine, item, i - 1, adds)
                 else:
                     if not DQ_OVER_Q:
                         load.q.skip(bars.q, piece)
                     if not ZEROED:
-                        clear(acc)
-                gradient.read(lse, x.lse, task, row)
-                nan_rows.repair(acc, (lse[0], lse[1]), x, task, row, i32(0), work)
-                gradient.scale(acc, work.scale, lse)
-                output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
+                        tile.clear(mine.acc)
+                results.store(smem, to, mine.acc, task, row, x, work)
                 if DQ_OVER_Q:
-                    output.free()
+                    results.free()
                 piece = u32(piece + 1)
                 task, _ = load.items.take(bars.items, piece, extent)
                 if DQ_OVER_Q:
                     load.q.release(bars.q, piece - 1)  # `take` synchronizes: no lane reads dq any more
             if not DQ_OVER_Q:
-                output.finish()
+                results.finish()
 
     return flash_attention_dq_sm90
 
@@ -324,10 +320,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
     gradient = gradient_of_queries(chain, score, rows, qk.size, dsk.size)
     d_scores = d_scores_apart(score, box, dov.size)
     scores_of = scores_of_queries(score, load.visits, bias, rows)
-    nan_rows = nan_repair(
-        chain, variant, ROWS_OF_A_HEAD, load.visits.keys, dsk.size, passes=variant.varlen, gradient=True
-    )
-    output, ZERO = rows_from_registers(variant.D, D), i32(0)
+    results, ZERO = dq_results(variant, chain, load.visits, dsk.size, rows_from_registers(variant.D, D)), i32(0)
 
     @kernel(
         MAPS_TYPE,
@@ -355,7 +348,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
                 gradient.read(row_lse, x.lse, task, ZERO)
                 gradient.bases(row_base, row_lse)
-                at, q_at = OwnRows(task, task.m0), load.q_at(load.q.wait(bars.q, piece))
+                at, q_at = OwnRows(task, task.m0), load.queries.q_at(load.q.wait(bars.q, piece))
                 tile, end = load.visits.last(task, options), u32(i + task.count)
                 while i != end:
                     qk.start(scores, base, q_at, load.k.wait(bars.k, i), ZERO)  # scores = Q @ K.T
@@ -374,12 +367,12 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
         else:
             role.consume()
             d_probs, acc, packed, base = dov.fragment(), dsk.fragment(), dsk.left(), base_of(smem)
-            row_lse, row_delta = gradient.pair(), gradient.pair()
+            row_delta = gradient.pair()
             task, _ = load.items.take(bars.items, piece, extent)
             while task.m0 >= 0:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
                 gradient.read(row_delta, x.delta, task, ZERO)
-                do_at, sums = load.do_at(load.q.wait(bars.q, piece)), dsk.sums(acc)
+                do_at, sums = load.queries.do_at(load.q.wait(bars.q, piece)), dsk.sums(acc)
                 tile, end = load.visits.last(task, options), u32(i + task.count)
                 while i != end:
                     dov.start(d_probs, base, do_at, load.v.wait(bars.v, i), ZERO)  # dP = dO @ V.T
@@ -396,10 +389,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
                     i = load.k.next(i)
                 task, _ = load.items.again(bars.items, piece, extent)  # it would hold registers
                 load.q.release(bars.q, piece)
-                gradient.read(row_lse, x.lse, task, ZERO)
-                nan_rows.repair(acc, (row_lse[0], row_lse[1]), x, task, ZERO, ZERO, work)
-                gradient.scale(acc, work.scale, row_lse)
-                output.store(smem, to.dq_map, to.dq, acc, task, ZERO, ZERO)
+                results.store(smem, to, acc, task, ZERO, x, work)
                 piece = u32(piece + 1)
                 task, _ = load.items.take(bars.items, piece, extent)
 

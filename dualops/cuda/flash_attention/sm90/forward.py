@@ -54,7 +54,6 @@ from ...compiler.backend import (
     Members,
     builds,
     cuda,
-    f32,
     i32,
     i64,
     kernel,
@@ -65,9 +64,6 @@ from ...compiler.backend import (
     u32,
     verb,
 )
-from ...tile.boxes import Corner
-from ...tile.numbers import numbers
-from ...tile.pipeline import pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import settle, softmax_rows
@@ -76,16 +72,14 @@ from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma
 from ..arguments import Variant, inputs_type
 from ..fragment_probabilities import are_curves, fragment_probabilities
 from ..fragment_scores import fragment_scores
-from ..options import OptionChain, chain_of
 from ..tile_scheduler import tiled_work_type
 from .arguments import FORWARD_MAPS_TYPE
-from .bias import BiasStages, bias_stages, in_words
+from .bias import BiasStages, Chains, bias_stages, chains_of
 from .config import Sm90Config, factors, padded
-from .loads import kv_loads, loaded
+from .loads import KvLoads, kv_loads
 from .output import ItemRows, results_of
 from .products import register_a
 from .schedule import is_static, items_of, turns
-from .split_kv import SplitLse
 from .tile_scores import OwnRows, scores_of_queries
 from .visible_tiles import kv_tiles_of, queries_of
 
@@ -117,49 +111,17 @@ class Item(NamedTuple):
 
 
 @noun
-def forward_loads(config: Sm90Config, variant: Variant, chain: OptionChain, bias: BiasStages) -> Members:
-    """The verbs of `kv_loads`, and the nouns of what is loaded."""
-    tiles, warps = config.tiles(padded(variant.D), variant.Dv), 4 * config.consumers
-    queries = queries_of(config, tiles.q)
-    q = pipeline(config.q_stages, queries.nbytes, warps)
-    k = loaded(tiles.k, tiles.k_at, config.stages, warps)
-    v = loaded(tiles.v, tiles.v_at, config.stages, warps)
-    visits = kv_tiles_of(config.block_q, config.block_kv, variant, split=config.split)
-    items = items_of(config, variant, chain, visits)
-
-    @verb
-    def load_rows(smem, stage, maps, task, b, full):
-        queries.load(smem, stage, maps.q, task, b, full)
-
-    @verb
-    def load_tile(smem, maps, bias_maps, bars, tile, filling):
-        task, token = tile.task, i32(tile.task.k_first + tile.n0)
-        k.load(smem, maps.k, Corner(token, 0, (task.h_kv, tile.b)), bars.k, filling)
-        bias.bring(smem, bias_maps, bars.others, tile.options, task, tile.n0, filling)
-        v.load(smem, maps.v, Corner(tile.column, token, (task.h_kv, tile.b)), bars.v, filling)
-
-    load = kv_loads(q, k, v, bias, items, visits, (load_rows, load_tile), variant.varlen)
-    return members({}, **load.members(), q=q, q_at=queries.at, k=k, v=v, visits=visits, items=items)
-
-
-@builds
-def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: str) -> Kernel:
-    """flash_attention_sm90(maps, bias_maps, counter, to, x, work): `ForwardMaps`, one map of a bias as boxes or none, a
-    counter of 0 unless the schedule is static, `OutputTo`, `Inputs`, `TiledWork`.
-
-    stored: how o gets to memory (`output`).
-    """
-    chain, role = chain_of(variant.having, variant.dtype), roles(config.consumers, most=config.most)
-    tile_chain = chain_of(in_words(variant.having), variant.dtype) if config.bias_stages else chain
+def forward_tiles(config: Sm90Config, variant: Variant, chains: Chains, bias: BiasStages, load: KvLoads) -> Members:
+    """The verbs of a work item's tiles."""
     tiles, dtype = config.tiles(padded(variant.D), variant.Dv), factors(variant.dtype)
-    has_sinks = chain.sinks and not config.split
-    bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
-    load = forward_loads(config, variant, chain, bias)
+    chain, takers = chains.whole, config.consumers if config.turns else 1
+    has_sinks, Q_FREE_EARLY = chain.sinks and not config.split, config.held and not config.o_over_q
     qk = register_a(dtype, tiles.q, tiles.k, held=config.held, parts=config.thirds, from_base=True)
     pv = register_mma(dtype, tiles.v, config.thirds, from_base=True)
     rows = softmax_rows(variant.dtype, qk.size, pv.size, threes=True, sinks=has_sinks, rest=config.split)
+    scale_acc = rows.scale_changed if is_static(config, variant) or tiles.v.width > WIDE else rows.scale
     score = fragment_scores(
-        tile_chain,
+        chains.of_tile,
         ROWS,
         config.block_kv,
         config.heads,
@@ -170,11 +132,23 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     )
     scores_of = scores_of_queries(score, load.visits, bias, rows)
     softmax = fragment_probabilities(chain, rows, score, pv.size, sinks=has_sinks)
-    scale_acc = rows.scale_changed if is_static(config, variant) or tiles.v.width > WIDE else rows.scale
-    results = results_of(config, variant, chain, load.visits.keys, with_lse, stored)
-    takers = config.consumers if config.turns else 1
-    turn, Q_FREE_EARLY = turns(takers), config.held and not config.o_over_q
-    Q_FREE_LATE, num = not config.held and not config.o_over_q, numbers(f32)
+
+    @verb
+    def mine(smem, bars, work):
+        """Return `Mine`; once in a kernel."""
+        scores, acc, probs, q_words = qk.fragment(), pv.fragment(), pv.left(), qk.words()
+        statistics, exponents = softmax.statistics(), softmax.factors(work.options, work.scale)
+        return Mine(bars, base_of(smem), q_words, scores, probs, acc, statistics, exponents)
+
+    @verb
+    def begin(mine, at, piece):
+        """Wait for Q of a work item. Return `Item`."""
+        softmax.start(mine.rows)
+        return Item(at, piece, load.queries.at(load.q.wait(mine.bars.q, piece)), pv.sums(mine.acc))
+
+    @verb
+    def take_q(smem, mine, item, warpgroup):
+        qk.take(mine.q, smem, item.q_at, warpgroup)
 
     @verb
     def add_values(mine, item, filling, adds):
@@ -232,7 +206,31 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
 
         return tile
 
-    first_tile, later_tile = tile_of(first=True), tile_of(first=False)
+    return members(
+        locals(),
+        first=tile_of(first=True),  # verbs of `tile_of`
+        later=tile_of(first=False),
+        scores_of=scores_of,
+        softmax=softmax,
+        turn=turns(takers),
+    )
+
+
+@builds
+def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: str) -> Kernel:
+    """flash_attention_sm90(maps, bias_maps, counter, to, x, work): `ForwardMaps`, one map of a bias as boxes or none, a
+    counter of 0 unless the schedule is static, `OutputTo`, `Inputs`, `TiledWork`.
+
+    stored: how o gets to memory (`output`).
+    """
+    chains, role = chains_of(variant, words=config.bias_stages > 0), roles(config.consumers, most=config.most)
+    tiles = config.tiles(padded(variant.D), variant.Dv)
+    bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
+    visits = kv_tiles_of(config.block_q, config.block_kv, variant, split=config.split)
+    items = items_of(config, variant, chains.whole, visits)
+    load = kv_loads(config, variant.varlen, tiles, queries_of(config, tiles.q), items, visits, bias)
+    tile = forward_tiles(config, variant, chains, bias, load)
+    results = results_of(config, variant, chains.whole, visits.keys, with_lse, stored)
 
     @kernel(
         FORWARD_MAPS_TYPE,
@@ -254,42 +252,37 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 load.produce(smem, maps, bias_maps, bars, counter, work)
         else:
             role.consume()
-            own, rows = scores_of.own(smem, bars.others, work, warpgroup), softmax.statistics()
-            scores, probs, acc, base = qk.fragment(), pv.left(), pv.fragment(), base_of(smem)
-            mine = Mine(bars, base, qk.words(), scores, probs, acc, rows, softmax.factors(options, work.scale))
+            own, mine = tile.scores_of.own(smem, bars.others, work, warpgroup), tile.mine(smem, bars, work)
             i, piece, row = u32(0), u32(0), i32(ROWS * warpgroup)  # numbers of K's and V's tiles, and of work items
-            turn.begin(warpgroup)
-            task, column = load.items.take(bars.items, piece, extent)
+            tile.turn.begin(warpgroup)
+            task, column = items.take(bars.items, piece, extent)
             while task.m0 >= 0:
-                i, sink = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), num.minus_inf
-                at = OwnRows(task, i32(task.m0 + row))
-                pending = scores_of.ask(own, at, load.visits.last(task, options))
-                softmax.start(rows)
-                item = Item(at, piece, load.q_at(load.q.wait(bars.q, piece)), pv.sums(acc))
+                i, at = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), OwnRows(task, i32(task.m0 + row))
+                pending = tile.scores_of.ask(own, at, visits.last(task, options))
+                item = tile.begin(mine, at, piece)
                 if task.count != u32(0):
                     end, adds = u32(i + task.count), i32(0)
-                    qk.take(mine.q, smem, item.q_at, warpgroup)
-                    pending = first_tile(own, mine, item, pending, i, adds)
+                    tile.take_q(smem, mine, item, warpgroup)
+                    pending = tile.first(own, mine, item, pending, i, adds)
                     i = load.k.next(i)
                     while i != end:
-                        pending = later_tile(own, mine, item, pending, i, adds)
+                        pending = tile.later(own, mine, item, pending, i, adds)
                         adds, i = i32(1), load.k.next(i)
-                    if Q_FREE_LATE:
+                    if not config.held and not config.o_over_q:
                         load.q.release(bars.q, piece)
-                    add_values(mine, item, i - 1, adds)
-                    sink = softmax.sink(options, task.h)
-                    finish_values(mine, item, i - 1)
+                    tile.add_values(mine, item, i - 1, adds)
+                    sink = tile.softmax.sink(options, task.h)
+                    tile.finish_values(mine, item, i - 1)
                 else:
                     if not config.o_over_q:
                         load.q.skip(bars.q, piece)
-                    sink = softmax.sink(options, task.h)
-                    softmax.clear(acc)
-                softmax.divide(acc, rows, sink, mine.factors, options)
-                found = SplitLse((rows.row_max[0], rows.row_max[1]), (rows.rescale[0], rows.rescale[1]))
-                results.store(smem, to, acc, ItemRows(task, row, column), found, x, work)
+                    sink = tile.softmax.sink(options, task.h)
+                    tile.softmax.clear(mine.acc)
+                found = tile.softmax.divide(mine.acc, mine.rows, sink, mine.factors, options)  # lse
+                results.store(smem, to, mine.acc, ItemRows(task, row, column), found, x, work)
                 results.free()
                 piece = u32(piece + 1)
-                task, column = load.items.take(bars.items, piece, extent)
+                task, column = items.take(bars.items, piece, extent)
                 if config.o_over_q:
                     load.q.release(bars.q, piece - 1)  # `take` synchronizes: no lane reads o any more
             results.finish()

@@ -49,13 +49,12 @@ from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..options import chain_of
 from ..saved_lse import lse_delta_of
 from ..score_gradients import gradient_of_keys
 from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type
-from .bias import bias_dkv, in_words
+from .bias import bias_dkv, chains_of
 from .config import padded
 from .dkv_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
 from .dq_sums import draw, from_the_first, from_the_last, ordered_sums, place_of_sum, q_tiles_in_order, store_queue
@@ -104,9 +103,8 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     dk_stored, dv_stored: how dk and dv get to memory (`output`).
     """
     BLOCK_Q, BLOCK_KV, VARLEN, dtype = config.block_q, config.block_kv, variant.varlen, variant.dtype
-    chain, role = chain_of(variant.having, dtype, gradient=True), roles(CONSUMERS, most=config.most)
-    in_boxes = in_words(variant.having) if config.bias_in_boxes else variant.having
-    tile_chain, tiles = chain_of(in_boxes, dtype, gradient=True), config.tiles(padded(variant.D), padded(variant.Dv))
+    chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
+    role, tiles = roles(CONSUMERS, most=config.most), config.tiles(padded(variant.D), padded(variant.Dv))
     bias = bias_dkv(variant, config.bias, tiles.bias_at, config.warps)
     kq = register_a(dtype, tiles.k, tiles.part_q, held=config.k_held)
     vdo = register_a(dtype, tiles.v, tiles.part_do, held=config.v_held)

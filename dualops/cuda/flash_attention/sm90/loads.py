@@ -21,7 +21,6 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -33,9 +32,9 @@ from ...tile.second_barrier import second_barrier
 from ...tile.swizzle import Operand
 from ..arguments import Variant
 from ..saved_lse import Columns
-from .bias import BiasDkv, BiasPlace
+from .bias import BiasDkv, BiasPlace, BiasStages
 from .bias_tile_scheduler import BiasWalk
-from .config import padded
+from .config import AnyDqConfig, Sm90Config, padded
 from .dkv_config import AnyDkvConfig, DkvThirdsConfig, FusedConfig
 from .schedule import WorkItems
 from .visible_tiles import KvTiles, QTiles
@@ -76,51 +75,42 @@ class KvBarriers(NamedTuple):
     items: Any  # and the numbers of work items
 
 
-class ItemTile(NamedTuple):
-    """A tile of keys of a work item, for loads."""
-
-    task: Any
-    n0: Any  # its first key
-    b: Any  # batch, 0 for varlen
-    column: Any  # V's first
-    options: Any
-
-
 @noun
 def kv_loads(
-    q_pipe: Pipeline,
-    k: Loaded,
-    v: Loaded,
-    others: Noun,
+    config: Sm90Config | AnyDqConfig,
+    varlen: bool,
+    tiles: Any,
+    queries: Noun,
     items: WorkItems,
     visits: KvTiles,
-    load: tuple[Callable[..., None], Callable[..., None]],
-    varlen: bool,
+    bias: BiasStages,
+    others: Noun | None = None,
 ) -> Members:
-    """The verbs. others: a noun with barriers, of a bias or of an exchange between consumers.
-
-    load: two verbs for the producer. (smem, stage, maps, task, b, full) loads the rows of a work item's queries.
-    (smem, maps, bias_maps, bars, tile, filling) loads an `ItemTile` once its stages are free.
+    """The verbs. tiles: of the Config. queries: a noun with the `nbytes` of a work item's rows, and the verb `load`.
+    others: a noun with barriers, of an exchange between consumers, if there is no bias in boxes.
     """
-    load_rows, load_tile = load
+    q = pipeline(config.q_stages, queries.nbytes, config.warps)
+    k = loaded(tiles.k, tiles.k_at, config.stages, config.warps)
+    v = loaded(tiles.v, tiles.v_at, config.v_stages, config.v_warps)
+    VARLEN, BY_COLUMNS, V_FIRST, others = varlen, tiles.v.major == "mn", config.v_first, others or bias
 
     @verb
     def barriers():
         """Return `KvBarriers`; once in a kernel, by all threads."""
-        q, k_bars, v_bars, slots = q_pipe.barriers(), k.barriers(), v.barriers(), items.slots()
-        return KvBarriers(q, k_bars, v_bars, others.barriers(), slots)
+        q_bars, k_bars, v_bars, slots = q.barriers(), k.barriers(), v.barriers(), items.slots()
+        return KvBarriers(q_bars, k_bars, v_bars, others.barriers(), slots)
 
     @verb
     def start(bars, maps):
         """Prefetch the maps, and make the barriers ready; by all threads."""
         if cuda.threadIdx.x == 0:
-            q_pipe.init(bars.q)
+            q.init(bars.q)
             k.init(bars.k)
             v.init(bars.v)
             others.init(bars.others)
             items.init(bars.items)
         prefetch_maps(maps, 1)
-        q_pipe.start()
+        q.start()
 
     @verb
     def produce(smem, maps, bias_maps, bars, counter, work):
@@ -131,11 +121,18 @@ def kv_loads(
             task, column = items.task(number, work)
             while task.m0 < task.Sq:
                 items.hand(bars.items, piece, task, column)
-                b = i32(0) if varlen else task.b
-                load_rows(smem, q_pipe.acquire(bars.q, piece), maps, task, b, bars.q.full)
+                b = i32(0) if VARLEN else task.b
+                queries.load(smem, q.acquire(bars.q, piece), maps, task, b, bars.q.full)
                 tile, end = visits.last(task, options), u32(i + task.count)
                 while i != end:
-                    load_tile(smem, maps, bias_maps, bars, ItemTile(task, tile.n0, b, column, options), i)
+                    token, heads = i32(task.k_first + tile.n0), (task.h_kv, b)
+                    v_corner = Corner(column, token, heads) if BY_COLUMNS else Corner(token, column, heads)
+                    if V_FIRST:
+                        v.load(smem, maps.v, v_corner, bars.v, i)
+                    k.load(smem, maps.k, Corner(token, 0, heads), bars.k, i)
+                    bias.bring(smem, bias_maps, bars.others, options, task, tile.n0, i)
+                    if not V_FIRST:
+                        v.load(smem, maps.v, v_corner, bars.v, i)
                     i = k.next(i)
                     tile = visits.before(tile, task, options)
                 piece = u32(piece + 1)
@@ -143,7 +140,7 @@ def kv_loads(
             number = items.draw(counter, number)
         items.end(bars.items, piece)
 
-    return locals()
+    return members(locals(), q=q, k=k, v=v, items=items, visits=visits, queries=queries)
 
 
 @cache

@@ -16,11 +16,12 @@ from ..arguments import Variant, array_type, statistic_type
 from ..fragment_scores import LANES, my_row, store_lse
 from ..nan_repair import nan_repair, nan_repair_keys
 from ..options import OptionChain
-from ..tile_scheduler import key_rows_of
+from ..score_gradients import rows_of_queries
+from ..tile_scheduler import ROWS_OF_A_HEAD, key_rows_of
 from .arguments import OutputTo, map_type
 from .config import BOX, Sm90Config, padded
 from .split_kv import PARTS_TYPE, part_start, serial_of
-from .visible_tiles import Queries, queries_of
+from .visible_tiles import KvTiles, Queries, queries_of
 
 STORED = ("boxes", "vectors", "elements")  # how o gets to memory: the first that its layout allows
 
@@ -61,7 +62,7 @@ def results_of(
 
     @verb
     def store(smem, to, acc, rows, found, x, work):
-        """Store o and lse of `ItemRows`. found: `SplitLse`."""
+        """Store o and lse of `ItemRows`. found: `FoundLse`."""
         task, row, column = rows
         if STORES_LSE and column == 0:
             output.store_lse(to.lse, task, i32(row + my_row()), found.lse[0], found.rest[0])
@@ -78,6 +79,24 @@ def results_of(
         free=output.free if config.o_over_q else _nothing,  # (): after the lanes synchronize, Q may be loaded over o
         finish=_nothing if config.o_over_q else output.finish,  # (): nothing of shared memory is read any more
     )
+
+
+@noun
+def dq_results(variant: Variant, chain: OptionChain, visits: KvTiles, size: int, output: Output) -> Members:
+    """The verb of dq, for `size` accumulators of a thread."""
+    rows = rows_of_queries(size)
+    nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, visits.keys, size, passes=variant.varlen, gradient=True)
+
+    @verb
+    def store(smem, to, acc, task, row, x, work):
+        """Store the rows of a warpgroup, from `row` on."""
+        lse = rows.pair()
+        rows.read(lse, x.lse, task, row)
+        nan_rows.repair(acc, (lse[0], lse[1]), x, task, row, i32(0), work)
+        rows.scale(acc, work.scale, lse)
+        output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
+
+    return members(locals(), free=output.free, finish=output.finish)
 
 
 @noun

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ....spec.attention.blocks import TILE, tiles_of
-from ...compiler.backend import Namespace, i32, i64, u32, verb
+from ...compiler.backend import Members, Namespace, i32, i64, members, noun, u32, verb
 from ...tile.boxes import Corner, box_tile
 from ...tile.swizzle import Operand
 from ..arguments import Variant
 from ..tile_scheduler import ROWS_OF_A_HEAD, Rows, place_in_list, range_of, tile_after
-from .config import BLOCK_MASK, BOX, Sm90Config
+from .config import BLOCK_MASK, BOX, DqTiles, Sm90Config
 
 
 class Queries(Rows):
@@ -32,7 +32,7 @@ class Queries(Rows):
 
     nbytes: int  # of a load
     at: Callable[..., Any]  # (stage) -> byte of shared memory where the tile begins
-    load: Callable[..., None]  # (smem, stage, q_map, task, b, full): by one thread
+    load: Callable[..., None]  # (smem, stage, maps, task, b, full): by one thread
 
 
 def queries_of(config: Sm90Config, tile: Operand) -> Queries:
@@ -44,8 +44,8 @@ def _of_a_head(tile: Operand) -> Queries:
     box = box_tile(tile, 0, 2)
 
     @verb
-    def load(smem, stage, q_map, task, b, full):
-        box.load(smem, stage, q_map, Corner(i32(task.q_first + task.m0), 0, (task.h, b)), full)
+    def load(smem, stage, maps, task, b, full):
+        box.load(smem, stage, maps.q, Corner(i32(task.q_first + task.m0), 0, (task.h, b)), full)
 
     row = ROWS_OF_A_HEAD
     return Queries(nbytes=tile.nbytes, at=box.at, load=load, query=row.query, head=row.head, there=row.there)
@@ -56,9 +56,9 @@ def _of_a_group(config: Sm90Config, tile: Operand) -> Queries:
     nbytes = ROWS_THERE * tile.span * (tile.width * tile.itemsize // tile.span)
 
     @verb
-    def load(smem, stage, q_map, task, b, full):
+    def load(smem, stage, maps, task, b, full):
         group, token = i32(task.h // HEADS), i32(task.q_first + task.m0)
-        box.load(smem, stage, q_map, Corner(i32(0), 0, (token, group, b)), full)
+        box.load(smem, stage, maps.q, Corner(i32(0), 0, (token, group, b)), full)
 
     @verb
     def query(task, row):
@@ -73,6 +73,21 @@ def _of_a_group(config: Sm90Config, tile: Operand) -> Queries:
         return (row < ROWS_THERE) & (task.m0 + row // HEADS < task.Sq)
 
     return Queries.from_locals(locals(), at=box.at)
+
+
+@noun
+def q_and_do(tiles: DqTiles) -> Members:
+    """The verbs of the rows of a work item's queries."""
+    q, do = box_tile(tiles.q, 0, 2), box_tile(tiles.do, tiles.do_at, 2)
+
+    @verb
+    def load(smem, stage, maps, task, b, full):
+        """Start to load them into a stage; by one thread."""
+        corner = Corner(i32(task.q_first + task.m0), 0, (task.h, b))
+        q.load(smem, stage, maps.q, corner, full)
+        do.load(smem, stage, maps.do, corner, full)
+
+    return members(locals(), nbytes=tiles.q.nbytes + tiles.do.nbytes, q_at=q.at, do_at=do.at)
 
 
 def box_of_group(config: Sm90Config) -> tuple[int, ...]:
