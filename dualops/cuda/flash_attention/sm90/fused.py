@@ -111,7 +111,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     pdo, dsq = register_mma(dtype, tiles.do_steps), register_mma(dtype, tiles.q_steps)
     dsk = warpgroup_mma(dtype, tiles.ds, tiles.k_columns)
     order = from_the_first(BLOCK_KV, BLOCK_Q, chain) if config.ascends else from_the_last(BLOCK_KV, BLOCK_Q)
-    visits, outbox = q_tiles_in_order(order, BLOCK_Q), dq_outbox(config, tiles.dq_at, dsq.size, order, VARLEN)
+    visits, outbox = q_tiles_in_order(order, BLOCK_Q), dq_outbox(config, tiles.dq_at, dsk.size, order, VARLEN)
     load = q_loads(config, variant, visits, lse_delta_of(BLOCK_Q, config.stages, chain), bias, outbox)
     score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word, others=VARLEN)
     scores_of = scores_of_keys(score, bias)
