@@ -30,25 +30,100 @@ more, so they wait for 8 at once.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, i32, kernel, u8, u32
+from typing import Any, NamedTuple
+
+from ...compiler.backend import Kernel, Members, builds, cuda, i32, kernel, members, noun, u8, u32, verb
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
+from ..options import chain_of
 from ..saved_lse import lse_delta_of
 from ..score_gradients import gradient_of_keys
 from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, keys_to_type
-from .bias import bias_dkv, chains_of
+from .bias import BiasDkv, bias_dkv, chains_of
 from .config import factors, padded
 from .dkv_config import DkvConfig
-from .loads import q_loads
+from .loads import QLoads, q_loads
 from .output import results_of_keys
 from .tile_scores import scores_of_keys
 from .visible_tiles import q_tiles_of
+
+
+class Mine(NamedTuple):
+    """What a thread multiplies with."""
+
+    smem: Any
+    bars: Any
+    warpgroup: Any
+    scores: Any  # S.T
+    d_probs: Any
+    packed: Any  # P.T, then dS.T
+    dk: Any
+    dv: Any
+
+
+@noun
+def dkv_tiles(config: DkvConfig, variant: Variant, bias: BiasDkv, load: QLoads, listed: bool) -> Members:
+    """The verbs of a block's tiles of queries."""
+    chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
+    tiles, dtype, thirds = config.tiles(padded(variant.D), padded(variant.Dv)), factors(variant.dtype), config.thirds
+    kq, vdo = warpgroup_mma(dtype, tiles.k, tiles.q, thirds), warpgroup_mma(dtype, tiles.v, tiles.do, thirds)
+    pdo, dsq = register_mma(dtype, tiles.do_steps, thirds), register_mma(dtype, tiles.q_steps, thirds)
+    score = fragment_scores(
+        tile_chain, ROWS, config.block_q, bent=chain.bends, transposed=True, word=bias.word, others=variant.varlen
+    )
+    scores_of = scores_of_keys(score, bias, listed=listed)
+    gradient = gradient_of_keys(tile_chain, score, variant.dtype, config.block_q)
+    OVERLAP, K_AT, V_AT = config.overlap, 0, tiles.v_at
+
+    @verb
+    def mine(smem, bars, warpgroup):
+        """Return `Mine`; once in a kernel."""
+        dk, dv, scores, d_probs = dsq.fragment(), pdo.fragment(), kq.fragment(), vdo.fragment()
+        return Mine(smem, bars, warpgroup, scores, d_probs, pdo.left(), dk, dv)
+
+    @verb
+    def tile(own, mine, sums, where, tile, filling, adds):
+        """Add a tile of queries to dk and dv. sums: of their products."""
+        (dk_sums, dv_sums), stage = sums, load.q.wait(mine.bars.q, filling)
+        kq.start(mine.scores, mine.smem, K_AT, load.q_at(stage), mine.warpgroup)  # S.T = K @ Q.T
+        load.do.wait(mine.bars.do, filling)
+        vdo.start(mine.d_probs, mine.smem, V_AT, load.do_at(stage), mine.warpgroup)  # dP.T = V @ dO.T
+        known = scores_of.know(own, where, tile)
+        kq.wait_but_one(mine.scores)
+        if filling != u32(0):
+            load.release(mine.bars, filling - 1)
+        given = scores_of.mask(own, mine.scores, known, stage)
+        gradient.probabilities(mine.packed, mine.scores, given, known.kept, load.lse(mine.bars, stage))
+        pdo.add(dv_sums, mine.packed, mine.smem, load.do_at(stage), adds)  # dv [64, Dv] += P.T @ dO
+        if OVERLAP:
+            vdo.wait_but_one(mine.d_probs)
+        else:
+            pdo.wait(dv_sums)
+            vdo.wait(mine.d_probs)
+        gradient.d_scores(mine.d_probs, mine.scores, own.options, known.kept, load.delta(mine.bars, stage))
+        if OVERLAP:
+            pdo.wait(dv_sums)
+        pdo.collect(mine.dv, dv_sums)
+        gradient.pack(mine.packed, mine.d_probs)
+        dsq.add(dk_sums, mine.packed, mine.smem, load.q_at(stage), adds)  # dk [64, D] += dS.T @ Q
+        dsq.finish(mine.dk, dk_sums)
+
+    @verb
+    def sums(mine):
+        """Return where products are added up."""
+        return dsq.sums(mine.dk), pdo.sums(mine.dv)
+
+    @verb
+    def finish(sums):
+        dsq.wait(sums[0])
+
+    return members(locals(), scores_of=scores_of, sizes=(dsq.size, pdo.size))
 
 
 @builds
@@ -58,23 +133,14 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
 
     dk_stored, dv_stored: how dk and dv get to memory (`output`). packed: as in `walk_by_keys`.
     """
-    BLOCK_Q, tiles, dtype = config.block_q, config.tiles(padded(variant.D), padded(variant.Dv)), factors(variant.dtype)
-    chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
-    role = roles(config.consumers, most=True)
+    tiles, role = config.tiles(padded(variant.D), padded(variant.Dv)), roles(config.consumers, most=True)
+    chain, visits = chain_of(variant.having, variant.dtype, gradient=True), q_tiles_of(config.block_q, variant)
     bias = bias_dkv(variant, config.bias, tiles.bias_at, config.warps)
-    visits = q_tiles_of(BLOCK_Q, variant)
-    load = q_loads(config, variant, visits, lse_delta_of(BLOCK_Q, config.stages, chain), bias)
-    kq = warpgroup_mma(dtype, tiles.k, tiles.q, config.thirds)
-    vdo = warpgroup_mma(dtype, tiles.v, tiles.do, config.thirds)
-    pdo, dsq = register_mma(dtype, tiles.do_steps, config.thirds), register_mma(dtype, tiles.q_steps, config.thirds)
-    score = fragment_scores(
-        tile_chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, word=bias.word, others=variant.varlen
-    )
-    scores_of = scores_of_keys(score, bias, listed=visits.listed)
-    gradient = gradient_of_keys(tile_chain, score, variant.dtype, BLOCK_Q)
-    task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain, packed=packed)
+    load = q_loads(config, variant, visits, lse_delta_of(config.block_q, config.stages, chain), bias)
+    of = dkv_tiles(config, variant, bias, load, visits.listed)
+    task_of = walk_by_keys(config.block_kv, config.block_q, variant.varlen, chain, packed=packed)
     stored = ("", "") if config.thirds else (dk_stored, dv_stored)
-    results = results_of_keys(variant, chain, (dsq.size, pdo.size), (0, tiles.v_at), stored, config.consumers)
+    results = results_of_keys(variant, chain, of.sizes, (0, tiles.v_at), stored, config.consumers)
 
     @kernel(
         MAPS_TYPE,
@@ -97,43 +163,19 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         else:
             role.consume()
             i, end = u32(0), u32(shfl_idx_i32(i32(visits.count(task, work)), 0, FULL_WARP))
-            row, own = i32(ROWS * warpgroup), scores_of.own(smem, work)
-            dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
-            scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
+            row, own, mine = i32(ROWS * warpgroup), of.scores_of.own(smem, work), of.mine(smem, bars, warpgroup)
             if end != u32(0):
-                (k_at, v_at), adds = load.wait_kv(bars), i32(0)
-                dk_sums, dv_sums = dsq.sums(dk_acc), pdo.sums(dv_acc)
-                tile = visits.first(task, work)
+                load.wait_kv(bars)
+                sums, adds, tile = of.sums(mine), i32(0), visits.first(task, work)
                 while i != end:
-                    stage = load.q.wait(bars.q, i)
-                    kq.start(scores, smem, k_at, load.q_at(stage), warpgroup)  # S.T = K @ Q.T
-                    load.do.wait(bars.do, i)
-                    vdo.start(d_probs, smem, v_at, load.do_at(stage), warpgroup)  # dP.T = V @ dO.T
-                    known = scores_of.know(own, where_of(task, tile.h, tile.m0, i32(task.n0 + row)), tile)
-                    kq.wait_but_one(scores)
-                    if i != u32(0):
-                        load.release(bars, i - 1)
-                    given = scores_of.mask(own, scores, known, stage)
-                    gradient.probabilities(packed, scores, given, known.kept, load.lse(bars, stage))
-                    pdo.add(dv_sums, packed, smem, load.do_at(stage), adds)  # dv [64, Dv] += P.T @ dO
-                    if config.overlap:
-                        vdo.wait_but_one(d_probs)
-                    else:
-                        pdo.wait(dv_sums)
-                        vdo.wait(d_probs)
-                    gradient.d_scores(d_probs, scores, own.options, known.kept, load.delta(bars, stage))
-                    if config.overlap:
-                        pdo.wait(dv_sums)
-                    pdo.collect(dv_acc, dv_sums)
-                    gradient.pack(packed, d_probs)
-                    dsq.add(dk_sums, packed, smem, load.q_at(stage), adds)  # dk [64, D] += dS.T @ Q
-                    dsq.finish(dk_acc, dk_sums)
+                    where = where_of(task, tile.h, tile.m0, i32(task.n0 + row))
+                    of.tile(own, mine, sums, where, tile, i, adds)
                     tile = visits.after(tile, i, end, task, work)
                     adds, i = i32(1), load.q.next(i)
-                dsq.wait(dk_sums)
+                of.finish(sums)
             else:
-                results.clear(dk_acc, dv_acc)
+                results.clear(mine.dk, mine.dv)
             task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
-            results.store(smem, to, (dk_acc, dv_acc), task, row, x, work)
+            results.store(smem, to, (mine.dk, mine.dv), task, row, x, work)
 
     return flash_attention_dkv_sm90

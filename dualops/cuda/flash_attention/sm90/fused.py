@@ -38,7 +38,9 @@ for P.T and dS.T packed, D / 2 + Dv / 2 of dk and dv, D / 4 of a held K, Dv / 4 
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, Members, Noun, builds, cuda, f32, i32, i64, kernel, members, noun, u8, u32, verb
+from typing import Any, NamedTuple
+
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, u8, u32, verb
 from ...tile.epilogue import put_matrices
 from ...tile.grids import let_next_grid_begin
 from ...tile.numbers import numbers
@@ -49,25 +51,36 @@ from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
+from ..options import chain_of
 from ..saved_lse import lse_delta_of
 from ..score_gradients import gradient_of_keys
 from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type
-from .bias import bias_dkv, chains_of
+from .bias import BiasDkv, bias_dkv, chains_of
 from .config import padded
 from .dkv_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
-from .dq_sums import draw, from_the_first, from_the_last, ordered_sums, place_of_sum, q_tiles_in_order, store_queue
-from .loads import q_loads
+from .dq_sums import (
+    TileOrder,
+    draw,
+    from_the_first,
+    from_the_last,
+    ordered_sums,
+    place_of_sum,
+    q_tiles_in_order,
+    store_queue,
+)
+from .loads import QLoads, q_loads
 from .output import results_of_keys
 from .products import Factor, Registers, probs_at_once, probs_by_steps, register_a
 from .tile_scores import scores_of_keys
 
 
 @noun
-def dq_outbox(config: FusedConfig, dq_at: int, size: int, order: Noun, varlen: bool) -> Members:
-    """The verbs of dq on its way from `size` numbers of a thread to memory. dq_at: byte of shared memory."""
+def dq_outbox(config: FusedConfig, dq_at: int, order: TileOrder, varlen: bool) -> Members:
+    """The verbs of dq on its way from registers to memory. dq_at: byte of shared memory."""
     num, PLACE, DQ_AT, BLOCK_Q = numbers(f32), CONSUMERS * FRAGMENT, dq_at // 4, config.block_q
+    SIZE = FRAGMENT // 128  # numbers of a thread
     box = store_queue(config.dq_places, 4 * CONSUMERS)
     ordered, place_of = ordered_sums(CONSUMERS * FRAGMENT_BYTES), place_of_sum(BLOCK_Q, varlen)
 
@@ -79,7 +92,7 @@ def dq_outbox(config: FusedConfig, dq_at: int, size: int, order: Noun, varlen: b
         tid = u32(cuda.threadIdx.x)
         mine = i32(tid // u32(128) * u32(FRAGMENT) + u32(4) * (tid % u32(128)))
         place = i32(box.claim(bars, filling) * PLACE + mine)
-        for n in range(0, size, 4):
+        for n in range(0, SIZE, 4):
             num.store_vector(floats, i32(DQ_AT + place + 128 * n), values, n)
         box.hand(bars, filling)
 
@@ -95,6 +108,110 @@ def dq_outbox(config: FusedConfig, dq_at: int, size: int, order: Noun, varlen: b
     return members(locals(), barriers=box.barriers, init=box.init)
 
 
+class Mine(NamedTuple):
+    """What a thread multiplies with."""
+
+    smem: Any
+    bars: Any
+    k: Any  # words of K, if it is held
+    v: Any
+    scores: Any
+    d_probs: Any  # then dq
+    packed: Any  # P.T
+    d_scores: Any  # packed dS.T
+    dk: Any
+    dv: Any
+
+
+@noun
+def fused_tiles(config: FusedConfig, variant: Variant, bias: BiasDkv, load: QLoads) -> Members:
+    """The verbs of a block's tiles of queries."""
+    chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
+    dtype, tiles = variant.dtype, config.tiles(padded(variant.D), padded(variant.Dv))
+    kq = register_a(dtype, tiles.k, tiles.part_q, held=config.k_held)
+    vdo = register_a(dtype, tiles.v, tiles.part_do, held=config.v_held)
+    pdo, dsq = register_mma(dtype, tiles.do_steps), register_mma(dtype, tiles.q_steps)
+    dsk = warpgroup_mma(dtype, tiles.ds, tiles.k_columns)
+    score = fragment_scores(
+        tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word, others=variant.varlen
+    )
+    scores_of, gradient = scores_of_keys(score, bias), gradient_of_keys(tile_chain, score, dtype, ROWS)
+    stepwise = probs_by_steps(gradient, dtype, tiles.do_steps)
+    probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
+    put_scores = put_matrices(dtype, ROWS, anew=chain.scores or chain.weighs)
+    LAST, STATISTICS, K_AT, V_AT = config.parts - 1, 2 * ROWS // 8, 0, tiles.v_at
+    Q_BYTES, DO_BYTES = tiles.part_q.nbytes, tiles.part_do.nbytes  # from one part to the next
+    DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
+    # for dq, the warpgroups have different queries, or different columns
+    MY_QUERIES, MY_COLUMNS = (DS_BYTES, 0) if LAST else (0, tiles.k_columns.nbytes)
+
+    @verb
+    def mine(smem, bars):
+        """Return `Mine`; once in a kernel."""
+        dk, dv, scores, d_probs = dsq.fragment(), pdo.fragment(), kq.fragment(), vdo.fragment()
+        packed, d_scores = probs.left(), dsq.left()
+        return Mine(smem, bars, kq.words(), vdo.words(), scores, d_probs, packed, d_scores, dk, dv)
+
+    @verb
+    def begin(mine, warpgroup):
+        """Wait for K and V."""
+        load.wait_kv(mine.bars)
+        kq.take(mine.k, mine.smem, K_AT, warpgroup)
+        vdo.take(mine.v, mine.smem, V_AT, warpgroup)
+
+    @verb
+    def _ds_at(filling):
+        return i32(DS_AT + i32(u32(filling) % u32(DS_PLACES)) * (LAST + 1) * DS_BYTES)
+
+    @verb
+    def _statistics(place, part):
+        slots, at = place
+        return slots, i32(at + STATISTICS * part)
+
+    @verb
+    def part_of_tile(own, mine, where, filling, part, warpgroup, adds):
+        """Add 64 queries to dv, and write their dS.T."""
+        stage, smem = load.q.stage(filling), mine.smem
+        q_at, do_at = i32(load.q_at(stage) + Q_BYTES * part), i32(load.do_at(stage) + DO_BYTES * part)
+        kq.start(mine.scores, mine.k, smem, K_AT, q_at, warpgroup)  # S.T = K @ Q.T
+        if part == 0:
+            load.do.wait(mine.bars.do, filling)
+        vdo.start(mine.d_probs, mine.v, smem, V_AT, do_at, warpgroup)  # dP.T = V @ dO.T
+        known = scores_of.know(own, where, 0)
+        kq.wait_but_one(mine.scores)
+        given = scores_of.mask(own, mine.scores, known, stage)
+        registers, lse = Registers(mine.dv, mine.packed, mine.scores), _statistics(load.lse(mine.bars, stage), part)
+        probs.add(registers, Factor(smem, do_at, adds), given, known.kept, lse)  # dv [64, Dv] += P.T @ dO
+        vdo.wait_but(mine.d_probs, probs.groups)
+        delta = _statistics(load.delta(mine.bars, stage), part)
+        gradient.d_scores(mine.d_probs, mine.scores, own.options, known.kept, delta)
+        gradient.forget_others(mine.d_probs, where)
+        gradient.pack(mine.d_scores, mine.d_probs)
+        at = i32(_ds_at(filling) + DS_BYTES * part + warpgroup * (DS_BYTES // CONSUMERS))
+        put_scores(smem, at, mine.d_probs)
+
+    @verb
+    def add_dk(mine, filling, part, adds):
+        """Start dk [64, D] += dS.T @ Q."""
+        q_at = i32(load.q_at(load.q.stage(filling)) + Q_BYTES * part)
+        dsq.add(mine.dk, mine.d_scores, mine.smem, q_at, adds)
+
+    @verb
+    def start_dq(mine, filling, warpgroup):
+        """Start dq [64, 64] = dS @ K."""
+        ds_at, k_at = i32(_ds_at(filling) + warpgroup * MY_QUERIES), i32(K_AT + warpgroup * MY_COLUMNS)
+        dsk.start(mine.d_probs, mine.smem, ds_at, k_at, 0)
+
+    return members(
+        locals(),
+        scores_of=scores_of,
+        wait_dq=dsk.wait_but_one,  # (d_probs)
+        wait_dk=dsq.wait,  # (dk)
+        wait_dv=pdo.wait,  # (dv)
+        sizes=(dsq.size, pdo.size),  # of dk and dv
+    )
+
+
 @builds
 def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored: str) -> Kernel:
     """flash_attention_fused_sm90(maps, bias_maps, sums, to, x, work): `Maps`, one map of a bias as boxes or none,
@@ -102,30 +219,19 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
 
     dk_stored, dv_stored: how dk and dv get to memory (`output`).
     """
-    BLOCK_Q, BLOCK_KV, VARLEN, dtype = config.block_q, config.block_kv, variant.varlen, variant.dtype
-    chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
-    role, tiles = roles(CONSUMERS, most=config.most), config.tiles(padded(variant.D), padded(variant.Dv))
+    BLOCK_Q, BLOCK_KV, VARLEN, LAST = config.block_q, config.block_kv, variant.varlen, config.parts - 1
+    chain, tiles = (
+        chain_of(variant.having, variant.dtype, gradient=True),
+        config.tiles(padded(variant.D), padded(variant.Dv)),
+    )
+    role, both = roles(CONSUMERS, most=config.most), warpgroup_barrier(CONSUMERS)
     bias = bias_dkv(variant, config.bias, tiles.bias_at, config.warps)
-    kq = register_a(dtype, tiles.k, tiles.part_q, held=config.k_held)
-    vdo = register_a(dtype, tiles.v, tiles.part_do, held=config.v_held)
-    pdo, dsq = register_mma(dtype, tiles.do_steps), register_mma(dtype, tiles.q_steps)
-    dsk = warpgroup_mma(dtype, tiles.ds, tiles.k_columns)
     order = from_the_first(BLOCK_KV, BLOCK_Q, chain) if config.ascends else from_the_last(BLOCK_KV, BLOCK_Q)
-    visits, outbox = q_tiles_in_order(order, BLOCK_Q), dq_outbox(config, tiles.dq_at, dsk.size, order, VARLEN)
+    visits, outbox = q_tiles_in_order(order, BLOCK_Q), dq_outbox(config, tiles.dq_at, order, VARLEN)
     load = q_loads(config, variant, visits, lse_delta_of(BLOCK_Q, config.stages, chain), bias, outbox)
-    score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word, others=VARLEN)
-    scores_of = scores_of_keys(score, bias)
-    gradient = gradient_of_keys(tile_chain, score, dtype, ROWS)
-    stepwise = probs_by_steps(gradient, dtype, tiles.do_steps)
-    probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
+    of = fused_tiles(config, variant, bias, load)
     task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, VARLEN, chain, last_first=config.ascends, packed=VARLEN)
-    put_scores = put_matrices(dtype, ROWS, anew=chain.scores or chain.weighs)
-    both, PARTS, LAST, STATISTICS = warpgroup_barrier(CONSUMERS), config.parts, config.parts - 1, 2 * ROWS // 8
-    Q_BYTES, DO_BYTES = tiles.part_q.nbytes, tiles.part_do.nbytes  # from one part to the next
-    DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
-    # for dq, the warpgroups have different queries, or different columns
-    MY_QUERIES, MY_COLUMNS = (DS_BYTES, 0) if config.parts > 1 else (0, tiles.k_columns.nbytes)
-    results = results_of_keys(variant, chain, (dsq.size, pdo.size), (0, tiles.v_at), (dk_stored, dv_stored), CONSUMERS)
+    results = results_of_keys(variant, chain, of.sizes, (0, tiles.v_at), (dk_stored, dv_stored), CONSUMERS)
 
     @kernel(
         MAPS_TYPE,
@@ -159,57 +265,32 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
         else:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
-            row, own = i32(ROWS * warpgroup), scores_of.own(smem, work)
-            dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
-            scores, d_probs, packed, packed_ds = kq.fragment(), vdo.fragment(), probs.left(), dsq.left()
-            k_words, v_words = kq.words(), vdo.words()
+            row, own, mine = i32(ROWS * warpgroup), of.scores_of.own(smem, work), of.mine(smem, bars)
             if end != u32(0):
-                (k_at, v_at), adds = load.wait_kv(bars), i32(0)
-                kq.take(k_words, smem, k_at, warpgroup)
-                vdo.take(v_words, smem, v_at, warpgroup)
+                of.begin(mine, warpgroup)
+                adds = i32(0)
                 while i != end:
-                    stage = load.q.wait(bars.q, i)
-                    ds_at = i32(DS_AT + i32(u32(i) % u32(DS_PLACES)) * (LAST + 1) * DS_BYTES)
-                    for part in range(PARTS):
-                        q_at = i32(load.q_at(stage) + Q_BYTES * part)
-                        do_at = i32(load.do_at(stage) + DO_BYTES * part)
-                        kq.start(scores, k_words, smem, k_at, q_at, warpgroup)  # S.T = K @ Q.T
-                        if part == 0:
-                            load.do.wait(bars.do, i)
-                        vdo.start(d_probs, v_words, smem, v_at, do_at, warpgroup)  # dP.T = V @ dO.T
+                    load.q.wait(bars.q, i)
+                    for part in range(LAST + 1):
                         where = where_of(task, tile.h, i32(tile.m0 + ROWS * part), i32(task.n0 + row))
-                        known = scores_of.know(own, where, tile)
-                        kq.wait_but_one(scores)
-                        given = scores_of.mask(own, scores, known, stage)
-                        (slots, lse_at), (_, delta_at) = load.lse(bars, stage), load.delta(bars, stage)
-                        # dv [64, Dv] += P.T @ dO
-                        mine, lse = Registers(dv_acc, packed, scores), (slots, i32(lse_at + STATISTICS * part))
-                        probs.add(mine, Factor(smem, do_at, adds), given, known.kept, lse)
-                        vdo.wait_but(d_probs, probs.groups)
-                        delta = slots, i32(delta_at + STATISTICS * part)
-                        gradient.d_scores(d_probs, scores, own.options, known.kept, delta)
-                        gradient.forget_others(d_probs, where)
-                        gradient.pack(packed_ds, d_probs)
-                        put_scores(smem, i32(ds_at + DS_BYTES * part + warpgroup * (DS_BYTES // CONSUMERS)), d_probs)
+                        of.part_of_tile(own, mine, where, i, part, warpgroup, adds)  # dv += P.T @ dO; dS.T
                         if part < LAST:
-                            dsq.add(dk_acc, packed_ds, smem, q_at, adds)  # dk += dS.T @ Q
+                            of.add_dk(mine, i, part, adds)
                             adds = i32(1)
                     both.meet()
-                    mine_at = i32(ds_at + warpgroup * MY_QUERIES), i32(k_at + warpgroup * MY_COLUMNS)
-                    dsk.start(d_probs, smem, mine_at[0], mine_at[1], 0)  # dq [64, 64] = dS @ K
-                    q_at = i32(load.q_at(stage) + Q_BYTES * LAST)
-                    dsq.add(dk_acc, packed_ds, smem, q_at, adds)  # dk [64, D] += dS.T @ Q
+                    of.start_dq(mine, i, warpgroup)  # dq [64, 64] = dS @ K
+                    of.add_dk(mine, i, LAST, adds)  # dk [64, D] += dS.T @ Q
                     adds, tile = i32(1), visits.after(tile, i, end, task, work)
-                    dsk.wait_but_one(d_probs)
-                    outbox.put(floats, bars.others, i, d_probs)
-                    dsq.wait(dk_acc)
+                    of.wait_dq(mine.d_probs)
+                    outbox.put(floats, bars.others, i, mine.d_probs)
+                    of.wait_dk(mine.dk)
                     load.release(bars, i)
                     i = load.q.next(i)
-                pdo.wait(dv_acc)
+                of.wait_dv(mine.dv)
                 both.gather()  # dk goes where K was
             else:
-                results.clear(dk_acc, dv_acc)
+                results.clear(mine.dk, mine.dv)
             task = task_of(opaque_i32(drawn[0]), work)  # recomputed: no register kept it
-            results.store(smem, to, (dk_acc, dv_acc), task, row, x, work)
+            results.store(smem, to, (mine.dk, mine.dv), task, row, x, work)
 
     return flash_attention_fused_sm90

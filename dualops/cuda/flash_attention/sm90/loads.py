@@ -39,7 +39,7 @@ from .dkv_config import AnyDkvConfig, DkvThirdsConfig, FusedConfig
 from .schedule import WorkItems
 from .visible_tiles import KvTiles, QTiles
 
-Loaded, KvLoads = Noun, Noun  # of `loaded` and `kv_loads`
+Loaded, KvLoads, QLoads = Noun, Noun, Noun  # of `loaded`, `kv_loads` and `q_loads`
 
 
 @noun
