@@ -89,16 +89,19 @@ def build_dkv_split(
     """flash_attention_dkv_split_sm90(maps, to, x, work), with the records of `build_dkv`. Raises ValueError for options
     with slopes if the Config is not exact.
     """
-    return _build(config, variant, (dk_stored, dv_stored), packed)
+    return dkv_split(config, variant, (dk_stored, dv_stored), packed)
 
 
 @builds
 def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool = False) -> Kernel:
     """flash_attention_dkv_split_f32_sm90(maps, to, x, work), with the records of `build_dkv`."""
-    return _build(config, variant, ("", ""), packed)
+    return dkv_split(config, variant, ("", ""), packed)
 
 
-def _build(config: DkvApartConfig | DkvThirdsConfig, variant: Variant, stored: tuple[str, str], packed: bool) -> Kernel:
+def dkv_split(
+    config: DkvApartConfig | DkvThirdsConfig, variant: Variant, stored: tuple[str, str], packed: bool
+) -> Kernel:
+    """Return the kernel of a Config: of 16 bits pipelined, of float32 one product after the other."""
     BLOCK_Q, THIRDS, tiles = config.block_q, config.thirds, config.tiles(padded(variant.D), padded(variant.Dv))
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS, most=not THIRDS)
     if chain.bends and not config.exact:
