@@ -31,7 +31,8 @@ HARMLESS = {
     "of parts "
     "were waited for and collected in the loop: nothing is under way there",
     r"flash_attention_dkv_split_sm90 q_loads\.produce > pipeline\.claim > mbarrier_wait_cta: one mbarrier for "
-    "all": "of two stages it waits for the first, whose tile is released after lse and delta of the one behind it have been read",
+    "all": "of two stages it waits for the first, whose tile is released after lse and delta of the one behind it have "
+    "been read",
     r"flash_attention_dkv_split_sm90 .*hand_probs > warpgroup_exchange\.claim > mbarrier_wait_cta#1: (left out|"
     r"one mbarrier for all|the next mbarrier)": "it is the first filling's: all places are empty",
     r"(flash_attention_dkv_split_sm90 (.*hand_probs > warpgroup_exchange\.claim > mbarrier_wait_cta#2|"
