@@ -29,7 +29,6 @@ from dualops.cuda.flash_attention.sm90 import (
     dq as attention_dq,
     float32 as attention_float32,
     fused as attention_fused,
-    fused_launch as attention_fused_launch,
 )
 from dualops.cuda.flash_attention.sm90.config import DqConfig, DqThirdsConfig, Sm90Config as AttentionSm90Config
 from dualops.cuda.flash_attention.sm90.dbias import DbiasConfig
@@ -299,7 +298,7 @@ def _attention_gradient() -> Iterator[Problem]:
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=configs)
     yield from _attention_dbias()
     yield from _attention_in_thirds()
-    small: Change = (attention_fused_launch, {"LEAST_TILES": 1})
+    small: Change = (attention_sm90_backward, {"LEAST_TILES": 1})
     plain: Change = (attention_fused, {"roles": _roles_of_any_registers})
     shapes = {"q": (1, 3, 120, 128), "k": (1, 1, 130, 128), "v": (1, 1, 130, 64)}
     case = Case("two blocks", "bfloat16", shapes, {"return_lse": True, "causal": True})

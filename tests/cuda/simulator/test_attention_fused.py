@@ -14,7 +14,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention import sm90
-from dualops.cuda.flash_attention.sm90 import backward as sm90_backward, fused_launch
+from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
 from dualops.cuda.flash_attention.tile_scheduler import Extent, packed_count, packed_pieces
 from dualops.spec.lengths import random_ends
 from dualops.spec.meta import Strided
@@ -68,7 +68,7 @@ def test_who_is_served(Sq, Sk, params, whole):
     q, k = (np.empty((1, 2, S, 128), np.float16) for S in (Sq, Sk))
     lse = np.empty((1, 2, Sq), np.float32)
     plan = dualops.cuda.plan("flash_attention", q, k, k, o=q, lse=lse, do=q, backward=True, **params)
-    assert isinstance(plan.choice.config, fused_launch.FusedConfigs) == whole
+    assert isinstance(plan.choice.config, sm90_backward.FusedConfigs) == whole
 
 
 def arrays_for(D: int, H: int, Hkv: int, ends_q: tuple[int, ...], ends_k: tuple[int, ...]) -> list[np.ndarray]:
