@@ -303,7 +303,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("build", "row", "dtype", "boxes"), cases())
 def test_each_config(build, row, dtype, boxes):
-    tile, D, Dv, options, stored = (*row, "boxes")[:5]
+    (tile, D, Dv, options), (stored,) = row[:4], row[4:] or ("boxes",)
     found = variant_of(D, Dv, options, dtype, varlen=stored != "boxes" and build is not _fused)
     chosen, kernels = build(found, stored, boxes)
     assert chosen == tile

@@ -120,7 +120,7 @@ def arrays_for(q: tuple[int, ...], k: tuple[int, ...], Dv: int, dtype: Any = Non
 
 
 def checked_arrays(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, dlse: Any = None, way: str = "", **params: Any
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, dlse: Any = None, way: Any = "", **params: Any
 ) -> Any:
     """The gradients of these arrays, held against truth. way: "sm80", or as sm90 is served meanwhile."""
     o, lse = reference.flash_attention(q, k, v, return_lse=True, **params)

@@ -37,7 +37,7 @@ SLOPED: dict[str, Any] = {"alibi_slopes": True, "bias": "full", "causal": True}
 Row = tuple[str, tuple[int, ...], tuple[int, int], int, tuple[Any, ...], dict[str, Any]]
 
 
-def row(q: tuple[int, ...], k: tuple[int, int], Dv: int, *configs: Any, way: str = "two", **params: Any) -> Row:
+def row(q: tuple[int, ...], k: tuple[int, int], Dv: int, *configs: Any, way: Any = "two", **params: Any) -> Row:
     return way, q, k, Dv, configs, params
 
 

@@ -39,7 +39,9 @@ from .dkv_config import AnyDkvConfig, DkvThirdsConfig, FusedConfig
 from .schedule import WorkItems
 from .visible_tiles import KvTiles, QTiles
 
-Loaded, KvLoads, QLoads = Noun, Noun, Noun  # of `loaded`, `kv_loads` and `q_loads`
+Loaded = Noun  # of `loaded`
+KvLoads = Noun  # of `kv_loads`
+QLoads = Noun  # of `q_loads`
 
 
 @noun

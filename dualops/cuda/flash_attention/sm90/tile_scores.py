@@ -19,15 +19,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Members, Noun, i32, noun, u32, verb
+from ...compiler.backend import Members, i32, noun, u32, verb
 from ...tile.softmax_rows import SoftmaxRows
 from ..fragment_scores import FragmentScores
 from ..score_mod import Given
 from ..tiles import Where
 from .bias import BiasDkv, BiasStages
 from .visible_tiles import KvTiles
-
-QueryScores, KeyScores = Noun, Noun  # of `scores_of_queries` and `scores_of_keys`
 
 
 class Own(NamedTuple):
@@ -175,9 +173,9 @@ def scores_of_keys(score: FragmentScores, bias: BiasDkv, *, listed: bool = False
         return KnownOfKeys(where, kept, picks, seen)
 
     @verb
-    def mask(own, scores, known, stage):
+    def mask(own, scores, known, bias_stage):
         """Turn products into scores; hidden ones are marked, or -inf. Return `Given`."""
-        held = bias.held(own.smem, stage, own.words)
+        held = bias.held(own.smem, bias_stage, own.words)
         if LISTED:
             score.finish_picked(scores, held, own.options, own.factors[0], known.where, known.picks)
         else:
