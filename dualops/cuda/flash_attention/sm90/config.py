@@ -71,15 +71,6 @@ class _Queries:
         return 4 * self.consumers
 
     @property
-    def v_stages(self) -> int:
-        return self.stages
-
-    @property
-    def v_warps(self) -> int:
-        """Those that read V."""
-        return self.warps
-
-    @property
     def block_q(self) -> int:
         return ROWS * self.consumers
 
@@ -99,8 +90,21 @@ class _Queries:
         return self.tiles(D, Dv).nbytes
 
 
+class _EachReadsV(_Queries):
+    """Configs of kernels whose consumers all read K and V, in as many stages."""
+
+    @property
+    def v_stages(self) -> int:
+        return self.stages
+
+    @property
+    def v_warps(self) -> int:
+        """Those that read V."""
+        return self.warps
+
+
 @dataclass(frozen=True)
-class Sm90Config(_Queries):
+class Sm90Config(_EachReadsV):
     """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
 
     turns: warpgroups take turns to start products, so that one's exponentials overlap the others' products. q_stages:
@@ -301,7 +305,7 @@ class DqTiles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DqConfig(_Queries):
+class DqConfig(_EachReadsV):
     """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
 
     turns, bias_stages, thirds: as in `Sm90Config`. q_stages: of Q and dO; with two, the loads of the next work item

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -52,8 +53,7 @@ from ...launch.device import Device
 from ...launch.maps import Mapped
 from ...launch.step import Step
 from ...launch.views import by_token, strided
-from ...tile.boxes import box_tile, prefetch_maps
-from ...tile.pipeline import pipeline
+from ...tile.boxes import prefetch_maps
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.swizzle import Operand
@@ -68,7 +68,7 @@ from .bias import bias_registers, in_words
 from .bias_tile_scheduler import BiasExtent, Broadcast, bias_walk, pieces_of, visits_of_tile
 from .config import SLACK, padded
 from .dbias_sums import PLACES, THREADS, bias_sums, build_dbias_sum, gradient_of_bias
-from .loads import Lines, ring_of_lines
+from .loads import ring_of_lines
 from .schedule import turns
 
 
@@ -157,29 +157,31 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
 
     to_dtype: of `to`. vectors: whether eight neighbours of a row may be stored at once.
     """
-    D, Dv, BLOCK_KV = padded(variant.D), padded(variant.Dv), config.block_kv
+    tiles, BLOCK_KV = config.tiles(padded(variant.D), padded(variant.Dv)), config.block_kv
     chain, role = chain_of(in_words(variant.having), variant.dtype), roles(config.consumers)
-    warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     ranged = any(option.name == "band" for option, _ in variant.having.variants)
     walk = bias_walk(config.block_q, BLOCK_KV, one, chain, ranged=ranged)
-    turn, OVERLAP, ONE_COLUMN = turns(config.consumers if config.overlap else 1), config.overlap, one.column
-    q_tile, do_tile = (box_tile(tile, 0, 2, room=tiles.query_bytes) for tile in (tiles.q, tiles.do))
-    k_tile, v_tile = (box_tile(tile, tiles.keys_at, 2, room=tiles.key_bytes) for tile in (tiles.k, tiles.v))
-    q_pipe, do_pipe = (pipeline(config.stages, tile.nbytes, warps) for tile in (tiles.q, tiles.do))
-    k_pipe, v_pipe = (pipeline(config.stages, tile.nbytes, warps) for tile in (tiles.k, tiles.v))
-    queries = ring_of_lines(Lines(q_tile, do_tile, q_pipe, do_pipe), walk, of_keys=False, stays=one.column)
-    keys = ring_of_lines(Lines(k_tile, v_tile, k_pipe, v_pipe), walk, of_keys=True, stays=not one.column)
+    turn = turns(config.consumers if config.overlap else 1)
+    ring = partial(ring_of_lines, stages=config.stages, warps=4 * config.consumers, walk=walk)
+    queries = ring((tiles.q, tiles.do), 0, tiles.query_bytes, of_keys=False, stays=one.column)
+    keys = ring((tiles.k, tiles.v), tiles.keys_at, tiles.key_bytes, of_keys=True, stays=not one.column)
     qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
     own = bias_registers(variant, BLOCK_KV, 128 * config.consumers)
     score = fragment_scores(chain, ROWS, BLOCK_KV, marks=True, word=own.word)
     gradient, statistics = gradient_of_bias(qk.size), rows_of_queries(qk.size)
     sums = bias_sums(to_dtype, qk.size, config.consumers, one, vectors=vectors)
 
-    to_type, statistic_types = strided(to_dtype, PLACES), [statistic_type(variant)] * 2
-    extent_type = types.NamedUniTuple(i32, len(BiasExtent._fields), BiasExtent)
     *_, scale_type, _, options_type = size_types(variant)
 
-    @kernel(MAPS_TYPE, to_type, *statistic_types, extent_type, scale_type, options_type, threads=role.threads)
+    @kernel(
+        MAPS_TYPE,
+        strided(to_dtype, PLACES),
+        *[statistic_type(variant)] * 2,
+        types.NamedUniTuple(i32, len(BiasExtent._fields), BiasExtent),
+        scale_type,
+        options_type,
+        threads=role.threads,
+    )
     def flash_attention_dbias_sm90(maps, to, lse, delta, extent, scale, options):
         smem = cuda.shared.array(0, u8, alignment=1024)
         query_bars, key_bars, words = queries.barriers(), keys.barriers(), own.words()
@@ -189,7 +191,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
             queries.init(query_bars)
             keys.init(key_bars)
         prefetch_maps(maps, 1)
-        q_pipe.start()
+        queries.start()
         if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -214,14 +216,14 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     statistics.read(next_delta, delta, visit, row)
                     own.fill(words, options, part, extent)
                 while visit.v < part.end:
-                    of_queries, of_keys = (kept, i) if ONE_COLUMN else (i, kept)
+                    of_queries, of_keys = (kept, i) if one.column else (i, kept)
                     where = Where(visit.b, visit.h, i32(visit.m0 + row), visit.n0, Sq, Sk, offset)
                     gradient.bases(row_base, next_lse)
                     row_delta[0], row_delta[1] = next_delta[0], next_delta[1]
                     q_at, k_at = queries.first(query_bars, of_queries), keys.first(key_bars, of_keys)
                     turn.take(warpgroup)
                     qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
-                    if OVERLAP:
+                    if config.overlap:
                         do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
                         dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
                     turn.give(warpgroup)
@@ -230,7 +232,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     if following.v < part.end:
                         statistics.read(next_lse, lse, following, row)
                         statistics.read(next_delta, delta, following, row)
-                    if OVERLAP:
+                    if config.overlap:
                         qk.wait_but_one(scores)
                     else:
                         qk.wait(scores)
@@ -239,7 +241,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     score.finish_held(scores, words, options, scale, where, score.sees(score.ask(options, where)))
                     all_count = gradient.all_count(scores, where, row_base)
                     gradient.probabilities(scores, where, row_base, all_count)
-                    if not OVERLAP:
+                    if not config.overlap:
                         do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
                         dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
                     dov.wait(d_probs)
@@ -247,9 +249,9 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     keys.release_second(key_bars, of_keys, last)
                     score.weigh(d_probs, options, where)
                     gradient.add(totals, scores, d_probs, row_delta, all_count)
-                    i = q_pipe.next(i)
+                    i = queries.next(i)
                     if last:
-                        kept = q_pipe.next(kept)
+                        kept = queries.next(kept)
                     visit = following
                 sums.store(to, totals, part, extent)
                 number = walk.next_number(number)

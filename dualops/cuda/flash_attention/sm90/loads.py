@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 from ...compiler.backend import Members, Noun, cuda, i32, members, noun, u32, u64, verb
 from ...ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
-from ...tile.boxes import BoxTile, Corner, box_tile, prefetch_maps
-from ...tile.pipeline import Pipeline, pipeline
+from ...tile.boxes import Corner, box_tile, prefetch_maps
+from ...tile.pipeline import pipeline
 from ...tile.second_barrier import second_barrier
 from ...tile.swizzle import Operand
 from ..arguments import Variant
@@ -304,22 +304,25 @@ def q_loads(
     return members(locals(), q=q, do=do, part=part, k_at=k_tile.at, v_at=v_tile.at, q_at=q_tile.at, do_at=do_tile.at)
 
 
-class Lines(NamedTuple):
-    """Tiles of both arrays of a ring, and their pipelines, which share barriers."""
-
-    first: BoxTile
-    second: BoxTile
-    first_pipe: Pipeline
-    second_pipe: Pipeline
-
-
 @noun
-def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -> Members:
-    """The verbs of a ring. number: of a pair of fillings.
+def ring_of_lines(
+    tiles: tuple[Operand, Operand],
+    at: int,
+    room: int,
+    stages: int,
+    warps: int,
+    walk: BiasWalk,
+    *,
+    of_keys: bool,
+    stays: bool,
+) -> Members:
+    """The verbs of a ring that two arrays share. number: of a pair of fillings.
 
-    of_keys: lines are keys. stays: they may stay for the next tile of scores.
+    at: byte of the first stage. room: bytes of a stage. warps: that read. of_keys: lines are keys. stays: they may stay
+    for the next tile of scores.
     """
-    first_tile, second_tile, first_pipe, second_pipe = lines
+    first_tile, second_tile = (box_tile(tile, at, 2, room=room) for tile in tiles)
+    first_pipe, second_pipe = (pipeline(stages, tile.nbytes, warps) for tile in tiles)
 
     @verb
     def barriers():
@@ -384,4 +387,4 @@ def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -
         if not stays or last:
             second_pipe.release(barriers, u32(2 * number + 1))
 
-    return locals()
+    return members(locals(), start=first_pipe.start, next=first_pipe.next)
