@@ -51,7 +51,7 @@ class Copies(NamedTuple):
     q: Noun
     k: Noun
     v: Noun
-    do: Noun | None = None
+    do: Any = None  # of a gradient
 
 
 def copies_of(
