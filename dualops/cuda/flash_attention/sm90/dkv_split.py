@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Kernel, builds, cuda, i32, kernel, u8, u32, verb
+from ...compiler.backend import Kernel, Members, builds, cuda, i32, kernel, members, noun, u8, u32, verb
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
@@ -49,7 +49,7 @@ from ...tile.warpgroup_barrier import warpgroup_barrier
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..options import chain_of
+from ..options import OptionChain, chain_of
 from ..saved_lse import lse_delta_of
 from ..score_gradients import split_gradient
 from ..tile_scheduler import tiled_work_type, walk_by_keys
@@ -61,7 +61,7 @@ from .dkv_config import CONSUMERS, DkvApartConfig, DkvThirdsConfig
 from .loads import q_loads
 from .output import results_of_keys
 from .tile_scores import scores_of_keys
-from .visible_tiles import q_tiles_of
+from .visible_tiles import QTiles, q_tiles_of
 
 
 class Side(NamedTuple):
@@ -82,31 +82,13 @@ def _same(smem):
     return smem
 
 
-@builds
-def build_dkv_split(
-    config: DkvApartConfig, variant: Variant, dk_stored: str, dv_stored: str, packed: bool = False
-) -> Kernel:
-    """flash_attention_dkv_split_sm90(maps, to, x, work), with the records of `build_dkv`. Raises ValueError for options
-    with slopes if the Config is not exact.
-    """
-    return dkv_split(config, variant, (dk_stored, dv_stored), packed)
-
-
-@builds
-def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool = False) -> Kernel:
-    """flash_attention_dkv_split_f32_sm90(maps, to, x, work), with the records of `build_dkv`."""
-    return dkv_split(config, variant, ("", ""), packed)
-
-
-def dkv_split(
-    config: DkvApartConfig | DkvThirdsConfig, variant: Variant, stored: tuple[str, str], packed: bool
-) -> Kernel:
-    """Return the kernel of a Config: of 16 bits pipelined, of float32 one product after the other."""
+@noun
+def split_tiles(
+    config: DkvApartConfig | DkvThirdsConfig, variant: Variant, chain: OptionChain, visits: QTiles
+) -> Members:
+    """The verbs of a block's tiles of queries: of 16 bits pipelined, of float32 one product after the other."""
     BLOCK_Q, THIRDS, tiles = config.block_q, config.thirds, config.tiles(padded(variant.D), padded(variant.Dv))
-    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS, most=not THIRDS)
-    if chain.bends and not config.exact:
-        raise ValueError(f"{config} for options with slopes, expected an exact one: P * slope may be large")
-    dtype, bias, visits = factors(variant.dtype), bias_dkv(variant, None, 0, 0), q_tiles_of(BLOCK_Q, variant)
+    dtype, bias = factors(variant.dtype), bias_dkv(variant, None, 0, 0)
     kq = warpgroup_mma(dtype, tiles.k, tiles.q, THIRDS, from_base=THIRDS)
     vdo = warpgroup_mma(dtype, tiles.v, tiles.do, THIRDS, from_base=THIRDS)
     pdo = register_mma(dtype, tiles.do_steps, THIRDS, from_base=THIRDS)
@@ -116,10 +98,7 @@ def dkv_split(
     score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
     scores_of = scores_of_keys(score, bias, listed=visits.listed, keeps=False)
     gradient = split_gradient(chain, score, variant.dtype, BLOCK_Q, box)
-    task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=packed)
     both, ZERO, ONE, OVERLAP, BENDS = warpgroup_barrier(CONSUMERS), i32(0), i32(1), config.overlap, chain.bends
-    dk_results = results_of_keys(variant, chain, (dsq.size, 0), (-tiles.k.box, 0), stored, 1)  # a box further
-    dv_results = results_of_keys(variant, chain, (0, pdo.size), (0, tiles.v_at), stored, 1)
 
     @verb
     def hand_probs(side, filling, stage, given):
@@ -242,9 +221,43 @@ def dkv_split(
 
         return every
 
-    dv_tiles, dk_tiles = all_tiles(0, pdo, load.do_at), all_tiles(1, dsq, load.q_at)
     place_of = base_of if THIRDS else _same
-    name = f"flash_attention_dkv_split_{'f32_' * THIRDS}sm90"
+
+    @verb
+    def dv_side(smem, bars):
+        """Return `Side`; once in a kernel."""
+        acc, scores, bent, packed = pdo.fragment(), kq.fragment(), kq.fragment(), pdo.left()
+        return Side(smem, place_of(smem), bars, scores, bent, packed, acc, pdo.sums(acc))
+
+    @verb
+    def dk_side(smem, bars):
+        acc, d_probs, packed = dsq.fragment(), vdo.fragment(), dsq.left()
+        return Side(smem, place_of(smem), bars, d_probs, d_probs, packed, acc, dsq.sums(acc))
+
+    return members(
+        locals(),
+        load=load,
+        own=scores_of.own,
+        dv_tiles=all_tiles(0, pdo, load.do_at),  # verbs of `all_tiles`
+        dk_tiles=all_tiles(1, dsq, load.q_at),
+        dv_size=pdo.size,
+        dk_size=dsq.size,
+    )
+
+
+def build_split(
+    config: DkvApartConfig | DkvThirdsConfig, variant: Variant, stored: tuple[str, str], packed: bool
+) -> Kernel:
+    """Return the kernel of a Config. Raises ValueError for options with slopes if it is not exact."""
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
+    if chain.bends and not config.exact:
+        raise ValueError(f"{config} for options with slopes, expected an exact one: P * slope may be large")
+    tiles, role = config.tiles(padded(variant.D), padded(variant.Dv)), roles(CONSUMERS, most=not config.thirds)
+    visits = q_tiles_of(config.block_q, variant)
+    of = split_tiles(config, variant, chain, visits)
+    task_of = walk_by_keys(ROWS, config.block_q, variant.varlen, chain, packed=packed)
+    dk_results = results_of_keys(variant, chain, (of.dk_size, 0), (-tiles.k.box, 0), stored, 1)  # a box further
+    dv_results = results_of_keys(variant, chain, (0, of.dv_size), (0, tiles.v_at), stored, 1)
 
     @kernel(
         MAPS_TYPE,
@@ -252,35 +265,48 @@ def dkv_split(
         gradient_inputs_type(variant),
         tiled_work_type(variant),
         threads=role.threads,
-        name=name,
+        name=f"flash_attention_dkv_split_{'f32_' * config.thirds}sm90",
     )
     def flash_attention_dkv_split(maps, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        bars, warpgroup, task = load.barriers(), my_warpgroup(), task_of(cuda.blockIdx.x, work)
+        bars, warpgroup, task = of.load.barriers(), my_warpgroup(), task_of(cuda.blockIdx.x, work)
         if task.n0 >= task.Sk:
             return
-        load.start(bars, maps)
+        of.load.start(bars, maps)
         if warpgroup == CONSUMERS:
             role.produce()
-            load.produce(smem, bars, maps, (), x, work, task)
+            of.load.produce(smem, bars, maps, (), x, work, task)
         elif warpgroup == 0:
             role.consume()
             end = u32(shfl_idx_i32(i32(visits.count(task, work)), 0, FULL_WARP))
-            own, acc, at = scores_of.own(smem, work), pdo.fragment(), place_of(smem)
-            dv_results.clear(acc, acc)
-            dv = Side(smem, at, bars, kq.fragment(), kq.fragment(), pdo.left(), acc, pdo.sums(acc))
-            dv_tiles(own, dv, task, work, end)
+            own, dv = of.own(smem, work), of.dv_side(smem, bars)
+            dv_results.clear(dv.acc, dv.acc)
+            of.dv_tiles(own, dv, task, work, end)
             task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
-            dv_results.store(smem, to, (acc, acc), task, ZERO, x, work)
+            dv_results.store(smem, to, (dv.acc, dv.acc), task, i32(0), x, work)
         else:
             role.consume()
             end = u32(shfl_idx_i32(i32(visits.count(task, work)), 0, FULL_WARP))
-            own, acc, at = scores_of.own(smem, work), dsq.fragment(), place_of(smem)
-            dk_results.clear(acc, acc)
-            d_probs = vdo.fragment()
-            dk = Side(smem, at, bars, d_probs, d_probs, dsq.left(), acc, dsq.sums(acc))
-            dk_tiles(own, dk, task, work, end)
+            own, dk = of.own(smem, work), of.dk_side(smem, bars)
+            dk_results.clear(dk.acc, dk.acc)
+            of.dk_tiles(own, dk, task, work, end)
             task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
-            dk_results.store(smem, to, (acc, acc), task, ZERO, x, work)
+            dk_results.store(smem, to, (dk.acc, dk.acc), task, i32(0), x, work)
 
     return flash_attention_dkv_split
+
+
+@builds
+def build_dkv_split(
+    config: DkvApartConfig, variant: Variant, dk_stored: str, dv_stored: str, packed: bool = False
+) -> Kernel:
+    """flash_attention_dkv_split_sm90(maps, to, x, work), with the records of `build_dkv`. Raises ValueError for options
+    with slopes if the Config is not exact.
+    """
+    return build_split(config, variant, (dk_stored, dv_stored), packed)
+
+
+@builds
+def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool = False) -> Kernel:
+    """flash_attention_dkv_split_f32_sm90(maps, to, x, work), with the records of `build_dkv`."""
+    return build_split(config, variant, ("", ""), packed)
