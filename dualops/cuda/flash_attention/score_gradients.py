@@ -293,9 +293,6 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
     )
 
 
-GradientApart = Noun  # of `split_gradient`
-
-
 @noun
 def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, columns: int, box: Handover) -> Members:
     """The verbs of tiles [64, columns] of a warpgroup, as in `gradient_of_keys`. `box` has P * slope."""
