@@ -13,15 +13,15 @@ HARMLESS = {
     r"norm_ring a warp a row: ring_rows\.(send|merge): i \+ 1": "a warp has its row alone: it sends nothing",
     r"norm_ring ring\.release > bar_warp_sync: left out": "the lanes meet in the shuffles of their sums between their "
     "last read and the release",
-    r"(flash_attention_(sm90 register_mma\.add > wgmma_fence#1|dq_sm90 warpgroup_mma\.start > warpgroup_mma\._issue > "
-    r"wgmma_fence#[23]|(dkv|fused)_sm90 (register_a\._start_shared > )?warpgroup_mma\.start > warpgroup_mma\._issue > "
-    r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence|dbias_sm90 keys stay: warpgroup_mma\.start > "
+    r"(flash_attention_(sm90 .*add_previous > .*register_mma\.add > wgmma_fence|dq_sm90 .*\.tile > "
+    r"warpgroup_mma\.start > warpgroup_mma\._issue > wgmma_fence#[23]|(dkv|fused)_sm90 .*warpgroup_mma\.start > "
+    r"warpgroup_mma\._issue > wgmma_fence#2|fused_sm90 .*add_dk > register_mma\.add > wgmma_fence|"
+    r"dbias_sm90 keys stay: warpgroup_mma\.start > "
     r"warpgroup_mma\._issue > wgmma_fence#2)|retention_(wide|step_gradient)_sm90 "
     r"warpgroup_mma\.start > warpgroup_mma\._issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was "
     "started just before it, behind a fence of its own, and no register was touched in between",
-    r"((flash_attention_(fused|dkv)|retention(_wide)?)_sm90 (decay_tables_feed\.release > "
-    r")?second_barrier\.leave > bar_warp_sync|"
-    r"flash_attention_dkv_split_sm90 second_barrier\.leave > bar_warp_sync#[13]): left "
+    r"((flash_attention_(fused|dkv)|retention(_wide)?)_sm90 (.*\.release > )?second_barrier\.leave > bar_warp_sync|"
+    r"flash_attention_dkv_split_sm90 .*(dv_tile > .*|dk_tile > )second_barrier\.leave > bar_warp_sync(#2)?): left "
     r"out": "products, which all lanes "
     "issue, lie between what they read and the release: the barrier says so to the memory model",
     r"retention_(sm90 log_decay.*:|met_sm90) diagonal_residual\.add > mma_m16n8k16_f32_bf16#[12]: "
@@ -29,44 +29,50 @@ HARMLESS = {
     "of the protocol: it adds what rounding took, by which test_retention_sm90.py has heads that forget at once",
     r"retention_wide_sm90 halves: box_output\.store_all > bar_sync#[12]: the number of another barrier": "who hands "
     "over waits meanwhile until all of it has been taken, and comes to its own barrier after that",
-    r"flash_attention_dkv_sm90 thirds: register_mma\.wait > wgmma_wait_group_n64#2: left out": "sums of parts "
+    r"flash_attention_dkv_sm90 thirds: dkv_tiles\.finish > register_mma\.wait > wgmma_wait_group_n64: left out": "sums "
+    "of parts "
     "were waited for and collected in the loop: nothing is under way there",
-    r"flash_attention_dkv_split_sm90 loads_of\.load > pipeline\.claim > mbarrier_wait_cta: one mbarrier for all": "of "
-    "two stages it waits for the first, whose tile is released after lse and delta of the one behind it have been read",
-    r"flash_attention_dkv_split_sm90 split_probs\.hand_probs > warpgroup_exchange\.claim > "
-    r"mbarrier_wait_cta#1: (left out|"
+    r"flash_attention_dkv_split_sm90 q_loads\.produce > pipeline\.claim > mbarrier_wait_cta: one mbarrier for "
+    "all": "of two stages it waits for the first, whose tile is released after lse and delta of the one behind it have "
+    "been read",
+    r"flash_attention_dkv_split_sm90 .*hand_probs > warpgroup_exchange\.claim > mbarrier_wait_cta#1: (left out|"
     r"one mbarrier for all|the next mbarrier)": "it is the first filling's: all places are empty",
-    r"(flash_attention_dkv_split_sm90 (split_probs\.hand_probs > warpgroup_exchange\.claim > mbarrier_wait_cta#2|"
-    r"second_barrier\.leave > bar_warp_sync#2)|retention_wide_sm90 halves: "
+    r"(flash_attention_dkv_split_sm90 (.*hand_probs > warpgroup_exchange\.claim > mbarrier_wait_cta#2|"
+    r".*dk_tile > second_barrier\.leave > bar_warp_sync#1)|retention_wide_sm90 halves: "
     r"warpgroup_exchange\.claim > mbarrier_wait_cta|"
-    r"flash_attention_(dq_)?sm90 a bias in boxes: pipeline\.acquire > mbarrier_wait_cta#2): left "
+    r"flash_attention_(dq_)?sm90 a bias in boxes: .*loaded\.load > pipeline\.acquire > mbarrier_wait_cta#1): left "
     r"out": "of two stages, one is filled again when P of that tile and of the next has been read: so a place of two "
     "is free when the tile that fills it is there; one place likewise of one stage, as no element is made anew there; "
     "and K's or dq's V's stage when the bias of the tile that it had is given back, with its product over, of V in the "
     "simulator alone: the other problems show that the wait is needed",
-    r"flash_attention_dkv_split_sm90 pipeline\.wait > mbarrier_wait_cta(#3: left out|#4: (left out|one mbarrier for "
+    r"flash_attention_dkv_split_sm90 .*dk_tile > pipeline\.wait > mbarrier_wait_cta(#1: left out|#2: (left out|"
+    r"one mbarrier for "
     "all))": "who has dk reads Q after P, and that was made of Q",
-    r"flash_attention_dkv_split_sm90 some rows see nothing: warpgroup_mma\.(start > warpgroup_mma\._issue > "
-    r"wgmma_commit#[24]|wait > wgmma_wait_group_n16#[36]): left out": "nothing is made beside dv's and dk's products "
+    r"flash_attention_dkv_split_sm90 some rows see nothing: .*d[kv]_tile > warpgroup_mma\.(start > "
+    r"warpgroup_mma\._issue > wgmma_commit#2|wait > wgmma_wait_group_n16#3): left out": "nothing is made beside dv's "
+    "and dk's products "
     "there: one wait is for all",
-    r"flash_attention_dkv_split_sm90 some rows see nothing: (second_barrier\.wait#1: i \+ 1|(second_barrier\.wait > "
-    r"mbarrier_wait_cta#1|pipeline\.wait > mbarrier_wait_cta#3|split_probs\.take_probs > warpgroup_exchange\.take > "
-    r"mbarrier_wait_cta#1): the next mbarrier)": "each block has a second tile there, which comes after the first",
-    r"flash_attention_dkv_split_sm90 register_mma\.add > wgmma_fence#[13]: left out": "K @ Q.T or V @ dO.T was started "
+    r"flash_attention_dkv_split_sm90 some rows see nothing: .*(dv_tile > second_barrier\.wait#1: i \+ 1|"
+    r"(dv_tile > second_barrier\.wait|dk_tile > (pipeline\.wait|.*take_probs > warpgroup_exchange\.take)) > "
+    r"mbarrier_wait_cta#1: the next mbarrier)": "each block has a second tile there, which comes after the first",
+    r"flash_attention_dkv_split_sm90 .*d[kv]_tile > register_mma\.add > wgmma_fence: left out": "K @ Q.T or V @ dO.T "
+    "was started "
     "just before it, behind a fence of its own, and no register was touched in between",
-    r"(flash_attention_(dq_)?sm90 ((boxes|thirds|a bias in boxes): pipeline\.release#4|.* over Q: pipeline\.release#5|"
-    r"a bias in boxes: _stages\.release( > pipeline\.release)?#[12])|"
+    r"(flash_attention_(dq_)?sm90 ((boxes|thirds|a bias in boxes|.* over Q): pipeline\.release|"
+    r"a bias in boxes: .*_stages\.release( > pipeline\.release)?#[12])|"
     r"retention_(sm90 pipeline\.release#1|step_gradient_sm90 pipeline\.release#[12]|met_sm90 pipeline\.release#[1-3]|"
     r"(met_|step_gradient_)?sm90 decay_tables_feed\.(put > second_barrier\.hand|release( > pipeline\.release)?))|"
     r"flash_attention_dq_split_f32_sm90 (pipeline\.(release#[234]|skip( > pipeline\.release)?)|"
     r"warpgroup_exchange\.(hand|leave( > warpgroup_exchange\.free)?))|"
-    r"flash_attention_dkv_split_f32_sm90 (pipeline\.release#[234]|"
-    r"(split_probs\.hand_probs > )?warpgroup_exchange\.(hand|leave( > warpgroup_exchange\.free)?))|"
+    r"flash_attention_dkv_split_f32_sm90 .*(dv_tile_of_parts > pipeline\.release#2|"
+    r"dk_tile_of_parts > pipeline\.release#[12]|"
+    r"warpgroup_exchange\.(hand|leave( > warpgroup_exchange\.free)?))|"
     r"retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|second_barrier\.expect|"
     r"warpgroup_exchange\.(free|hand)))): i \+ 1|softmax_cluster_rows(_backward)? "
     r"_parts_in_cluster\.init > mbarrier_init: one "
     r"mbarrier for all|flash_attention_(dq_split_f32_sm90 pipeline\.release > mbarrier_arrive#3|dkv_split_f32_sm90 "
-    r"pipeline\.release > mbarrier_arrive#4): the next mbarrier": "there is one stage, or one place, found by any "
+    r".*dk_tile_of_parts > pipeline\.release > mbarrier_arrive#2): the next mbarrier": "there is one stage, or one "
+    "place, found by any "
     "number; or one row, which has the first of two mbarriers; or two stages, of which the first is filled again when "
     "the second's tile is over, and the second after it",
 }

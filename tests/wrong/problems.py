@@ -20,19 +20,15 @@ from dualops.cuda.flash_attention import (
     sm80 as attention_sm80,
     sm90 as attention_sm90,
 )
-from dualops.cuda.flash_attention.sm80 import (
-    backward as attention_sm80_backward,
-)
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config, Sm80DkvConfig, Sm80DqConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
     bias_tile_scheduler as attention_bias_walk,
-    dbias_launch as attention_dbias_launch,
+    dbias as attention_dbias,
     dkv_split as attention_dkv_split,
     dq as attention_dq,
     float32 as attention_float32,
     fused as attention_fused,
-    fused_launch as attention_fused_launch,
 )
 from dualops.cuda.flash_attention.sm90.config import DqConfig, DqThirdsConfig, Sm90Config as AttentionSm90Config
 from dualops.cuda.flash_attention.sm90.dbias import DbiasConfig
@@ -302,7 +298,7 @@ def _attention_gradient() -> Iterator[Problem]:
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=configs)
     yield from _attention_dbias()
     yield from _attention_in_thirds()
-    small: Change = (attention_fused_launch, {"LEAST_TILES": 1})
+    small: Change = (attention_sm90_backward, {"LEAST_TILES": 1})
     plain: Change = (attention_fused, {"roles": _roles_of_any_registers})
     shapes = {"q": (1, 3, 120, 128), "k": (1, 1, 130, 128), "v": (1, 1, 130, 64)}
     case = Case("two blocks", "bfloat16", shapes, {"return_lse": True, "causal": True})
@@ -319,7 +315,7 @@ def _attention_dbias() -> Iterator[Problem]:
         ("queries stay", (4, 4), (100, 40), (100, 1), 6, False, {"causal": True}),
     ):
         config = DbiasConfig(1, 16, 3, beside)
-        chosen = (attention_dbias_launch, {"dbias_configs": lambda *_, config=config: iter([(config, "alone")])})
+        chosen = (attention_dbias, {"dbias_configs": lambda *_, config=config: iter([(config, "alone")])})
         shapes = {"q": (1, H, Sq, 64), "k": (1, Hkv, Sk, 64), "v": (1, Hkv, Sk, 64), "bias": bias}
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (chosen, (attention_bias_walk, {"LEAST_VISITS": least}), TWO_KERNELS, *NO_REPAIR)
@@ -395,7 +391,7 @@ def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, Dv: int) -> Iterator
     case = Case("four tiles", "bfloat16", shapes, {"return_lse": True})
     one = {"dq_configs": lambda *_: iter([(Sm80DqConfig(1, 32), "alone")])}
     one |= {"dkv_configs": lambda *_: iter([(Sm80DkvConfig(1, 32), "alone")])}
-    yield Problem(kernel, "flash_attention", True, "sm80", case, configs=((attention_sm80_backward, one), *NO_REPAIR))
+    yield Problem(kernel, "flash_attention", True, "sm80", case, configs=((attention_sm80, one), *NO_REPAIR))
 
 
 def _products_in_boxes() -> Iterator[Problem]:

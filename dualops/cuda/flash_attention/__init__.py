@@ -29,7 +29,6 @@ from . import naive, simt, sm80, sm90
 from .arguments import unowned
 from .block_masks import block_mask as block_mask
 from .key_ranges import with_key_ranges
-from .sm80 import backward as sm80_backward
 from .sm90 import backward as sm90_backward, float32 as sm90_float32
 
 
@@ -294,7 +293,7 @@ FORWARD = (
 BACKWARD = (
     sm90_backward.backward_choices,
     sm90_float32.backward_choices,
-    sm80_backward.backward_choices,
+    sm80.backward_choices,
     simt.backward_choices,
     naive.backward_choices,
 )

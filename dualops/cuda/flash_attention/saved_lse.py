@@ -11,6 +11,10 @@ If no option changes products, or softcap alone, which bounds them, P is one fma
 
 Then half an ulp of lse * log2(e) must be small. A row of large lse has NaN in place of lse, and everything that becomes
 NaN is recomputed (`nan_repair`).
+
+`lse_delta_of`: lse and delta of a tile's queries, where queries are columns of scores, from memory through shared
+memory. A warp loads them as ordinary numbers, so their addresses need no alignment. A thread needs the columns of its
+scores, two of every eight, and finds them next to each other.
 """
 
 from __future__ import annotations
@@ -18,8 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..compiler.backend import f32, f64, verb
+from ..compiler.backend import Members, Noun, cuda, f32, f64, i32, noun, u32, verb
+from ..launch.views import start
 from ..tile.numbers import LOG2_E, numbers
+from ..tile.products import opaque_i32
+from ..tile.softmax_rows import LANES
+from ..tile.unrolled import one_after_another
 from .options import OptionChain
 from .score_coords import min_or_nan
 
@@ -95,3 +103,82 @@ def exponential(score, lse, slack):
     """Return P of a score that was computed by other arithmetic than forward's, and may differ by `slack`."""
     lse = NUM.base(lse)
     return NUM.exp(min_or_nan(score - lse + (slack + abs(lse) * SLACK), NUM.zero) if is_large(lse) else score - lse)
+
+
+PAD = 4  # floats between the columns of a lane and the next lane's, so that lanes use different banks
+
+
+def lane_columns(block_q: int) -> int:
+    """Return how many floats lie between a lane's columns and the next lane's, for a statistic of `block_q` queries."""
+    return block_q // 4 + PAD
+
+
+Columns = Noun  # of `lse_delta_of`
+
+
+@verb
+def my_lane():
+    """Return my lane, unsigned."""
+    return u32(cuda.threadIdx.x) % u32(32)
+
+
+@noun
+def lse_delta_of(block_q: int, stages: int, chain: OptionChain) -> Members:
+    """The verbs of tiles of `block_q` queries. lse is stored as the base of exponents (`saved_lse`), 0 for a query
+    that sees nothing.
+    """
+    num, to_base = numbers(f32), base_of(chain)
+    BLOCK_Q, LANE = block_q, lane_columns(block_q)
+    STAGE, DELTA, PER_LANE = 2 * LANES * LANE, LANES * LANE, -(-BLOCK_Q // 32)
+    SIZE, OWN = stages * STAGE, 2 * PER_LANE
+
+    @verb
+    def slots():
+        """Return the shared array of the stages; once in a kernel, by all threads."""
+        return cuda.shared.array(SIZE, f32, alignment=16)
+
+    @verb
+    def own():
+        """Return a local array for the numbers that a lane of the loading warp has in flight."""
+        return cuda.local.array(OWN, f32)
+
+    def fetch_one(n: int, which: int) -> Callable[..., None]:
+        @verb
+        def fetch(own, x, task, tile):
+            h, m0 = tile
+            m = i32(m0 + i32(my_lane()) + 32 * n)
+            own[2 * n + which] = num.zero
+            if m < task.Sq:  # the address is computed each time: a thread that loads has no register to keep it
+                own[2 * n + which] = x.data[start(x, opaque_i32(task.b), h, task.q_first + m)]
+
+        return fetch
+
+    fetch_lse, fetch_delta = (one_after_another([fetch_one(n, which) for n in range(PER_LANE)]) for which in range(2))
+
+    @verb
+    def fetch(own, x, task, h, m0):
+        """Start to load lse and delta of the queries from m0 on; by all lanes of a warp."""
+        fetch_lse(own, x.lse, task, (h, m0))
+        fetch_delta(own, x.delta, task, (h, m0))
+
+    @verb
+    def put(slots, stage, own):
+        """Write the fetched numbers into a free stage."""
+        lane = my_lane()
+        at = i32(stage * STAGE + i32(lane % u32(8) // u32(2) * u32(LANE) + lane // u32(8) * u32(2) + lane % u32(2)))
+        for n in range(PER_LANE):
+            if i32(lane) < i32(BLOCK_Q - 32 * n):
+                slots[at + 8 * n] = to_base(own[2 * n])
+                slots[at + (8 * n + DELTA)] = own[2 * n + 1]
+
+    @verb
+    def lse(stage):
+        """Return where lse of my columns begins in a stage: number 2 * j + e belongs to my column 8 * j + e."""
+        return i32(stage * STAGE + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
+
+    @verb
+    def delta(stage):
+        """Return where delta of my columns begins in a stage, in the same order."""
+        return i32(stage * STAGE + DELTA + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
+
+    return locals()

@@ -293,13 +293,10 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
     )
 
 
-GradientApart = Noun  # of `split_gradient`
-
-
 @noun
 def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, columns: int, box: Handover) -> Members:
     """The verbs of tiles [64, columns] of a warpgroup, as in `gradient_of_keys`. `box` has P * slope."""
-    num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, EIGHT)
+    num, eights, own = numbers(f32), range(0, columns // 2, EIGHT), gradient_of_keys(chain, score, dtype, columns)
 
     @verb
     def _keep_pair(others, scores, n, probs, bent, options, _):
@@ -331,16 +328,8 @@ def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, column
 
         return some
 
-    def packs_from(first: int) -> Callable[..., None]:
-        @verb
-        def some(packed, values, _, __):
-            for n in range(first // 2, first // 2 + 4):
-                put(packed, n, values[2 * n], values[2 * n + 1])
-
-        return some
-
-    all_weights, all_d_scores, all_packs = (
-        one_after_another([made(first) for first in eights]) for made in (weights_from, d_scores_from, packs_from)
+    all_weights, all_d_scores = (
+        one_after_another([made(first) for first in eights]) for made in (weights_from, d_scores_from)
     )
 
     @verb
@@ -358,8 +347,4 @@ def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, column
         """Turn weight * dP into dS, with P * slope from a place of the box."""
         all_d_scores(d_probs, smem, probs_at, place)
 
-    @verb
-    def pack(packed, values):
-        all_packs(packed, values, 0, 0)
-
-    return locals()
+    return members(locals(), pack=own.pack)

@@ -27,9 +27,9 @@ Q and dO in another, and are read again for each tile.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..compiler.backend import Kernel, builds, cuda, i64, kernel
+from ..compiler.backend import Kernel, Members, builds, cuda, i64, kernel, members, noun, verb
 from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_ab, mma_abt
@@ -83,112 +83,171 @@ class BackwardConfig:
         return self.layout(D, Dv, dtype, tiles_of_scores).nbytes
 
 
+class Pair(NamedTuple):
+    """Rows of two arrays: of K and V, or of Q and dO."""
+
+    first: Any
+    second: Any
+
+
+class Found(NamedTuple):
+    """What a thread has of a tile of scores."""
+
+    scores: Any
+    d_probs: Any
+    slopes: Any
+
+
+@noun
+def tile_of_gradient(config: BackwardConfig, variant: Variant, tiles_of_scores: int, *, bends: bool = True) -> Members:
+    """The verbs of tiles of scores. With two tiles, rows are keys, and the second one holds dS. bends: with slopes."""
+    mem, tile = storage(variant.dtype), config.layout(variant.D, variant.Dv, variant.dtype, tiles_of_scores)
+    num, exponential, TRANSPOSED = numbers(mem.number), exponential_of(mem.number), tiles_of_scores > 1
+    chain, SHARE = chain_of(variant.having, variant.dtype, gradient=bends), config.share
+    own, own_v, passing, passing_v, probs, d_scores, _ = tile
+    qk = mma_abt(mem.number, own, passing, config.tile_rows, config.tile_columns)
+    dov = mma_abt(mem.number, own_v, passing_v, config.tile_rows, config.tile_columns)
+    score = score_tile(chain, variant.dtype, qk, probs, gradient=True, transposed=TRANSPOSED)
+    last = score_tile(chain, variant.dtype, qk, d_scores, gradient=True, transposed=TRANSPOSED)
+    BENDS = chain.bends and bends
+
+    @verb
+    def found():
+        """Return `Found`; once in a kernel."""
+        return Found(qk.fragment(), qk.fragment(), qk.fragment())
+
+    @verb
+    def load_own(smem, mine):
+        """Load the rows that the block owns, if they stay. mine: `Pair`."""
+        if not SHARE:
+            own.load(smem, mine.first)
+            own_v.load(smem, mine.second)
+
+    @verb
+    def compute(smem, found, mine, others, work, where):
+        """Compute finished scores, slopes and dP, and weights in the tile of dS. Return whether others' rows hold what
+        is not finite, of each array.
+        """
+        cuda.syncthreads()
+        if SHARE:
+            own.load(smem, mine.first)
+        strange = passing.load(smem, others.first)
+        strange_v = strange
+        if not SHARE:
+            strange_v = passing_v.load(smem, others.second)
+        cuda.syncthreads()
+
+        qk.clear(found.scores)
+        qk.add(found.scores, smem)  # scores = Q @ K.T, or K @ Q.T
+        if BENDS:
+            score.slopes(found.slopes, found.scores, smem, work.options, work.scale, where)
+        score.finish(found.scores, smem, work.options, work.scale, where)
+
+        if SHARE:
+            cuda.syncthreads()
+            own_v.load(smem, mine.second)
+            strange_v = passing_v.load(smem, others.second)
+            cuda.syncthreads()
+        dov.clear(found.d_probs)
+        dov.add(found.d_probs, smem)  # dP = dO @ V.T, or V @ dO.T
+        if chain.weighs:
+            last.weights(smem, work.options, where)
+        return strange, strange_v
+
+    @verb
+    def load_again(smem, others):
+        """Load the first of the others' rows, if the second took their place."""
+        if SHARE:
+            cuda.syncthreads()
+            passing.load(smem, others.first)
+
+    @verb
+    def gradient(smem, found, e, lse, delta):
+        """Return weight * P and dS of score e, -0 if they do not count. lse: its base."""
+        prob = exponential(found.scores[e], lse)
+        weighted, d_prob = prob, found.d_probs[e]
+        if chain.weighs:
+            weighted *= smem[last.at(e)]
+            d_prob *= smem[last.at(e)]
+        d_score = prob * (d_prob - delta)
+        if BENDS:
+            d_score = d_score * found.slopes[e] + num.zero  # a slope of 0 gives no -0
+        counts = score.counts(found.scores[e], lse)
+        return weighted if counts else num.minus_zero, d_score if counts else num.minus_zero
+
+    @verb
+    def statistics(x, b, h, token, there):
+        """Return base of lse, and delta, of a query; zeros if there is none."""
+        lse, delta = num.zero, num.zero
+        if there:
+            lse = num.base(x.lse.data[start(x.lse, b, h, token)])
+            delta = x.delta.data[start(x.delta, b, h, token)]
+        return lse, delta
+
+    return members(
+        locals(),
+        tile=tile,
+        qk=qk,
+        chain=chain,
+        at=score.at,  # (e) -> the place of score e
+        d_at=last.at,  # of its dS
+    )
+
+
 @builds
 def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
     """flash_attention_dkv(dk, dv, x, work). x: `GradientInputs`."""
-    mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
-    exponential = exponential_of(mem.number)
-    chain, span = chain_of(variant.having, variant.dtype, gradient=True), spans(variant.varlen)
-    tile = config.layout(variant.D, variant.Dv, variant.dtype, 2)
-    kq = mma_abt(mem.number, tile.own, tile.passing, config.tile_rows, config.tile_columns)
-    vdo = mma_abt(mem.number, tile.own_v, tile.passing_v, config.tile_rows, config.tile_columns)
-    pdo = mma_ab(mem.number, tile.probs, tile.passing_v, config.tile_rows)
-    dsq = mma_ab(mem.number, tile.d_scores, tile.passing, config.tile_rows)
-    score = score_tile(chain, variant.dtype, kq, tile.probs, gradient=True, transposed=True)
-    d_score_tile = score_tile(chain, variant.dtype, kq, tile.d_scores, gradient=True, transposed=True)
+    mem, of, span = storage(variant.dtype), tile_of_gradient(config, variant, 2), spans(variant.varlen)
+    pdo = mma_ab(mem.number, of.tile.probs, of.tile.passing_v, config.tile_rows)
+    dsq = mma_ab(mem.number, of.tile.d_scores, of.tile.passing, config.tile_rows)
     BLOCK_KV, BLOCK_Q = config.rows, config.columns
-
     array, inputs, sizes = array_type(variant), gradient_inputs_type(variant), size_types(variant)
 
     @kernel(array, array, inputs, sizes, threads=THREADS, min_blocks=config.min_blocks)
     def flash_attention_dkv(dk, dv, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
-        tid = cuda.threadIdx.x
-        lane, line = tid % LANES, tid // LANES
+        lane, line = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         kv_blocks = (work.Sk + BLOCK_KV - 1) // BLOCK_KV
-        head = cuda.blockIdx.x // kv_blocks
-        n0 = cuda.blockIdx.x % kv_blocks * BLOCK_KV
+        head, n0 = cuda.blockIdx.x // kv_blocks, cuda.blockIdx.x % kv_blocks * BLOCK_KV
         heads_kv = work.H // work.group
         b, h_kv = i64(head // heads_kv), i64(head % heads_kv)
         q_first, k_first, Sq, Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
         if n0 >= Sk:
             return
-        offset = work.aligned * (Sk - Sq)
-        k_lines, v_lines = lines(x.k, b, h_kv, k_first + n0, Sk - n0), lines(x.v, b, h_kv, k_first + n0, Sk - n0)
-        if not config.share:
-            tile.own.load(smem, k_lines)
-            tile.own_v.load(smem, v_lines)
-
-        n = n0 + line * kq.rows  # my first key
+        offset, token = work.aligned * (Sk - Sq), k_first + n0
+        mine = Pair(lines(x.k, b, h_kv, token, Sk - n0), lines(x.v, b, h_kv, token, Sk - n0))
+        of.load_own(smem, mine)
+        n, found = n0 + line * config.tile_rows, of.found()  # n: my first key
         dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
         dsq.clear(dk_acc)
         pdo.clear(dv_acc)
-        scores, d_probs, slopes = kq.fragment(), kq.fragment(), kq.fragment()
 
-        m_first, m_end = chain.query_range(work.options, n0, min(n0 + BLOCK_KV, Sk), offset, Sq)
-        m_first = m_first // BLOCK_Q * BLOCK_Q
+        m_first, m_end = of.chain.query_range(work.options, n0, min(n0 + BLOCK_KV, Sk), offset, Sq)
         for h in range(h_kv * work.group, (h_kv + 1) * work.group):
-            for m0 in range(m_first, m_end, BLOCK_Q):
-                q_lines, do_lines = lines(x.q, b, h, q_first + m0, Sq - m0), lines(x.do, b, h, q_first + m0, Sq - m0)
-                cuda.syncthreads()
-                if config.share:
-                    tile.own.load(smem, k_lines)
-                strange_q = tile.passing.load(smem, q_lines)
-                strange_do = strange_q
-                if not config.share:
-                    strange_do = tile.passing_v.load(smem, do_lines)
-                cuda.syncthreads()
-
-                kq.clear(scores)
-                kq.add(scores, smem)  # scores [BLOCK_KV, BLOCK_Q] = K @ Q.T
-                where = Where(b, h, m0, n0, Sq, Sk, offset)
-                if chain.bends:
-                    score.slopes(slopes, scores, smem, work.options, work.scale, where)
-                score.finish(scores, smem, work.options, work.scale, where)
-
-                if config.share:
-                    cuda.syncthreads()
-                    tile.own_v.load(smem, v_lines)
-                    strange_do = tile.passing_v.load(smem, do_lines)
-                    cuda.syncthreads()
-                vdo.clear(d_probs)
-                vdo.add(d_probs, smem)  # d_probs [BLOCK_KV, BLOCK_Q] = V @ dO.T
-                if chain.weighs:
-                    d_score_tile.weights(smem, work.options, where)
-                for j in range(kq.columns):
+            for m0 in range(m_first // BLOCK_Q * BLOCK_Q, m_end, BLOCK_Q):
+                others = Pair(lines(x.q, b, h, q_first + m0, Sq - m0), lines(x.do, b, h, q_first + m0, Sq - m0))
+                strange_q, strange_do = of.compute(smem, found, mine, others, work, Where(b, h, m0, n0, Sq, Sk, offset))
+                for j in range(config.tile_columns):
                     m = m0 + lane + LANES * j
-                    lse_row, delta_row = num.zero, num.zero
-                    if m < Sq:
-                        lse_row = num.base(x.lse.data[start(x.lse, b, h, q_first + m)])
-                        delta_row = x.delta.data[start(x.delta, b, h, q_first + m)]
-                    for i in range(kq.rows):
-                        e = i * kq.columns + j
-                        prob = exponential(scores[e], lse_row)
-                        weighted, d_prob = prob, d_probs[e]
-                        if chain.weighs:
-                            weighted *= smem[d_score_tile.at(e)]
-                            d_prob *= smem[d_score_tile.at(e)]
-                        d_score = prob * (d_prob - delta_row)
-                        if chain.bends:
-                            d_score = d_score * slopes[e] + num.zero  # a slope of 0 gives no -0
-                        counts = score.counts(scores[e], lse_row)
-                        smem[score.at(e)] = weighted if counts else num.minus_zero
-                        smem[d_score_tile.at(e)] = d_score if counts else num.minus_zero
+                    lse, delta = of.statistics(x, b, h, q_first + m, m < Sq)
+                    for i in range(config.tile_rows):
+                        e = i * config.tile_columns + j
+                        weighted, d_score = of.gradient(smem, found, e, lse, delta)
+                        smem[of.at(e)] = weighted
+                        smem[of.d_at(e)] = d_score
 
                 if cuda.syncthreads_or(strange_do):
                     pdo.add_counted(dv_acc, smem, BLOCK_Q)
                 else:
                     pdo.add(dv_acc, smem)  # dv [BLOCK_KV, Dv] += P.T @ dO
-                if config.share:
-                    cuda.syncthreads()
-                    tile.passing.load(smem, q_lines)
+                of.load_again(smem, others)
                 if cuda.syncthreads_or(strange_q):
                     dsq.add_counted(dk_acc, smem, BLOCK_Q)
                 else:
                     dsq.add(dk_acc, smem)  # dk [BLOCK_KV, D] += dS.T @ Q
 
         k_out = span.key_out(work.lengths, b)
-        for i in range(kq.rows):
+        for i in range(config.tile_rows):
             if n + i < Sk:
                 k_row, v_row = start(dk, b, h_kv, k_out + n + i), start(dv, b, h_kv, k_out + n + i)
                 for c in range(dsq.columns):
@@ -204,16 +263,9 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
 @builds
 def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
     """flash_attention_dq(dq, x, work). x: `GradientInputs`."""
-    mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
-    exponential = exponential_of(mem.number)
-    chain, span = chain_of(variant.having, variant.dtype, gradient=True), spans(variant.varlen)
-    tile = config.layout(variant.D, variant.Dv, variant.dtype, 1)
-    qk = mma_abt(mem.number, tile.own, tile.passing, config.tile_rows, config.tile_columns)
-    dov = mma_abt(mem.number, tile.own_v, tile.passing_v, config.tile_rows, config.tile_columns)
-    dsk = mma_ab(mem.number, tile.d_scores, tile.passing, config.tile_rows)
-    score = score_tile(chain, variant.dtype, qk, tile.d_scores, gradient=True)
+    mem, of, span = storage(variant.dtype), tile_of_gradient(config, variant, 1), spans(variant.varlen)
+    dsk = mma_ab(mem.number, of.tile.d_scores, of.tile.passing, config.tile_rows)
     BLOCK_Q, BLOCK_KV = config.rows, config.columns
-
     array, inputs, sizes = array_type(variant), gradient_inputs_type(variant), size_types(variant)
 
     @kernel(array, inputs, sizes, threads=THREADS, min_blocks=config.min_blocks)
@@ -221,79 +273,39 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
         smem = cuda.shared.array(0, mem.number, alignment=16)
         line = cuda.threadIdx.x // LANES
         q_blocks = (work.Sq + BLOCK_Q - 1) // BLOCK_Q
-        head = cuda.blockIdx.x // q_blocks
-        m0 = (q_blocks - 1 - cuda.blockIdx.x % q_blocks) * BLOCK_Q
+        head, m0 = cuda.blockIdx.x // q_blocks, (q_blocks - 1 - cuda.blockIdx.x % q_blocks) * BLOCK_Q
         b, h = i64(head // work.H), i64(head % work.H)
         h_kv = h // work.group
         q_first, k_first, Sq, Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
         if m0 >= Sq:
             return
-        offset = work.aligned * (Sk - Sq)
-        q_lines, do_lines = lines(x.q, b, h, q_first + m0, Sq - m0), lines(x.do, b, h, q_first + m0, Sq - m0)
-        if not config.share:
-            tile.own.load(smem, q_lines)
-            tile.own_v.load(smem, do_lines)
-
-        m = m0 + line * qk.rows  # my first query
-        lse_rows = cuda.local.array(qk.rows, mem.number)
-        delta_rows = cuda.local.array(qk.rows, mem.number)
-        for i in range(qk.rows):
-            lse_rows[i] = num.zero
-            delta_rows[i] = num.zero
-            if m + i < Sq:
-                lse_rows[i] = num.base(x.lse.data[start(x.lse, b, h, q_first + m + i)])
-                delta_rows[i] = x.delta.data[start(x.delta, b, h, q_first + m + i)]
+        offset, token = work.aligned * (Sk - Sq), q_first + m0
+        mine = Pair(lines(x.q, b, h, token, Sq - m0), lines(x.do, b, h, token, Sq - m0))
+        of.load_own(smem, mine)
+        m, found = m0 + line * config.tile_rows, of.found()  # m: my first query
+        lse, delta = cuda.local.array(config.tile_rows, mem.number), cuda.local.array(config.tile_rows, mem.number)
+        for i in range(config.tile_rows):
+            lse[i], delta[i] = of.statistics(x, b, h, q_first + m + i, m + i < Sq)
         dq_acc = dsk.fragment()
         dsk.clear(dq_acc)
-        scores, d_probs, slopes = qk.fragment(), qk.fragment(), qk.fragment()
 
-        n_first, n_end = chain.key_range(work.options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
+        n_first, n_end = of.chain.key_range(work.options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
         for n0 in range(n_first // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
-            k_lines, v_lines = lines(x.k, b, h_kv, k_first + n0, Sk - n0), lines(x.v, b, h_kv, k_first + n0, Sk - n0)
-            cuda.syncthreads()
-            if config.share:
-                tile.own.load(smem, q_lines)
-            strange = tile.passing.load(smem, k_lines)
-            if not config.share:
-                tile.passing_v.load(smem, v_lines)
-            cuda.syncthreads()
+            others = Pair(lines(x.k, b, h_kv, k_first + n0, Sk - n0), lines(x.v, b, h_kv, k_first + n0, Sk - n0))
+            strange, _ = of.compute(smem, found, mine, others, work, Where(b, h, m0, n0, Sq, Sk, offset))
+            for i in range(config.tile_rows):
+                for j in range(config.tile_columns):
+                    e = i * config.tile_columns + j
+                    _, d_score = of.gradient(smem, found, e, lse[i], delta[i])
+                    smem[of.d_at(e)] = d_score
 
-            qk.clear(scores)
-            qk.add(scores, smem)  # scores [BLOCK_Q, BLOCK_KV] = Q @ K.T
-            where = Where(b, h, m0, n0, Sq, Sk, offset)
-            if chain.bends:
-                score.slopes(slopes, scores, smem, work.options, work.scale, where)
-            score.finish(scores, smem, work.options, work.scale, where)
-
-            if config.share:
-                cuda.syncthreads()
-                tile.own_v.load(smem, do_lines)
-                tile.passing_v.load(smem, v_lines)
-                cuda.syncthreads()
-            dov.clear(d_probs)
-            dov.add(d_probs, smem)  # d_probs [BLOCK_Q, BLOCK_KV] = dO @ V.T
-            if chain.weighs:
-                score.weights(smem, work.options, where)
-            for i in range(qk.rows):
-                for j in range(qk.columns):
-                    e = i * qk.columns + j
-                    d_prob = d_probs[e]
-                    if chain.weighs:
-                        d_prob *= smem[score.at(e)]
-                    d_score = exponential(scores[e], lse_rows[i]) * (d_prob - delta_rows[i])
-                    if chain.bends:
-                        d_score = d_score * slopes[e] + num.zero  # a slope of 0 gives no -0
-                    smem[score.at(e)] = d_score if score.counts(scores[e], lse_rows[i]) else num.minus_zero
-
-            if config.share:
-                cuda.syncthreads()
-                tile.passing.load(smem, k_lines)
+            of.load_again(smem, others)
             if cuda.syncthreads_or(strange):
                 dsk.add_counted(dq_acc, smem, BLOCK_KV)
             else:
                 dsk.add(dq_acc, smem)  # dq [BLOCK_Q, D] += dS @ K
 
-        for i in range(qk.rows):
+        for i in range(config.tile_rows):
             if m + i < Sq:
                 row = start(dq, b, h, q_first + m + i)
                 for c in range(dsk.columns):

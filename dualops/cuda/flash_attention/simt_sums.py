@@ -14,7 +14,7 @@ and of other queries or keys if the bias has only one. Then it sums within the t
     3      total += dS                                     compensated (Kahan): there may be thousands of terms
     4  dbias = total, summed over rows or columns if the bias has one of them
 
-Q and dO take turns in one place of shared memory, K and V in another.
+Q and dO take turns in one place of shared memory, K and V in another (`BackwardConfig.share`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from typing import Any, NamedTuple
 from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, types
 from ..launch.views import boundary, start, strided
 from ..tile.numbers import numbers
-from ..tile.products import LANES, THREADS, mma_abt
+from ..tile.products import LANES, THREADS
 from ..tile.rows import lane_reductions
 from ..tile.storage import access, storage
 from .arguments import Variant, array_type, gradient_inputs_type, size_types, statistic_type
-from .options import chain_of
-from .saved_lse import exponential_of
-from .simt_gradient import BackwardConfig
-from .tiles import Where, lines, score_tile
+from .simt_gradient import BackwardConfig, Pair, tile_of_gradient
+from .tiles import Where, lines
 
 DELTA_THREADS, EACH = 128, 4
 LINES = DELTA_THREADS // LANES
@@ -93,14 +91,7 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
     `GradientInputs`.
     """
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
-    exponential = exponential_of(mem.number)
-    chain = chain_of(variant.having, variant.dtype)
-    tile = config.layout(variant.D, variant.Dv, variant.dtype, 1)
-    qk = mma_abt(mem.number, tile.own, tile.passing, config.tile_rows, config.tile_columns)
-    dov = mma_abt(mem.number, tile.own_v, tile.passing_v, config.tile_rows, config.tile_columns)
-    score = score_tile(chain, variant.dtype, qk, tile.d_scores, gradient=True)
-    BLOCK_Q, BLOCK_KV = config.rows, config.columns
-
+    of, BLOCK_Q, BLOCK_KV = tile_of_gradient(config, variant, 1, bends=False), config.rows, config.columns
     dbias_type, bias_type = strided(variant.dtype, 4), types.NamedUniTuple(i32, 4, BiasSizes)
     inputs, sizes = gradient_inputs_type(variant), size_types(variant)
 
@@ -120,55 +111,30 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
         b_end, h_end = b_own + 1 if bias.B > 1 else B, h_own + 1 if bias.H > 1 else work.H
         m_end, n_end = m_own + 1 if bias.Sq > 1 else Sq, n_own + 1 if bias.Sk > 1 else Sk
 
-        totals, rests = qk.fragment(), qk.fragment()
-        qk.clear(totals)
-        qk.clear(rests)
-        scores, d_probs = qk.fragment(), qk.fragment()
-
+        totals, rests, found = of.qk.fragment(), of.qk.fragment(), of.found()
+        of.qk.clear(totals)
+        of.qk.clear(rests)
         for b in range(b_own, b_end):
             for h in range(h_own, h_end):
                 h_kv = h // work.group
                 for m0 in range(m_own, m_end, BLOCK_Q):
-                    seen_first, seen_end = chain.key_range(work.options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
-                    q_lines, do_lines = lines(x.q, b, h, m0, Sq - m0), lines(x.do, b, h, m0, Sq - m0)
+                    seen_first, seen_end = of.chain.key_range(work.options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
+                    mine = Pair(lines(x.q, b, h, m0, Sq - m0), lines(x.do, b, h, m0, Sq - m0))
                     for n0 in range(n_own, n_end, BLOCK_KV):
                         if (n0 + BLOCK_KV <= seen_first) | (n0 >= seen_end):
                             continue
-                        k_lines, v_lines = lines(x.k, b, h_kv, n0, Sk - n0), lines(x.v, b, h_kv, n0, Sk - n0)
-                        cuda.syncthreads()
-                        tile.own.load(smem, q_lines)
-                        tile.passing.load(smem, k_lines)
-                        cuda.syncthreads()
-                        qk.clear(scores)
-                        qk.add(scores, smem)  # scores [BLOCK_Q, BLOCK_KV] = Q @ K.T
-                        where = Where(i64(b), i64(h), m0, n0, Sq, Sk, offset)
-                        score.finish(scores, smem, work.options, work.scale, where)
-                        cuda.syncthreads()
-                        tile.own_v.load(smem, do_lines)
-                        tile.passing_v.load(smem, v_lines)
-                        cuda.syncthreads()
-                        dov.clear(d_probs)
-                        dov.add(d_probs, smem)  # d_probs [BLOCK_Q, BLOCK_KV] = dO @ V.T
-                        if chain.weighs:
-                            score.weights(smem, work.options, where)
-                        for i in range(qk.rows):
-                            m = m0 + line * qk.rows + i
-                            lse_row, delta_row = num.zero, num.zero
-                            if m < Sq:
-                                lse_row = num.base(x.lse.data[start(x.lse, b, h, m)])
-                                delta_row = x.delta.data[start(x.delta, b, h, m)]
-                            for j in range(qk.columns):
-                                e = i * qk.columns + j
-                                d_prob = d_probs[e]
-                                if chain.weighs:
-                                    d_prob *= smem[score.at(e)]
-                                d_score = num.zero
-                                if score.counts(scores[e], lse_row):
-                                    d_score = exponential(scores[e], lse_row) * (d_prob - delta_row)
+                        others = Pair(lines(x.k, b, h_kv, n0, Sk - n0), lines(x.v, b, h_kv, n0, Sk - n0))
+                        of.compute(smem, found, mine, others, work, Where(i64(b), i64(h), m0, n0, Sq, Sk, offset))
+                        for i in range(config.tile_rows):
+                            m = m0 + line * config.tile_rows + i
+                            lse, delta = of.statistics(x, b, h, m, m < Sq)
+                            for j in range(config.tile_columns):
+                                e = i * config.tile_columns + j
+                                _, d_score = of.gradient(smem, found, e, lse, delta)
                                 totals[e], rests[e] = num.add_compensated(totals[e], rests[e], d_score)
 
-        for e in range(qk.size):
-            smem[score.at(e)] = totals[e]
+        for e in range(of.qk.size):
+            smem[of.d_at(e)] = totals[e]
         cuda.syncthreads()
         one_row, one_column = bias.Sq == 1, bias.Sk == 1
         rows, columns = 1 if one_row else BLOCK_Q, 1 if one_column else BLOCK_KV
@@ -178,7 +144,7 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
                 total, rest = num.zero, num.zero
                 for row in range(r, BLOCK_Q if one_row else r + 1):
                     for column in range(c, BLOCK_KV if one_column else c + 1):
-                        total, rest = num.add_compensated(total, rest, smem[tile.d_scores.place(row, column)])
+                        total, rest = num.add_compensated(total, rest, smem[of.tile.d_scores.place(row, column)])
                 strides = dbias.strides
                 at = i64(b_own) * strides[0] + i64(h_own) * strides[1]
                 mem.store(dbias.data, at + i64(m_own + r) * strides[2] + i64(n_own + c) * strides[3], total)

@@ -14,7 +14,7 @@ import dualops.cuda
 from dualops import reference, spec
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention import simt
-from dualops.cuda.flash_attention.sm90 import backward as sm90_backward, bias_tile_scheduler, dbias_launch
+from dualops.cuda.flash_attention.sm90 import backward as sm90_backward, bias_tile_scheduler, dbias
 from dualops.cuda.flash_attention.sm90.bias_tile_scheduler import Broadcast, pieces_of, visits_of_tile
 from dualops.cuda.flash_attention.sm90.dbias import DbiasConfig, dbias_configs
 from dualops.spec.attention.cases import bent
@@ -31,7 +31,7 @@ TWO_WARPGROUPS = DbiasConfig(2, 16, stages=4, overlap=True)
 def _alone(problem: Any, results: Any, configs: Any) -> list[Any]:
     """delta and dbias, and nothing else."""
     delta, *_ = simt.backward_steps(problem, results, configs.others, ("dq", "dk", "dbias"))
-    return [delta, *dbias_launch.dbias_steps(problem, results, configs.dbias)]
+    return [delta, *dbias.dbias_steps(problem, results, configs.dbias)]
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def served(config: DbiasConfig, least_visits: int = bias_tile_scheduler.LEAST_VI
     instead = {"dbias_configs": lambda *_: iter([(config, "small")])}
     pieces = {"LEAST_VISITS": least_visits}
     steps = {"backward_steps": _alone}
-    with changed("flash_attention", (sm90_backward, steps), (dbias_launch, instead), (bias_tile_scheduler, pieces)):
+    with changed("flash_attention", (sm90_backward, steps), (dbias, instead), (bias_tile_scheduler, pieces)):
         yield
 
 

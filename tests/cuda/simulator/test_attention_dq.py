@@ -1,6 +1,6 @@
 """attention's gradient on the sm90 rung: dq by each layout, what a mask hides, what the rung refuses.
 
-Masks and options: `test_attention_dkv`, whose calls make dq too.
+Masks and options: `test_attention_gradients`, whose calls make dq too.
 """
 
 from __future__ import annotations
@@ -13,18 +13,14 @@ import numpy as np
 import pytest
 
 import dualops.cuda
-from dualops import reference, spec
+from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
 from dualops.cuda.flash_attention.sm90.config import SLACK, DqConfig, dq_configs
 from dualops.spec.attention.cases import bent
 from tests.cuda.configs import changed
-from tests.cuda.simulator.attention import FLOOR, named, numbers, widened
-from tests.cuda.simulator.dkv import served
-
-gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
-gradient_varlen: Any = partial(dualops.cuda.flash_attention_varlen_backward, kernel="sm90")
-NAMES = ("dq", "dk", "dv")
+from tests.cuda.simulator.attention import named, numbers, widened
+from tests.cuda.simulator.gradients import arrays_for, checked_arrays, gradient, gradient_varlen, held, served
 
 
 @pytest.fixture(autouse=True)
@@ -34,53 +30,28 @@ def two_kernels() -> Iterator[None]:
         yield
 
 
-def held(found: Any, truths: Any, baselines: Any, dtype: str) -> None:
-    """Gradients by the spec's rule of accuracy; NaN and infinities where truth has them."""
-    for name, actual, truth, baseline in zip(NAMES, found, truths, baselines):
-        result = spec.compare(actual, truth, baseline, dtype=dtype, floor=FLOOR, name=name)
-        assert result.passed, result.message
-
-
-def arrays_for(q: tuple[int, ...], k: tuple[int, ...], Dv: int, dtype: Any = None) -> list[np.ndarray]:
-    """q, k, v and do for arrays of these shapes."""
-    shapes = (q, k, (*k[:-1], Dv), (*q[:-1], Dv))
-    made = [numbers(*shape, seed=seed) for seed, shape in enumerate(shapes)]
-    return [x.astype(dtype) for x in made] if dtype else made
-
-
-def checked(q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, dlse: Any = None, **params: Any) -> Any:
-    """The gradients, held against truth."""
-    o, lse = reference.flash_attention(q, k, v, return_lse=True, **params)
-    arrays = (q, k, v, o, lse, do, dlse)
-    found = gradient(*arrays, **params)
-    wide = {name: widened(value) for name, value in params.items()}
-    truths = reference.flash_attention_backward(*map(widened, arrays), **wide)
-    held(found, truths, reference.flash_attention_backward(*arrays, **params), str(q.dtype))
-    return found
-
-
 @pytest.mark.parametrize(
     ("D", "Dv", "Sq", "Sk"), [(64, 64, 70, 40), (40, 72, 30, 150), (128, 128, 140, 90), (96, 32, 64, 129), (8, 8, 1, 1)]
 )
 def test_widths_and_ends_within_tiles(D, Dv, Sq, Sk):
-    checked(*arrays_for((1, 1, Sq, D), (1, 1, Sk, D), Dv))
+    checked_arrays(*arrays_for((1, 1, Sq, D), (1, 1, Sk, D), Dv))
 
 
 def test_slopes_beside_weights_and_arrays():
     bias = numbers(1, 2, 20, 40, seed=9)
     params: dict[str, Any] = {"softcap": 3.0, "bias": bias, "score_mod": bent, "dropout_p": 0.2, "seed": 3}
-    checked(*arrays_for((1, 2, 20, 16), (1, 1, 40, 16), 16), causal=True, **params)
+    checked_arrays(*arrays_for((1, 2, 20, 16), (1, 1, 40, 16), 16), causal=True, **params)
 
 
 def test_float16_and_the_gradient_of_lse():
     arrays = arrays_for((1, 2, 70, 64), (1, 2, 90, 64), 64, np.float16)
-    checked(*arrays, dlse=numbers(1, 2, 70, seed=7).astype(np.float32), causal=True)
+    checked_arrays(*arrays, dlse=numbers(1, 2, 70, seed=7).astype(np.float32), causal=True)
 
 
 def test_tokens_before_heads_and_rows_that_are_no_boxes():
     """dq lies as q; or among other memory, element by element."""
     q, k, v, do = (x.transpose(0, 2, 1, 3) for x in arrays_for((2, 70, 2, 24), (2, 50, 1, 24), 40))
-    dq, dk, dv = checked(q, k, v, do)
+    dq, dk, dv = checked_arrays(q, k, v, do)
     assert dq.strides == q.strides
     o, lse = reference.flash_attention(q, k, v, return_lse=True)
     room = np.full((2, 2, 80, 30), 7, q.dtype)
@@ -127,21 +98,14 @@ def test_what_a_mask_hides_stays_where_it_is(params, value):
     """Few queries see it, and few keys are seen: rows are made anew key by key."""
     q, k, v, do = arrays_for((1, 1, 26, 16), (1, 1, 20, 16), 24)
     v[0, 0, 17, 5] = k[0, 0, 18] = value
-    dq, _, _ = checked(q, k, v, do, causal=True, **params)
+    dq, _, _ = checked_arrays(q, k, v, do, causal=True, **params)
     assert np.isfinite(dq[:, :, :23].astype(np.float32)).all()
-
-
-def test_a_score_of_minus_infinity_is_a_masked_one():
-    q, k, v, do = arrays_for((1, 1, 20, 16), (1, 1, 24, 16), 24)
-    k[0, 0, 10, 3], q[..., 3] = -np.inf, np.abs(q[..., 3])
-    dq, _, _ = checked(q, k, v, do)
-    assert np.isfinite(dq.astype(np.float32)).all()
 
 
 def test_rows_that_see_nothing_have_no_gradient_whatever_do_holds():
     q, k, v, do = arrays_for((1, 1, 60, 16), (1, 1, 20, 16), 16)
     do[0, 0, 5] = q[0, 0, 7] = np.nan
-    dq, _, _ = checked(q, k, v, do, causal=True)
+    dq, _, _ = checked_arrays(q, k, v, do, causal=True)
     assert not dq[:, :, :40].any()
 
 
@@ -159,7 +123,7 @@ def test_each_step_of_the_kernel(config, order):
     arrays = arrays_for((1, 2, 200, 16), (1, 1, 70, 16), 16)
     instead = {"dq_configs": lambda *_: iter([(config, "small")])}
     with changed("flash_attention", (sm90_backward, instead)), simulator.order(order):
-        checked(*arrays, causal=True)
+        checked_arrays(*arrays, causal=True)
 
 
 SMALL_BIAS = (
@@ -179,7 +143,7 @@ def test_a_bias_in_boxes(config, shape, order):
     params: dict[str, Any] = {"softcap": 4.0, "causal": True, "dropout_p": 0.2, "seed": 3}
     instead = {"dq_configs": lambda *_: iter([(config, "small")])}
     with changed("flash_attention", (sm90_backward, instead)), simulator.order(order):
-        checked(*arrays, bias=bias, **params)
+        checked_arrays(*arrays, bias=bias, **params)
 
 
 def test_which_biases_dq_has_in_boxes():

@@ -11,11 +11,11 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.compiler.offline import absent_problem
-from dualops.cuda.flash_attention.sm90.to_bf16x3 import thirds_of
+from dualops.cuda.flash_attention.sm90.float32 import thirds_of
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import in_patches
 from tests.cuda.simulator.attention import checked, named, numbers, options_for, widened
-from tests.cuda.simulator.test_attention_dq import arrays_for, checked as checked_gradient, gradient_varlen, held
+from tests.cuda.simulator.gradients import arrays_for, checked_arrays as checked_gradient, gradient_varlen, held
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
 FLOAT32 = np.float32

@@ -11,7 +11,7 @@ import dualops.cuda
 from dualops import reference, spec
 from dualops.cuda.flash_attention.saved_lse import exponent_less, lowered
 from tests.cuda.simulator.attention import BFLOAT16, FLOOR, named, numbers, widened
-from tests.cuda.simulator.dkv import served
+from tests.cuda.simulator.gradients import served
 
 SQ, SK, ROW, NOT_SCORED, HIDDEN = 20, 24, 7, 5, 11  # the NaN row; a key of score -inf, and one that a mask hides
 NAMES = ("dq", "dk", "dv", "dbias")

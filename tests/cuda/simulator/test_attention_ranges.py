@@ -16,11 +16,8 @@ from dualops.cuda.flash_attention.tile_scheduler import packed_count
 from dualops.spec.meta import Strided, numpy_dtype
 from tests.cuda.configs import changed
 from tests.cuda.simulator.attention import numbers, widened
-from tests.cuda.simulator.dkv import TWO_KERNELS
-from tests.cuda.simulator.test_attention_dq import held
-from tests.cuda.simulator.test_attention_fused import fused
+from tests.cuda.simulator.gradients import TWO_KERNELS, VARLEN, fused, held
 
-VARLEN = "flash_attention_varlen"
 # out of order, one in another, one without queries, one without keys; keys from 100 on are in none
 QUERIES, STARTS, LENGTHS, TOTAL = (9, 0, 20, 3), (60, 10, 0, 85), (40, 30, 90, 0), 110
 

@@ -12,7 +12,8 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.flash_attention.sm90.config import SLACK, Sm90Config, configs, short_config
-from dualops.cuda.flash_attention.sm90.schedule import slices_of
+from dualops.cuda.flash_attention.sm90.schedule import work_items
+from dualops.cuda.flash_attention.tile_scheduler import Walk
 from dualops.cuda.launch.device import known
 from dualops.spec.attention import OPTIONS
 from tests.cuda.simulator.attention import checked, named, numbers, options_for
@@ -102,10 +103,11 @@ def test_every_width_fits(options):
 
 
 def test_slices():
-    one, three = slices_of(1, 256), slices_of(3, 192)
-    assert (one.total(7), one.walk(5), one.column(5)) == (7, 5, 0)
-    assert three.total(7) == 21
-    assert [(three.walk(n), three.column(n)) for n in (0, 1, 2, 3)] == [(0, 0), (0, 192), (0, 384), (1, 0)]
+    walk = Walk(total=lambda extent: 7, task=lambda number, work: number)
+    one, three = work_items(walk, 2), work_items(walk, 2, slices=3, width=192)
+    assert (one.total(0), one.task(5, 0)) == (7, (5, 0))
+    assert three.total(0) == 21
+    assert [three.task(n, 0) for n in (0, 1, 2, 3)] == [(0, 0), (0, 192), (0, 384), (1, 0)]
 
 
 @pytest.mark.parametrize("config", [Sm90Config(2, 64, o_over_q=True), Sm90Config(2, 64, q_stages=1, o_over_q=True)])

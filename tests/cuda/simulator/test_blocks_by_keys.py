@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,9 @@ from dualops.cuda.launch.step import prepare
 from dualops.spec.attention.blocks import FULL, TILE, listed
 from dualops.spec.attention.cases import woven
 from tests.cuda.simulator.attention import numbers
-from tests.cuda.simulator.dkv import checked, served
+from tests.cuda.simulator.gradients import checked, gradient as backward, served
 
 SMALL = DkvConfig(1, 32, 2)
-backward: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
 
 
 def patches(b: Any, h: Any, i: Any, j: Any) -> Any:

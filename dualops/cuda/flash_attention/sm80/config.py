@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...tile.softmax_rows import LANES
 from ...tile.warp_mma import LINE_BYTES, FactorSlice
 from ...tile.warp_rows import WarpRowsLayout
-from ..lse_delta_smem import lane_columns
+from ..saved_lse import lane_columns
 
 ROWS = 64  # queries of four warps
 STAGES = 2

@@ -33,18 +33,17 @@ from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.products import opaque_i32
 from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
-from ...tile.tile_copies import tile_copies
 from ..arguments import Variant, array_type, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..lse_delta_smem import lse_delta_of
 from ..nan_repair import nan_repair_keys
 from ..options import chain_of
+from ..saved_lse import lse_delta_of
 from ..score_gradients import gradient_of_keys
 from ..score_mod import Given
 from ..tile_scheduler import key_rows_of, tile_after, tiled_work_type, walk_by_keys
 from ..tiles import lines, where_of
 from .config import ROWS, Sm80DkvConfig
-from .rows import GradientVectors, output_of
+from .rows import GradientVectors, copies_of, output_of
 
 
 @builds
@@ -58,10 +57,7 @@ def build_dkv(
     mem, dtype, BLOCK_Q = storage(variant.dtype), variant.dtype, config.block_q
     chain, tile = chain_of(variant.having, dtype, gradient=True), config.tiles(variant.D, variant.Dv)
     task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
-    k_copies = tile_copies(tile.k, variant.D, vectors.k, config.threads)
-    v_copies = tile_copies(tile.v, variant.Dv, vectors.v, config.threads)
-    q_copies = tile_copies(tile.q, variant.D, vectors.q, config.threads)
-    do_copies = tile_copies(tile.do, variant.Dv, vectors.do, config.threads)
+    copy = copies_of(variant, tile, vectors, config.threads)
     kq = strip_abt(dtype, tile.k, tile.q, tile.k_boxes, held=config.k_held)
     vdo = strip_abt(dtype, tile.v, tile.do, tile.v_boxes, held=config.v_held)
     pdo, dsq = strip_ab(dtype, tile.do_steps, tile.v_boxes), strip_ab(dtype, tile.q_steps, tile.k_boxes)
@@ -73,9 +69,13 @@ def build_dkv(
     dk_output = output_of(dtype, variant.D, tile.k_boxes, dk_aligned, widest)
     dv_output = output_of(dtype, variant.Dv, tile.v_boxes, dv_aligned, widest)
 
-    array, inputs, work_type = array_type(variant), gradient_inputs_type(variant), tiled_work_type(variant)
-
-    @kernel(array, array, inputs, work_type, threads=config.threads, min_blocks=config.min_blocks)
+    @kernel(
+        *[array_type(variant)] * 2,
+        gradient_inputs_type(variant),
+        tiled_work_type(variant),
+        threads=config.threads,
+        min_blocks=config.min_blocks,
+    )
     def flash_attention_dkv_sm80(dk, dv, x, work):
         smem, slots = cuda.shared.array(0, mem.element, alignment=128), columns.slots()
         task = task_of(cuda.blockIdx.x, work)
@@ -87,11 +87,11 @@ def build_dkv(
         i, end = u32(0), u32(u32(work.extent.group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
         h, m0 = i32(h_kv * work.extent.group), i32(task.first)
         own = columns.own()
-        k_copies.load(smem, 0, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
-        v_copies.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
+        copy.k.load(smem, 0, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
+        copy.v.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
         if end != u32(0):
-            q_copies.load(smem, tile.q_at, lines(x.q, b, h, task.q_first + m0, task.Sq - m0))
-            do_copies.load(smem, tile.do_at, lines(x.do, b, h, task.q_first + m0, task.Sq - m0))
+            copy.q.load(smem, tile.q_at, lines(x.q, b, h, task.q_first + m0, task.Sq - m0))
+            copy.do.load(smem, tile.do_at, lines(x.do, b, h, task.q_first + m0, task.Sq - m0))
             if brings:
                 columns.fetch(own, x, task, h, m0)
                 columns.put(slots, i32(0), own)
@@ -110,8 +110,8 @@ def build_dkv(
             h, m0 = tile_after(task, h, m0, BLOCK_Q)
             if i + u32(1) != end:
                 q_next, do_next = i32(tile.q_at + coming * tile.q_size), i32(tile.do_at + coming * tile.do_size)
-                q_copies.load(smem, q_next, lines(x.q, b, h, task.q_first + m0, task.Sq - m0))
-                do_copies.load(smem, do_next, lines(x.do, b, h, task.q_first + m0, task.Sq - m0))
+                copy.q.load(smem, q_next, lines(x.q, b, h, task.q_first + m0, task.Sq - m0))
+                copy.do.load(smem, do_next, lines(x.do, b, h, task.q_first + m0, task.Sq - m0))
                 cp_async_commit()
             q_at, do_at = i32(tile.q_at + stage * tile.q_size), i32(tile.do_at + stage * tile.do_size)
             # opaque: otherwise the addresses of all steps would stay in registers, and none are left

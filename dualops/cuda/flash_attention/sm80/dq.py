@@ -34,7 +34,6 @@ from ...tile.products import opaque_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
-from ...tile.tile_copies import tile_copies
 from ..arguments import Variant, array_type, gradient_inputs_type
 from ..fragment_scores import fragment_scores
 from ..nan_repair import nan_repair
@@ -43,7 +42,7 @@ from ..score_gradients import gradient_of_queries
 from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
 from ..tiles import lines, where_of
 from .config import ROWS, Sm80DqConfig
-from .rows import GradientVectors, output_of
+from .rows import GradientVectors, copies_of, output_of
 
 
 @builds
@@ -56,10 +55,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
     chain, tile = chain_of(variant.having, dtype, gradient=True), config.tiles(variant.D, variant.Dv)
     keys = range_of(BLOCK_KV)
     walk = walk_by_queries(config.block_q, keys.between, variant.varlen, chain)
-    q_copies = tile_copies(tile.q, variant.D, vectors.q, config.threads)
-    do_copies = tile_copies(tile.do, variant.Dv, vectors.do, config.threads)
-    k_copies = tile_copies(tile.k, variant.D, vectors.k, config.threads)
-    v_copies = tile_copies(tile.v, variant.Dv, vectors.v, config.threads)
+    copy = copies_of(variant, tile, vectors, config.threads)
     qk = strip_abt(dtype, tile.q, tile.k, tile.q_boxes, held=config.held)
     dov = strip_abt(dtype, tile.do, tile.v, tile.v_boxes, held=config.held)
     dsk = strip_ab(dtype, tile.k_right, tile.q_boxes)
@@ -69,9 +65,13 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
     hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys.keys, dsk.size, passes=False, gradient=True)
     output = output_of(dtype, variant.D, tile.q_boxes, aligned)
 
-    array, inputs, work_type = array_type(variant), gradient_inputs_type(variant), tiled_work_type(variant)
-
-    @kernel(array, inputs, work_type, threads=config.threads, min_blocks=config.min_blocks)
+    @kernel(
+        array_type(variant),
+        gradient_inputs_type(variant),
+        tiled_work_type(variant),
+        threads=config.threads,
+        min_blocks=config.min_blocks,
+    )
     def flash_attention_dq_sm80(dq, x, work):
         smem = cuda.shared.array(0, mem.element, alignment=128)
         task = walk.task(i32(cuda.blockIdx.x), work)
@@ -80,11 +80,11 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
         b, h, h_kv, count = task.b, task.h, task.h_kv, task.count
         row, my_rows = i32(cuda.threadIdx.x // 128 * ROWS), i32(cuda.threadIdx.x // 32 * 16)
         n0 = i32((task.first + i32(count)) * BLOCK_KV - BLOCK_KV)
-        q_copies.load(smem, 0, lines(x.q, b, h, task.q_first + task.m0, task.Sq - task.m0))
-        do_copies.load(smem, tile.do_at, lines(x.do, b, h, task.q_first + task.m0, task.Sq - task.m0))
+        copy.q.load(smem, 0, lines(x.q, b, h, task.q_first + task.m0, task.Sq - task.m0))
+        copy.do.load(smem, tile.do_at, lines(x.do, b, h, task.q_first + task.m0, task.Sq - task.m0))
         if count != u32(0):
-            k_copies.load(smem, tile.k_at, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
-            v_copies.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
+            copy.k.load(smem, tile.k_at, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
+            copy.v.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
         cp_async_commit()
 
         scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
@@ -102,8 +102,8 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
             stage, n1 = i32(i % u32(2)), i32(n0 - BLOCK_KV)
             if i + u32(1) != count:
                 k_next, v_next = i32(tile.k_at + (1 - stage) * tile.k_size), i32(tile.v_at + (1 - stage) * tile.v_size)
-                k_copies.load(smem, k_next, lines(x.k, b, h_kv, task.k_first + n1, task.Sk - n1))
-                v_copies.load(smem, v_next, lines(x.v, b, h_kv, task.k_first + n1, task.Sk - n1))
+                copy.k.load(smem, k_next, lines(x.k, b, h_kv, task.k_first + n1, task.Sk - n1))
+                copy.v.load(smem, v_next, lines(x.v, b, h_kv, task.k_first + n1, task.Sk - n1))
                 cp_async_commit()
             k_at, v_at = i32(tile.k_at + stage * tile.k_size), i32(tile.v_at + stage * tile.v_size)
             where = where_of(task, h, i32(task.m0 + row), n0)

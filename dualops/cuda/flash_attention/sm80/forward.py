@@ -45,7 +45,6 @@ from ...tile.products import anew_i32, opaque_f32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
 from ...tile.strips import APART, strip_ab, strip_abt
-from ...tile.tile_copies import tile_copies
 from ...tile.unrolled import one_after_another
 from ..arguments import Variant, array_type, inputs_type, statistic_type
 from ..fragment_scores import FragmentScores, fragment_scores, my_row, store_lse
@@ -54,7 +53,7 @@ from ..options import chain_of
 from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
 from ..tiles import Where, lines, where_of
 from .config import ROW_BYTES, ROWS, Sm80Config
-from .rows import Vectors, output_of
+from .rows import Vectors, copies_of, output_of
 
 
 def part_of(size: int, strip: int) -> Callable[..., Any]:
@@ -141,9 +140,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         raise ValueError(f"{STRIPS} strips with dropout, expected one")
     keys = range_of(BLOCK_KV)
     walk = walk_by_queries(config.block_q, keys.between, variant.varlen, chain)
-    q_copies = tile_copies(tile.q, variant.D, vectors.q, config.threads)
-    k_copies = tile_copies(tile.k, variant.D, vectors.k, config.threads)
-    v_copies = tile_copies(tile.v, variant.Dv, vectors.v, config.threads, paired=variant.dtype == "float32")
+    copy = copies_of(variant, tile, vectors, config.threads, paired=variant.dtype == "float32")
     qk = strip_abt(variant.dtype, tile.q, tile.k, tile.q_boxes, held=HELD, strips=STRIPS)
     pv = strip_ab(variant.dtype, tile.v, tile.v_boxes, STRIPS)
     scores_size, acc_size = qk.size // STRIPS, pv.size // STRIPS
@@ -187,10 +184,10 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         row = row_of(u32(cuda.threadIdx.x))
         my_rows = i32(row + i32(u32(cuda.threadIdx.x) % u32(128) // u32(32) * u32(16)))
         n0 = i32((task.first + i32(count)) * BLOCK_KV - BLOCK_KV)
-        q_copies.load(smem, 0, lines(x.q, b, h, task.q_first + task.m0, task.Sq - task.m0))
+        copy.q.load(smem, 0, lines(x.q, b, h, task.q_first + task.m0, task.Sq - task.m0))
         if count != u32(0):
-            k_copies.load(smem, tile.k_at, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
-            v_copies.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
+            copy.k.load(smem, tile.k_at, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
+            copy.v.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
         cp_async_commit()
 
         seed = score.seed(work.options)
@@ -210,10 +207,10 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             if i + u32(1) != count:
                 coming = i32(1 - stage)
                 b, h_kv = anew_i32(task.b), anew_i32(task.h_kv)  # no register keeps values computed from them
-                k_copies.load(
+                copy.k.load(
                     smem, tile.k_at + coming * tile.k_size, lines(x.k, b, h_kv, task.k_first + n1, task.Sk - n1)
                 )
-                v_copies.load(
+                copy.v.load(
                     smem, tile.v_at + coming * tile.v_size, lines(x.v, b, h_kv, task.k_first + n1, task.Sk - n1)
                 )
                 cp_async_commit()

@@ -5,13 +5,15 @@ shared memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta
 from ...compiler.backend import Members, Noun, cuda, f32, i32, noun, verb
 from ...launch.views import is_stored_whole, start, vector_of
 from ...tile.storage import access, storage
+from ...tile.tile_copies import tile_copies
 from ...tile.warp_rows import COLUMNS, warp_rows
+from ..arguments import Variant
 from .config import pitch
 
 
@@ -41,6 +43,26 @@ def vectors_of(metas: Mapping[str, ArrayMeta]) -> Vectors:
 
 def gradient_vectors_of(metas: Mapping[str, ArrayMeta]) -> GradientVectors:
     return GradientVectors(*(vector_of(metas[name]) for name in GradientVectors._fields))
+
+
+class Copies(NamedTuple):
+    """The nouns of what is copied to shared memory (`tile_copies`)."""
+
+    q: Noun
+    k: Noun
+    v: Noun
+    do: Any = None  # of a gradient
+
+
+def copies_of(
+    variant: Variant, tiles: Any, vectors: Vectors | GradientVectors, threads: int, *, paired: bool = False
+) -> Copies:
+    """Return the copies of a kernel with these tiles, and of dO for a gradient. paired: as in `tile_copies`, of V."""
+    q, k = (tile_copies(getattr(tiles, name), variant.D, getattr(vectors, name), threads) for name in "qk")
+    v = tile_copies(tiles.v, variant.Dv, vectors.v, threads, paired=paired)
+    if not isinstance(vectors, GradientVectors):
+        return Copies(q, k, v)
+    return Copies(q, k, v, tile_copies(tiles.do, variant.Dv, vectors.do, threads))
 
 
 Output = Noun  # of `output_of`

@@ -2,7 +2,9 @@
 
 forward.py          the kernel;  config.py: its tiles;  output.py: how o gets to memory;  products.py: products with Q
 schedule.py         which work item a block takes next, and when a warpgroup starts its products
+loads.py            what producers load, and the barriers that report it
 visible_tiles.py    what the rows of a tile of queries are, and which tiles of keys or of queries an item visits
+tile_scores.py      the scores of a tile: what options read before there are any, and how products become scores
 split_kv.py         how keys are split if there are few queries, and how the splits are merged
 bias.py             the tiles of a bias
 float32.py          float32, forward and gradient

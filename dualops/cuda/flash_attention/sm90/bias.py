@@ -44,7 +44,7 @@ from ...tile.storage import fetch_global_b32
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant
-from ..options import Having
+from ..options import Having, OptionChain, chain_of
 from ..score_coords import my_column, my_row
 
 PAIRS = "pairs"  # the order of a bias whose neighbours are fetched two at a time
@@ -104,6 +104,20 @@ def in_words(found: Having) -> Having:
         each._replace(facts=(each.facts[0], PAIRS)) if each.option.name == "bias" else each for each in found.variants
     )
     return found._replace(variants=tuple(variants))
+
+
+class Chains(NamedTuple):
+    """The options of a kernel; and for its tiles of scores those of `in_words`, if they have the bias as words."""
+
+    whole: OptionChain
+    of_tile: OptionChain
+
+
+def chains_of(variant: Variant, *, words: bool, gradient: bool = False) -> Chains:
+    """Return the options as device functions. words: the bias comes as words."""
+    whole = chain_of(variant.having, variant.dtype, gradient=gradient)
+    of_words = chain_of(in_words(variant.having), variant.dtype, gradient=gradient) if words else whole
+    return Chains(whole, of_words)
 
 
 class BiasPlace(NamedTuple):

@@ -61,6 +61,14 @@ class _Queries:
     consumers: int
     block_kv: int
     bias_stages: int
+    stages: int
+
+    v_first = False  # V of a tile is loaded before K
+
+    @property
+    def warps(self) -> int:
+        """Of the consumers."""
+        return 4 * self.consumers
 
     @property
     def block_q(self) -> int:
@@ -82,8 +90,21 @@ class _Queries:
         return self.tiles(D, Dv).nbytes
 
 
+class _EachReadsV(_Queries):
+    """Configs of kernels whose consumers all read K and V, in as many stages."""
+
+    @property
+    def v_stages(self) -> int:
+        return self.stages
+
+    @property
+    def v_warps(self) -> int:
+        """Those that read V."""
+        return self.warps
+
+
 @dataclass(frozen=True)
-class Sm90Config(_Queries):
+class Sm90Config(_EachReadsV):
     """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
 
     turns: warpgroups take turns to start products, so that one's exponentials overlap the others' products. q_stages:
@@ -284,7 +305,7 @@ class DqTiles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DqConfig(_Queries):
+class DqConfig(_EachReadsV):
     """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
 
     turns, bias_stages, thirds: as in `Sm90Config`. q_stages: of Q and dO; with two, the loads of the next work item
@@ -301,6 +322,8 @@ class DqConfig(_Queries):
     zeroed: bool = False
     thirds: bool = False
     bias_stages: int = 0
+
+    v_first = True  # its stage is free first
 
     def tiles(self, D: int, Dv: int) -> DqTiles:
         """Return the tiles for heads of these widths, in whole boxes. Raises ValueError if dq has no place over Q."""
@@ -320,7 +343,7 @@ class DqConfig(_Queries):
 
 
 @dataclass(frozen=True)
-class DqThirdsConfig:
+class DqThirdsConfig(_Queries):
     """For float32 as three parts of bfloat16: a block has 64 queries, and block_kv keys at a time. One warpgroup has
     the scores, the other dq. K has more stages than V: both need it, V only dP.
     """
@@ -329,12 +352,12 @@ class DqThirdsConfig:
     stages: int = 2
     v_stages: int = 1
 
+    consumers, q_stages, bias_stages, thirds = 2, 1, 0, True
+    v_warps = 4
+
     @property
     def block_q(self) -> int:
         return ROWS
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
 
     def tiles(self, D: int, Dv: int) -> DqTiles:
         """Return the tiles for heads of these widths, in whole boxes."""

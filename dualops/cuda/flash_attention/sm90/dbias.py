@@ -38,29 +38,37 @@ Registers: BLOCK_KV / 2 scores, as many of dP and totals, and about 40.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ...compiler.backend import Kernel, Members, builds, cuda, i32, kernel, noun, types, u8, u32, verb
-from ...launch.views import strided
-from ...tile.boxes import BoxTile, Corner, box_tile, prefetch_maps
-from ...tile.pipeline import Pipeline, pipeline
+from ....spec import ArrayMeta, Problem
+from ....spec.attention import broadcast_strides
+from ....spec.meta import Strided, contiguous_strides, itemsize
+from ...compiler.backend import Kernel, builds, cuda, i32, kernel, types, u8, u32
+from ...launch.arrays import cdiv
+from ...launch.device import Device
+from ...launch.maps import Mapped
+from ...launch.step import Step
+from ...launch.views import by_token, strided
+from ...tile.boxes import prefetch_maps
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
-from ..arguments import Variant, size_types, statistic_type
+from ..arguments import Variant, size_types, sizes, statistic_type, variant
 from ..fragment_scores import fragment_scores
-from ..options import chain_of
+from ..options import chain_of, having
 from ..score_gradients import rows_of_queries
 from ..tiles import Where
-from .arguments import MAPS_TYPE
+from .arguments import MAPS_TYPE, boxed_maps, maps_of
 from .bias import bias_registers, in_words
-from .bias_tile_scheduler import BiasExtent, BiasWalk, Broadcast, bias_walk
-from .config import padded
-from .dbias_sums import PLACES, bias_sums, gradient_of_bias
+from .bias_tile_scheduler import BiasExtent, Broadcast, bias_walk, pieces_of, visits_of_tile
+from .config import SLACK, padded
+from .dbias_sums import PLACES, THREADS, bias_sums, build_dbias_sum, gradient_of_bias
+from .loads import ring_of_lines
 from .schedule import turns
 
 
@@ -142,89 +150,6 @@ def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterato
             yield config, f"{config.block_q} queries by {config.block_kv} keys"
 
 
-class Lines(NamedTuple):
-    """Tiles of both arrays of a ring, and their pipelines, which share barriers."""
-
-    first: BoxTile
-    second: BoxTile
-    first_pipe: Pipeline
-    second_pipe: Pipeline
-
-
-@noun
-def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -> Members:
-    """The verbs of a ring. number: of a pair of fillings.
-
-    of_keys: lines are keys. stays: they may stay for the next tile of scores.
-    """
-    first_tile, second_tile, first_pipe, second_pipe = lines
-
-    @verb
-    def barriers():
-        """Return the barriers in shared arrays; once in a kernel, by all threads."""
-        return first_pipe.barriers()
-
-    @verb
-    def init(barriers):
-        """Initialize the barriers; by one thread, before a pipeline's `start`."""
-        first_pipe.init(barriers)
-
-    @verb
-    def _corner(visit):
-        if of_keys:
-            return Corner(visit.n0, 0, (visit.h_kv, visit.b))
-        return Corner(visit.m0, 0, (visit.h, visit.b))
-
-    @verb
-    def _load(smem, maps, barriers, visit, number):
-        place = _corner(visit)
-        stage = first_pipe.acquire(barriers, u32(2 * number))
-        first_tile.load(smem, stage, maps[0], place, barriers.full)
-        stage = second_pipe.acquire(barriers, u32(2 * number + 1))
-        second_tile.load(smem, stage, maps[1], place, barriers.full)
-
-    @verb
-    def bring(smem, maps, barriers, extent, offset, options):
-        """Load all lines of a block; by one thread."""
-        filling = u32(0)
-        number, numbers = walk.first_number(), walk.numbers(extent)
-        while number < numbers:
-            part, there = walk.part(number, extent), False
-            visit = walk.first(part, extent, offset, options)
-            while visit.v < part.end:
-                if not there:
-                    _load(smem, maps, barriers, visit, filling)
-                    filling = first_pipe.next(filling)
-                following = walk.after(visit, part, extent, offset, options)
-                if stays:
-                    there = walk.stays(visit, following)
-                visit = following
-            number = walk.next_number(number)
-
-    @verb
-    def first(barriers, number):
-        """Wait for the first array's lines. Return where they begin in shared memory."""
-        return first_tile.at(first_pipe.wait(barriers, u32(2 * number)))
-
-    @verb
-    def second(barriers, number):
-        """Wait for the second array's lines. Return where they begin in shared memory."""
-        return second_tile.at(second_pipe.wait(barriers, u32(2 * number + 1)))
-
-    @verb
-    def release_first(barriers, number, last):
-        """Release what my warp has read. last: lines that stayed are read for the last time."""
-        if not stays or last:
-            first_pipe.release(barriers, u32(2 * number))
-
-    @verb
-    def release_second(barriers, number, last):
-        if not stays or last:
-            second_pipe.release(barriers, u32(2 * number + 1))
-
-    return locals()
-
-
 @builds
 def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype: str, vectors: bool) -> Kernel:
     """flash_attention_dbias_sm90(maps, to, lse, delta, extent, scale, options): `Maps`, dbias or its parts,
@@ -232,29 +157,31 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
 
     to_dtype: of `to`. vectors: whether eight neighbours of a row may be stored at once.
     """
-    D, Dv, BLOCK_KV = padded(variant.D), padded(variant.Dv), config.block_kv
+    tiles, BLOCK_KV = config.tiles(padded(variant.D), padded(variant.Dv)), config.block_kv
     chain, role = chain_of(in_words(variant.having), variant.dtype), roles(config.consumers)
-    warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     ranged = any(option.name == "band" for option, _ in variant.having.variants)
     walk = bias_walk(config.block_q, BLOCK_KV, one, chain, ranged=ranged)
-    turn, OVERLAP, ONE_COLUMN = turns(config.consumers if config.overlap else 1), config.overlap, one.column
-    q_tile, do_tile = (box_tile(tile, 0, 2, room=tiles.query_bytes) for tile in (tiles.q, tiles.do))
-    k_tile, v_tile = (box_tile(tile, tiles.keys_at, 2, room=tiles.key_bytes) for tile in (tiles.k, tiles.v))
-    q_pipe, do_pipe = (pipeline(config.stages, tile.nbytes, warps) for tile in (tiles.q, tiles.do))
-    k_pipe, v_pipe = (pipeline(config.stages, tile.nbytes, warps) for tile in (tiles.k, tiles.v))
-    queries = ring_of_lines(Lines(q_tile, do_tile, q_pipe, do_pipe), walk, of_keys=False, stays=one.column)
-    keys = ring_of_lines(Lines(k_tile, v_tile, k_pipe, v_pipe), walk, of_keys=True, stays=not one.column)
+    turn = turns(config.consumers if config.overlap else 1)
+    ring = partial(ring_of_lines, stages=config.stages, warps=4 * config.consumers, walk=walk)
+    queries = ring((tiles.q, tiles.do), 0, tiles.query_bytes, of_keys=False, stays=one.column)
+    keys = ring((tiles.k, tiles.v), tiles.keys_at, tiles.key_bytes, of_keys=True, stays=not one.column)
     qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
     own = bias_registers(variant, BLOCK_KV, 128 * config.consumers)
     score = fragment_scores(chain, ROWS, BLOCK_KV, marks=True, word=own.word)
     gradient, statistics = gradient_of_bias(qk.size), rows_of_queries(qk.size)
     sums = bias_sums(to_dtype, qk.size, config.consumers, one, vectors=vectors)
 
-    to_type, statistic_types = strided(to_dtype, PLACES), [statistic_type(variant)] * 2
-    extent_type = types.NamedUniTuple(i32, len(BiasExtent._fields), BiasExtent)
     *_, scale_type, _, options_type = size_types(variant)
 
-    @kernel(MAPS_TYPE, to_type, *statistic_types, extent_type, scale_type, options_type, threads=role.threads)
+    @kernel(
+        MAPS_TYPE,
+        strided(to_dtype, PLACES),
+        *[statistic_type(variant)] * 2,
+        types.NamedUniTuple(i32, len(BiasExtent._fields), BiasExtent),
+        scale_type,
+        options_type,
+        threads=role.threads,
+    )
     def flash_attention_dbias_sm90(maps, to, lse, delta, extent, scale, options):
         smem = cuda.shared.array(0, u8, alignment=1024)
         query_bars, key_bars, words = queries.barriers(), keys.barriers(), own.words()
@@ -264,7 +191,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
             queries.init(query_bars)
             keys.init(key_bars)
         prefetch_maps(maps, 1)
-        q_pipe.start()
+        queries.start()
         if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -289,14 +216,14 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     statistics.read(next_delta, delta, visit, row)
                     own.fill(words, options, part, extent)
                 while visit.v < part.end:
-                    of_queries, of_keys = (kept, i) if ONE_COLUMN else (i, kept)
+                    of_queries, of_keys = (kept, i) if one.column else (i, kept)
                     where = Where(visit.b, visit.h, i32(visit.m0 + row), visit.n0, Sq, Sk, offset)
                     gradient.bases(row_base, next_lse)
                     row_delta[0], row_delta[1] = next_delta[0], next_delta[1]
                     q_at, k_at = queries.first(query_bars, of_queries), keys.first(key_bars, of_keys)
                     turn.take(warpgroup)
                     qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
-                    if OVERLAP:
+                    if config.overlap:
                         do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
                         dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
                     turn.give(warpgroup)
@@ -305,7 +232,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     if following.v < part.end:
                         statistics.read(next_lse, lse, following, row)
                         statistics.read(next_delta, delta, following, row)
-                    if OVERLAP:
+                    if config.overlap:
                         qk.wait_but_one(scores)
                     else:
                         qk.wait(scores)
@@ -314,7 +241,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     score.finish_held(scores, words, options, scale, where, score.sees(score.ask(options, where)))
                     all_count = gradient.all_count(scores, where, row_base)
                     gradient.probabilities(scores, where, row_base, all_count)
-                    if not OVERLAP:
+                    if not config.overlap:
                         do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
                         dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
                     dov.wait(d_probs)
@@ -322,11 +249,107 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     keys.release_second(key_bars, of_keys, last)
                     score.weigh(d_probs, options, where)
                     gradient.add(totals, scores, d_probs, row_delta, all_count)
-                    i = q_pipe.next(i)
+                    i = queries.next(i)
                     if last:
-                        kept = q_pipe.next(kept)
+                        kept = queries.next(kept)
                     visit = following
                 sums.store(to, totals, part, extent)
                 number = walk.next_number(number)
 
     return flash_attention_dbias_sm90
+
+
+PARTS = "dbias_parts"
+NEAR = 8  # neighbours of a row that a thread stores
+MOST_VISITS = 2**31 - 1  # numbers of 32 bits
+
+
+def dbias_choice(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> tuple[DbiasConfig | None, str]:
+    """Return the Config of a problem that dq's kernel takes, and a description; None and the reason if simt computes
+    dbias.
+    """
+    p = problem
+    if "dbias" not in results or not results["dbias"].size:
+        return None, ""
+    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
+    options = [option.name for option, _ in having(p).variants]
+    for config, reason in dbias_configs(D, Dv, device.shared_memory_per_block - SLACK, options):
+        if _visits(p, config) > MOST_VISITS:
+            break
+        return config, f"; dbias: {reason}"
+    return None, "; dbias: on simt"
+
+
+def shape_of(problem: Problem) -> tuple[Any, ...]:
+    """Return the bias's sizes along B, H, Sq and Sk."""
+    own = problem.arrays["bias"].shape
+    return (*(1 for _ in range(4 - len(own))), *own)
+
+
+def broadcast_of(problem: Problem) -> Broadcast:
+    _, _, Sq, Sk = shape_of(problem)
+    return Broadcast(Sq == 1, Sk == 1)
+
+
+def _tiles(problem: Problem, config: DbiasConfig) -> Any:
+    """Return how many tiles one batch of the bias has."""
+    _, H, Sq, Sk = shape_of(problem)
+    return H * cdiv(Sq, config.block_q) * cdiv(Sk, config.block_kv)
+
+
+def _visits(problem: Problem, config: DbiasConfig) -> Any:
+    p = problem
+    tiles = cdiv(p.Sq, config.block_q), cdiv(p.Sk, config.block_kv)
+    return visits_of_tile(p.B, p.H, *tiles, shape_of(p), broadcast_of(p))
+
+
+def _pieces(problem: Problem, config: DbiasConfig) -> Any:
+    return pieces_of(_tiles(problem, config), _visits(problem, config))
+
+
+def _in_vectors(to: ArrayMeta, config: DbiasConfig) -> bool:
+    """Return whether all neighbours that a thread stores together are aligned to 16 bytes."""
+    *outer, step = to.strides
+    apart = (to.pointer, *(stride * itemsize(to.dtype) for stride in outer))
+    return (
+        step == 1 and to.shape[-1] % NEAR == 0 and config.block_kv % (4 * NEAR) == 0 and not any(x % 16 for x in apart)
+    )
+
+
+def dbias_workspace(problem: Problem, config: DbiasConfig) -> dict[str, ArrayMeta]:
+    """Return the parts of sums in float32, if there are several: of pieces, and of each warp if the bias has
+    one row.
+    """
+    p, one, pieces = problem, broadcast_of(problem), _pieces(problem, config)
+    if not one.row and pieces == 1:
+        return {}
+    shape = (pieces * (4 * config.consumers if one.row else 1), *shape_of(p))
+    return {PARTS: ArrayMeta(shape, "float32", contiguous_strides(shape), p.arrays["q"].device, 0)}
+
+
+def dbias_maps(problem: Problem, config: DbiasConfig) -> dict[str, Mapped]:
+    """Return the tensor maps of the launch, by names of its own."""
+    return boxed_maps(problem, problem.arrays, config.box_lines, "dbias_")
+
+
+def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: DbiasConfig) -> Sequence[Step]:
+    """Return the launches, after delta's: sums, or their parts and the sums of these."""
+    p, one, pieces, shape = problem, broadcast_of(problem), _pieces(problem, config), shape_of(problem)
+    metas = {**p.arrays, **results}
+    delta = p.arrays["lse"]
+    dbias, found = Strided("dbias", (0, *broadcast_strides(results["dbias"]))), dbias_workspace(p, config)
+    to, dtype = (Strided(PARTS, found[PARTS].strides), "float32") if found else (dbias, p.dtype)
+    statistics = by_token(metas, "lse", False), Strided("delta", contiguous_strides(delta.shape))
+    H, group, Sq, Sk, aligned, scale, _, options = sizes(p)
+    B_bias, H_bias, Sq_bias, Sk_bias = shape
+    extent = BiasExtent(B_bias, H_bias, Sq_bias, Sk_bias, pieces, p.B, H, group, Sq, Sk, aligned)
+    args = (maps_of("dbias"), to, *statistics, extent, scale, options)
+    blocks, shared_bytes = shape[0] * pieces * _tiles(p, config), config.shared_bytes(padded(p.D), padded(p.Dv))
+    vectors = not (one.row or one.column) and _in_vectors(found.get(PARTS, results["dbias"]), config)
+    build = build_dbias(config, variant(p), one, dtype, vectors)
+    steps = [Step(build, (blocks,), args, shared_bytes, resident=True)]
+    if found:
+        size, lanes = results["dbias"].size, 32 if one.row or one.column else 1
+        args = dbias, to, found[PARTS].shape[0], size, *shape[1:]
+        steps.append(Step(build_dbias_sum(p.dtype, lanes), (cdiv(size * lanes, THREADS),), args))
+    return steps

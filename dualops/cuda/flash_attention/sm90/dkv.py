@@ -30,31 +30,100 @@ more, so they wait for 8 at once.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
-from ...tile.boxes import box_tile, prefetch_maps
-from ...tile.numbers import numbers
-from ...tile.pipeline import pipeline
+from typing import Any, NamedTuple
+
+from ...compiler.backend import Kernel, Members, builds, cuda, i32, kernel, members, noun, u8, u32, verb
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
-from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..lse_delta_smem import lse_delta_of
-from ..nan_repair import nan_repair_keys
 from ..options import chain_of
+from ..saved_lse import lse_delta_of
 from ..score_gradients import gradient_of_keys
-from ..score_mod import Given
-from ..tile_scheduler import key_rows_of, tiled_work_type, walk_by_keys
+from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, keys_to_type
-from .bias import bias_dkv, in_words
+from .bias import BiasDkv, bias_dkv, chains_of
 from .config import factors, padded
 from .dkv_config import DkvConfig
-from .dkv_loads import LoadBarriers, LoadedTiles, LoadTo, load_once, loads_of
-from .output import rows_from_registers, rows_output
+from .loads import QLoads, q_loads
+from .output import results_of_keys
+from .tile_scores import scores_of_keys
 from .visible_tiles import q_tiles_of
+
+
+class Mine(NamedTuple):
+    """What a thread multiplies with."""
+
+    smem: Any
+    bars: Any
+    warpgroup: Any
+    scores: Any  # S.T
+    d_probs: Any
+    packed: Any  # P.T, then dS.T
+    dk: Any
+    dv: Any
+
+
+@noun
+def dkv_tiles(config: DkvConfig, variant: Variant, bias: BiasDkv, load: QLoads, listed: bool) -> Members:
+    """The verbs of a block's tiles of queries."""
+    chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
+    tiles, dtype, thirds = config.tiles(padded(variant.D), padded(variant.Dv)), factors(variant.dtype), config.thirds
+    kq, vdo = warpgroup_mma(dtype, tiles.k, tiles.q, thirds), warpgroup_mma(dtype, tiles.v, tiles.do, thirds)
+    pdo, dsq = register_mma(dtype, tiles.do_steps, thirds), register_mma(dtype, tiles.q_steps, thirds)
+    score = fragment_scores(
+        tile_chain, ROWS, config.block_q, bent=chain.bends, transposed=True, word=bias.word, others=variant.varlen
+    )
+    scores_of = scores_of_keys(score, bias, listed=listed)
+    gradient = gradient_of_keys(tile_chain, score, variant.dtype, config.block_q)
+    OVERLAP, K_AT, V_AT = config.overlap, 0, tiles.v_at
+
+    @verb
+    def mine(smem, bars, warpgroup):
+        """Return `Mine`; once in a kernel."""
+        dk, dv, scores, d_probs = dsq.fragment(), pdo.fragment(), kq.fragment(), vdo.fragment()
+        return Mine(smem, bars, warpgroup, scores, d_probs, pdo.left(), dk, dv)
+
+    @verb
+    def tile(own, mine, sums, where, tile, filling, adds):
+        """Add a tile of queries to dk and dv. sums: of their products."""
+        (dk_sums, dv_sums), stage = sums, load.q.wait(mine.bars.q, filling)
+        kq.start(mine.scores, mine.smem, K_AT, load.q_at(stage), mine.warpgroup)  # S.T = K @ Q.T
+        load.do.wait(mine.bars.do, filling)
+        vdo.start(mine.d_probs, mine.smem, V_AT, load.do_at(stage), mine.warpgroup)  # dP.T = V @ dO.T
+        known = scores_of.know(own, where, tile)
+        kq.wait_but_one(mine.scores)
+        if filling != u32(0):
+            load.release(mine.bars, filling - 1)
+        given = scores_of.mask(own, mine.scores, known, stage)
+        gradient.probabilities(mine.packed, mine.scores, given, known.kept, load.lse(mine.bars, stage))
+        pdo.add(dv_sums, mine.packed, mine.smem, load.do_at(stage), adds)  # dv [64, Dv] += P.T @ dO
+        if OVERLAP:
+            vdo.wait_but_one(mine.d_probs)
+        else:
+            pdo.wait(dv_sums)
+            vdo.wait(mine.d_probs)
+        gradient.d_scores(mine.d_probs, mine.scores, own.options, known.kept, load.delta(mine.bars, stage))
+        if OVERLAP:
+            pdo.wait(dv_sums)
+        pdo.collect(mine.dv, dv_sums)
+        gradient.pack(mine.packed, mine.d_probs)
+        dsq.add(dk_sums, mine.packed, mine.smem, load.q_at(stage), adds)  # dk [64, D] += dS.T @ Q
+        dsq.finish(mine.dk, dk_sums)
+
+    @verb
+    def sums(mine):
+        """Return where products are added up."""
+        return dsq.sums(mine.dk), pdo.sums(mine.dv)
+
+    @verb
+    def finish(sums):
+        dsq.wait(sums[0])
+
+    return members(locals(), scores_of=scores_of, sizes=(dsq.size, pdo.size))
 
 
 @builds
@@ -64,115 +133,49 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
 
     dk_stored, dv_stored: how dk and dv get to memory (`output`). packed: as in `walk_by_keys`.
     """
-    D, Dv, BLOCK_Q, OVERLAP, num = padded(variant.D), padded(variant.Dv), config.block_q, config.overlap, numbers(f32)
-    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, most=True)
-    in_boxes = in_words(variant.having) if config.bias_in_boxes else variant.having
-    tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
-    warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
-    k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
-    q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
-    kv_once, q_pipe = load_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
-    bias = bias_dkv(variant, config.bias, tiles.bias_at, warps)
-    do_part = second_barrier(config.stages, tiles.do.nbytes + bias.nbytes, writers=1)  # with lse and delta
-    dtype, thirds = factors(variant.dtype), config.thirds
-    kq, vdo = warpgroup_mma(dtype, tiles.k, tiles.q, thirds), warpgroup_mma(dtype, tiles.v, tiles.do, thirds)
-    pdo, dsq = register_mma(dtype, tiles.do_steps, thirds), register_mma(dtype, tiles.q_steps, thirds)
-    score = fragment_scores(
-        tile_chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, word=bias.word, others=variant.varlen
-    )
-    columns = lse_delta_of(config.block_q, config.stages, chain)
-    hidden = nan_repair_keys(chain, variant, dsq.size, pdo.size)
-    gradient = gradient_of_keys(tile_chain, score, variant.dtype, BLOCK_Q)
-    loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
-    visits = q_tiles_of(BLOCK_Q, variant, score)
-    load = loads_of(loaded, bias, kv_once, q_pipe, do_part, columns, visits, variant.varlen)
-    task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain, packed=packed)
-    if thirds:
-        dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
-    else:
-        dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
-        dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, config.consumers)
-    to_type, x_type = keys_to_type(variant, dk_stored, dv_stored), gradient_inputs_type(variant)
-    last = dv_output if dv_stored == "boxes" else dk_output  # copies of both form one group
+    tiles, role = config.tiles(padded(variant.D), padded(variant.Dv)), roles(config.consumers, most=True)
+    chain, visits = chain_of(variant.having, variant.dtype, gradient=True), q_tiles_of(config.block_q, variant)
+    bias = bias_dkv(variant, config.bias, tiles.bias_at, config.warps)
+    load = q_loads(config, variant, visits, lse_delta_of(config.block_q, config.stages, chain), bias)
+    of = dkv_tiles(config, variant, bias, load, visits.listed)
+    task_of = walk_by_keys(config.block_kv, config.block_q, variant.varlen, chain, packed=packed)
+    stored = ("", "") if config.thirds else (dk_stored, dv_stored)
+    results = results_of_keys(variant, chain, of.sizes, (0, tiles.v_at), stored, config.consumers)
 
-    @kernel(MAPS_TYPE, bias.maps_type, to_type, x_type, tiled_work_type(variant), threads=role.threads)
+    @kernel(
+        MAPS_TYPE,
+        bias.maps_type,
+        keys_to_type(variant, dk_stored, dv_stored),
+        gradient_inputs_type(variant),
+        tiled_work_type(variant),
+        threads=role.threads,
+    )
     def flash_attention_dkv_sm90(maps, bias_maps, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        kv_full, q_bars, do_full = kv_once.barrier(), q_pipe.barriers(), do_part.barriers()
-        slots = columns.slots()
-        warpgroup = my_warpgroup()
-        scale, options = work.scale, work.options
-        task = task_of(cuda.blockIdx.x, work)
+        bars, warpgroup, task = load.barriers(), my_warpgroup(), task_of(cuda.blockIdx.x, work)
         if task.n0 >= task.Sk:
             return
-        if cuda.threadIdx.x == 0:
-            kv_once.init(kv_full)
-            q_pipe.init(q_bars)
-            do_part.init(do_full)
-        prefetch_maps(maps, 1)
         bias.prefetch(bias_maps)
-        q_pipe.start()
-        i, end = u32(0), visits.count(task, work)
+        load.start(bars, maps)
         if warpgroup == config.consumers:
             role.produce()
-            load(LoadTo(smem, slots, bias_maps), maps, LoadBarriers(kv_full, q_bars, do_full), x, work, task, end)
+            load.produce(smem, bars, maps, bias_maps, x, work, task)
         else:
             role.consume()
-            end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
-            n = i32(task.n0 + ROWS * warpgroup)
-            dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
-            scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
-            factors, words, seed = (scale, score.units(scale)[0]), bias.words(), score.seed(options)
+            i, end = u32(0), u32(shfl_idx_i32(i32(visits.count(task, work)), 0, FULL_WARP))
+            row, own, mine = i32(ROWS * warpgroup), of.scores_of.own(smem, work), of.mine(smem, bars, warpgroup)
             if end != u32(0):
-                kv_once.wait(kv_full)
-                k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
-                dk_sums, dv_sums = dsq.sums(dk_acc), pdo.sums(dv_acc)
-                tile = visits.first(task, work)
+                load.wait_kv(bars)
+                sums, adds, tile = of.sums(mine), i32(0), visits.first(task, work)
                 while i != end:
-                    where = where_of(task, tile.h, tile.m0, n)
-                    stage = q_pipe.wait(q_bars, i)
-                    kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)  # S.T = K @ Q.T
-                    do_part.wait(do_full, i)
-                    vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
-                    kept, seen = score.keeps(options, where, seed), score.sees(score.ask(options, where))
-                    picks = visits.picks(options, where, tile)
-                    kq.wait_but_one(scores)
-                    if i != u32(0):
-                        do_part.leave()
-                        q_pipe.release(q_bars, i - 1)
-                    held = bias.held(smem, stage, words)
-                    visits.finish_held(scores, held, options, scale, where, seen, picks)
-                    given = Given(options, factors, where, held)
-                    gradient.probabilities(packed, scores, given, kept, (slots, columns.lse(stage)))
-                    pdo.add(dv_sums, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
-                    if OVERLAP:
-                        vdo.wait_but_one(d_probs)
-                    else:
-                        pdo.wait(dv_sums)
-                        vdo.wait(d_probs)
-                    gradient.d_scores(d_probs, scores, options, kept, (slots, columns.delta(stage)))
-                    if OVERLAP:
-                        pdo.wait(dv_sums)
-                    pdo.collect(dv_acc, dv_sums)
-                    gradient.pack(packed, d_probs)
-                    dsq.add(dk_sums, packed, smem, q_tile.at(stage), adds)  # dk [64, D] += dS.T @ Q
-                    dsq.finish(dk_acc, dk_sums)
-                    adds = i32(1)
+                    where = where_of(task, tile.h, tile.m0, i32(task.n0 + row))
+                    of.tile(own, mine, sums, where, tile, i, adds)
                     tile = visits.after(tile, i, end, task, work)
-                    i = q_pipe.next(i)
-                dsq.wait(dk_sums)
+                    adds, i = i32(1), load.q.next(i)
+                of.finish(sums)
             else:
-                for e in range(dsq.size):
-                    dk_acc[e] = num.zero
-                for e in range(pdo.size):
-                    dv_acc[e] = num.zero
+                results.clear(mine.dk, mine.dv)
             task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
-            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), work)
-            for e in range(dsq.size):
-                dk_acc[e] *= scale
-            rows = key_rows_of(task)
-            dk_output.store(smem, to.dk_map, to.dk, dk_acc, rows, i32(ROWS * warpgroup), i32(0))
-            dv_output.store(smem, to.dv_map, to.dv, dv_acc, rows, i32(ROWS * warpgroup), i32(0))
-            last.finish()
+            results.store(smem, to, (mine.dk, mine.dv), task, row, x, work)
 
     return flash_attention_dkv_sm90

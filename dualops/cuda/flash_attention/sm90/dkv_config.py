@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ...tile.warpgroup_exchange import exchange_bytes
-from ..lse_delta_smem import lane_columns
+from ..saved_lse import lane_columns
 from .config import BLOCK_MASK, BOX, LIGHT_OPTIONS, are_many, bias_operand, parts_width
 
-CONSUMERS_APART = 2
+CONSUMERS = 2  # of blocks that do not say how many
 BARRIERS = 512  # bytes of shared memory for mbarriers, at most
 WHOLE = 1024  # alignment of tiles, in bytes
 
@@ -67,6 +67,11 @@ class _Keys:
         return ROWS
 
     @property
+    def warps(self) -> int:
+        """Of the consumers."""
+        return 4 * CONSUMERS
+
+    @property
     def slack(self) -> int:
         """Bytes in addition to the tiles: lse and delta, mbarriers, alignment."""
         return -(-(self.stages * 2 * 4 * lane_columns(self.block_q) * 4 + BARRIERS) // WHOLE) * WHOLE
@@ -103,6 +108,10 @@ class DkvConfig(_Keys):
         return ROWS * self.consumers
 
     @property
+    def warps(self) -> int:
+        return 4 * self.consumers
+
+    @property
     def bias(self) -> Operand | None:
         """The bias's tile."""
         return bias_operand(self.block_q, self.block_kv) if self.bias_in_boxes else None
@@ -130,6 +139,8 @@ class DkvApartConfig(_Keys):
     overlap: bool = True
     exact: bool = False
 
+    thirds = False
+
     def tiles(self, D: int, Dv: int) -> DkvTiles:
         """Return the tiles for heads of these widths, in whole boxes."""
         p_bytes = exchange_bytes(self.block_q // 2, self.places, self.exact)
@@ -146,6 +157,8 @@ class DkvThirdsConfig(_Keys):
     stages: int = 2
     do_stages: int = 1
     places: int = 1
+
+    thirds, exact, overlap = True, True, False
 
     def tiles(self, D: int, Dv: int) -> DkvTiles:
         """Return the tiles for heads of these widths, in whole boxes."""
@@ -221,7 +234,6 @@ def _apart_of_list(width: int, heavy: Sequence[str]) -> DkvApartConfig:
     return DkvApartConfig(64, 3)
 
 
-CONSUMERS = 2
 FRAGMENT_BYTES = 4 * ROWS * BOX  # of dq that a warpgroup computes at a time, in float32
 FRAGMENT = ROWS * BOX  # numbers
 DS_PLACES = 2  # so that warpgroups meet once a tile

@@ -38,63 +38,262 @@ BLOCK_Q. Registers: BLOCK_Q / 2 of S.T or dP.T, half of that packed, which `over
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32, verb
-from ...tile.boxes import box_tile, prefetch_maps
-from ...tile.numbers import numbers
-from ...tile.pipeline import pipeline
+from ...compiler.backend import Kernel, Members, builds, cuda, i32, kernel, members, noun, u8, u32, verb
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
-from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
-from ...tile.warpgroup_exchange import Handover, warpgroup_exchange
+from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import Variant, gradient_inputs_type
-from ..fragment_scores import FragmentScores, fragment_scores
-from ..lse_delta_smem import lse_delta_of
-from ..nan_repair import nan_repair_keys
+from ..fragment_scores import fragment_scores
 from ..options import OptionChain, chain_of
-from ..score_gradients import GradientApart, split_gradient
-from ..score_mod import Given
-from ..tile_scheduler import key_rows_of, tiled_work_type, walk_by_keys
+from ..saved_lse import lse_delta_of
+from ..score_gradients import split_gradient
+from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, keys_to_type
 from .bias import bias_dkv
 from .config import factors, padded
-from .dkv_config import CONSUMERS_APART, DkvApartConfig, DkvThirdsConfig
-from .dkv_loads import LoadBarriers, LoadedTiles, LoadTo, load_once, loads_f32_of, loads_of, statistics_of
-from .output import rows_from_registers, rows_output
-from .visible_tiles import q_tiles_of
+from .dkv_config import CONSUMERS, DkvApartConfig, DkvThirdsConfig
+from .loads import q_loads
+from .output import results_of_keys
+from .tile_scores import scores_of_keys
+from .visible_tiles import QTiles, q_tiles_of
 
 
-def split_probs(
-    chain: OptionChain, score: FragmentScores, gradient: GradientApart, box: Handover
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return two verbs: (smem, bars, i, scores, bent, place, given), for the warpgroup with dv, and (smem, bars, i,
-    d_probs, place, options, where), for the one with dk.
-    """
-    BENDS = chain.bends
+class Side(NamedTuple):
+    """What a warpgroup multiplies with."""
+
+    smem: Any
+    at: Any  # smem, or the base of descriptors
+    bars: Any
+    scores: Any  # S.T, or dP.T
+    bent: Any  # P.T * slope, where it is not P.T
+    packed: Any
+    acc: Any
+    sums: Any  # of products, which become acc
+
+
+@verb
+def _same(smem):
+    return smem
+
+
+@noun
+def split_tiles(
+    config: DkvApartConfig | DkvThirdsConfig, variant: Variant, chain: OptionChain, visits: QTiles
+) -> Members:
+    """The verbs of a block's tiles of queries: of 16 bits pipelined, of float32 one product after the other."""
+    BLOCK_Q, THIRDS, tiles = config.block_q, config.thirds, config.tiles(padded(variant.D), padded(variant.Dv))
+    dtype, bias = factors(variant.dtype), bias_dkv(variant, None, 0, 0)
+    kq = warpgroup_mma(dtype, tiles.k, tiles.q, THIRDS, from_base=THIRDS)
+    vdo = warpgroup_mma(dtype, tiles.v, tiles.do, THIRDS, from_base=THIRDS)
+    pdo = register_mma(dtype, tiles.do_steps, THIRDS, from_base=THIRDS)
+    dsq = register_mma(dtype, tiles.q_steps, THIRDS, from_base=THIRDS)
+    box = warpgroup_exchange(tiles.p_at, kq.size, config.places, config.exact)
+    load = q_loads(config, variant, visits, lse_delta_of(BLOCK_Q, config.stages, chain), bias, box)
+    score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
+    scores_of = scores_of_keys(score, bias, listed=visits.listed, keeps=False)
+    gradient = split_gradient(chain, score, variant.dtype, BLOCK_Q, box)
+    both, ZERO, ONE, OVERLAP, BENDS = warpgroup_barrier(CONSUMERS), i32(0), i32(1), config.overlap, chain.bends
 
     @verb
-    def hand_probs(smem, bars, i, scores, bent, place, given):
+    def hand_probs(side, filling, stage, given):
         """Turn S.T into P.T, hand P.T * slope over, and turn P.T into weight * P.T."""
-        gradient.probabilities(scores, bent, given, place)
-        probs_at = box.claim(bars, i)
+        gradient.probabilities(side.scores, side.bent, given, load.lse(side.bars, stage))
+        place = box.claim(side.bars.others, filling)
         if BENDS:
-            box.put(smem, probs_at, bent)
+            box.put(side.smem, place, side.bent)
         else:
-            box.put(smem, probs_at, scores)
-        box.hand(bars, i)
-        gradient.weigh(scores, given.options, score.keeps(given.options, given.where, score.seed(given.options)))
+            box.put(side.smem, place, side.scores)
+        box.hand(side.bars.others, filling)
+        kept = score.keeps(given.options, given.where, score.seed(given.options))
+        gradient.weigh(side.scores, given.options, kept)
 
     @verb
-    def take_probs(smem, bars, i, d_probs, place, options, where):
+    def take_probs(side, filling, stage, options, where):
         """Turn dP.T into dS.T."""
-        gradient.weigh(d_probs, options, score.keeps(options, where, score.seed(options)))
-        gradient.d_scores(d_probs, smem, box.take(bars, i), place)
+        gradient.weigh(side.scores, options, score.keeps(options, where, score.seed(options)))
+        probs_at = box.take(side.bars.others, filling)
+        gradient.d_scores(side.scores, side.smem, probs_at, load.delta(side.bars, stage))
 
-    return hand_probs, take_probs
+    def pipelined(*, first: bool) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return the verbs (own, side, task, tile, filling) of a tile, of dv and of dk: a product of the previous tile
+        overlaps it. first: there is none.
+        """
+        FIRST, ALONE = first, first or not OVERLAP
+
+        @verb
+        def dv_tile(own, side, task, tile, filling):
+            stage = load.q.wait(side.bars.q, filling)
+            kq.start(side.scores, side.at, load.k_at(0), load.q_at(stage), ZERO)  # S.T = K @ Q.T
+            if not FIRST:  # dv [64, Dv] += P.T @ dO, of the previous tile
+                pdo.add(side.acc, side.packed, side.at, load.do_at(load.q.stage(filling - 1)), ONE)
+            load.do.wait(side.bars.do, filling)
+            known = scores_of.know(own, where_of(task, tile.h, tile.m0, task.n0), tile)
+            if ALONE:
+                kq.wait(side.scores)
+            else:
+                kq.wait_but_one(side.scores)
+            hand_probs(side, filling, stage, scores_of.mask(own, side.scores, known, stage))
+            if not FIRST:
+                kq.wait(side.scores)  # for dv, too: P.T is rounded after it
+                load.release(side.bars, filling - 1)
+            gradient.pack(side.packed, side.scores)
+
+        @verb
+        def dk_tile(own, side, task, tile, filling):
+            stage = load.q.wait(side.bars.q, filling)
+            load.do.wait(side.bars.do, filling)
+            vdo.start(side.scores, side.at, load.v_at(0), load.do_at(stage), ZERO)  # dP.T = V @ dO.T
+            if not FIRST:  # dk [64, D] += dS.T @ Q, of the previous tile
+                dsq.add(side.acc, side.packed, side.at, load.q_at(load.q.stage(filling - 1)), ONE)
+            if ALONE:
+                vdo.wait(side.scores)
+            else:
+                vdo.wait_but_one(side.scores)
+            take_probs(side, filling, stage, own.options, where_of(task, tile.h, tile.m0, task.n0))
+            if not FIRST:
+                vdo.wait(side.scores)  # for dk, too: dS.T is rounded after it
+            load.part.leave()
+            box.free(side.bars.others, filling)
+            if not FIRST:
+                load.q.release(side.bars.q, filling - 1)
+            gradient.pack(side.packed, side.scores)
+
+        return dv_tile, dk_tile
+
+    @verb
+    def dv_tile_of_parts(own, side, task, tile, filling):
+        stage = load.q.wait(side.bars.q, filling)
+        kq.start(side.scores, side.at, load.k_at(0), load.q_at(stage), ZERO)  # S.T = K @ Q.T
+        load.part.wait(side.bars.known, filling)
+        known = scores_of.know(own, where_of(task, tile.h, tile.m0, task.n0), tile)
+        kq.wait(side.scores)
+        hand_probs(side, filling, stage, scores_of.mask(own, side.scores, known, stage))
+        load.q.release(side.bars.q, filling)  # handing P over has synchronized the lanes
+        gradient.pack(side.packed, side.scores)
+        pdo.add(side.sums, side.packed, side.at, load.do_at(load.do.wait(side.bars.do, filling)), ZERO)
+        pdo.finish(side.acc, side.sums)  # dv [64, Dv] += P.T @ dO
+        load.do.release(side.bars.do, filling)
+
+    @verb
+    def dk_tile_of_parts(own, side, task, tile, filling):
+        do_at, stage = load.do_at(load.do.wait(side.bars.do, filling)), load.q.stage(filling)
+        vdo.start(side.scores, side.at, load.v_at(0), do_at, ZERO)  # dP.T = V @ dO.T
+        vdo.wait(side.scores)
+        load.do.release(side.bars.do, filling)
+        take_probs(side, filling, stage, own.options, where_of(task, tile.h, tile.m0, task.n0))
+        box.leave(side.bars.others, filling)
+        gradient.pack(side.packed, side.scores)
+        dsq.add(side.sums, side.packed, side.at, load.q_at(stage), ZERO)  # Q has arrived: P was computed from it
+        dsq.finish(side.acc, side.sums)  # dk [64, D] += dS.T @ Q
+        load.q.release(side.bars.q, filling)
+
+    def all_tiles(which: int, mma: Any, at: Callable[..., Any]) -> Callable[..., None]:
+        """Return the verb (own, side, task, work, end) for `end` tiles: number `which` of the verbs above. mma: of the
+        product that follows the last tile, whose right factor is `at` a stage.
+        """
+        first_tile, later_tile = pipelined(first=True)[which], pipelined(first=False)[which]
+        of_parts = (dv_tile_of_parts, dk_tile_of_parts)[which]
+        tile_after_first = of_parts if THIRDS else later_tile
+
+        @verb
+        def every(own, side, task, work, end):
+            i, tile = u32(0), visits.first(task, work)
+            if end != u32(0):
+                load.wait_kv(side.bars)
+                if not THIRDS:
+                    first_tile(own, side, task, tile, i)
+                    tile = visits.after(tile, i, end, task, work)
+                    i = load.q.next(i)
+                while i != end:
+                    tile_after_first(own, side, task, tile, i)
+                    tile = visits.after(tile, i, end, task, work)
+                    i = load.q.next(i)
+                if not THIRDS:
+                    mma.add(side.acc, side.packed, side.at, at(load.q.stage(i - 1)), ONE)
+                    mma.wait(side.acc)
+                    both.gather()  # results go where K and V were
+
+        return every
+
+    place_of = base_of if THIRDS else _same
+
+    @verb
+    def dv_side(smem, bars):
+        """Return `Side`; once in a kernel."""
+        acc, scores, bent, packed = pdo.fragment(), kq.fragment(), kq.fragment(), pdo.left()
+        return Side(smem, place_of(smem), bars, scores, bent, packed, acc, pdo.sums(acc))
+
+    @verb
+    def dk_side(smem, bars):
+        acc, d_probs, packed = dsq.fragment(), vdo.fragment(), dsq.left()
+        return Side(smem, place_of(smem), bars, d_probs, d_probs, packed, acc, dsq.sums(acc))
+
+    return members(
+        locals(),
+        load=load,
+        own=scores_of.own,
+        dv_tiles=all_tiles(0, pdo, load.do_at),  # verbs of `all_tiles`
+        dk_tiles=all_tiles(1, dsq, load.q_at),
+        dv_size=pdo.size,
+        dk_size=dsq.size,
+    )
+
+
+def build_split(
+    config: DkvApartConfig | DkvThirdsConfig, variant: Variant, stored: tuple[str, str], packed: bool
+) -> Kernel:
+    """Return the kernel of a Config. Raises ValueError for options with slopes if it is not exact."""
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
+    if chain.bends and not config.exact:
+        raise ValueError(f"{config} for options with slopes, expected an exact one: P * slope may be large")
+    tiles, role = config.tiles(padded(variant.D), padded(variant.Dv)), roles(CONSUMERS, most=not config.thirds)
+    visits = q_tiles_of(config.block_q, variant)
+    of = split_tiles(config, variant, chain, visits)
+    task_of = walk_by_keys(ROWS, config.block_q, variant.varlen, chain, packed=packed)
+    dk_results = results_of_keys(variant, chain, (of.dk_size, 0), (-tiles.k.box, 0), stored, 1)  # a box further
+    dv_results = results_of_keys(variant, chain, (0, of.dv_size), (0, tiles.v_at), stored, 1)
+
+    @kernel(
+        MAPS_TYPE,
+        keys_to_type(variant, *stored),
+        gradient_inputs_type(variant),
+        tiled_work_type(variant),
+        threads=role.threads,
+        name=f"flash_attention_dkv_split_{'f32_' * config.thirds}sm90",
+    )
+    def flash_attention_dkv_split(maps, to, x, work):
+        smem = cuda.shared.array(0, u8, alignment=1024)
+        bars, warpgroup, task = of.load.barriers(), my_warpgroup(), task_of(cuda.blockIdx.x, work)
+        if task.n0 >= task.Sk:
+            return
+        of.load.start(bars, maps)
+        if warpgroup == CONSUMERS:
+            role.produce()
+            of.load.produce(smem, bars, maps, (), x, work, task)
+        elif warpgroup == 0:
+            role.consume()
+            end = u32(shfl_idx_i32(i32(visits.count(task, work)), 0, FULL_WARP))
+            own, dv = of.own(smem, work), of.dv_side(smem, bars)
+            dv_results.clear(dv.acc, dv.acc)
+            of.dv_tiles(own, dv, task, work, end)
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
+            dv_results.store(smem, to, (dv.acc, dv.acc), task, i32(0), x, work)
+        else:
+            role.consume()
+            end = u32(shfl_idx_i32(i32(visits.count(task, work)), 0, FULL_WARP))
+            own, dk = of.own(smem, work), of.dk_side(smem, bars)
+            dk_results.clear(dk.acc, dk.acc)
+            of.dk_tiles(own, dk, task, work, end)
+            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
+            dk_results.store(smem, to, (dk.acc, dk.acc), task, i32(0), x, work)
+
+    return flash_attention_dkv_split
 
 
 @builds
@@ -104,258 +303,10 @@ def build_dkv_split(
     """flash_attention_dkv_split_sm90(maps, to, x, work), with the records of `build_dkv`. Raises ValueError for options
     with slopes if the Config is not exact.
     """
-    D, Dv, BLOCK_Q, num = padded(variant.D), padded(variant.Dv), config.block_q, numbers(f32)
-    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS_APART, most=True)
-    if chain.bends and not config.exact:
-        raise ValueError(f"{config} for options with slopes, expected an exact one: P * slope may be large")
-    warps, tiles = 4 * CONSUMERS_APART, config.tiles(D, Dv)
-    k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
-    q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
-    kv_once, q_pipe = load_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
-    do_part = second_barrier(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
-    kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
-    pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
-    score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
-    columns = lse_delta_of(config.block_q, config.stages, chain)
-    box = warpgroup_exchange(tiles.p_at, kq.size, config.places, config.exact)
-    gradient = split_gradient(chain, score, variant.dtype, BLOCK_Q, box)
-    both, ZERO, ONE = warpgroup_barrier(CONSUMERS_APART), i32(0), i32(1)
-    hidden_dk, hidden_dv = nan_repair_keys(chain, variant, dsq.size, 0), nan_repair_keys(chain, variant, 0, pdo.size)
-    loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
-    visits = q_tiles_of(BLOCK_Q, variant, score)
-    load = loads_of(
-        loaded, bias_dkv(variant, None, 0, warps), kv_once, q_pipe, do_part, columns, visits, variant.varlen
-    )
-    task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=packed)
-    dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1 is a box further
-    dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
-    hand_probs, take_probs = split_probs(chain, score, gradient, box)
-    OVERLAP, to_type = config.overlap, keys_to_type(variant, dk_stored, dv_stored)
-
-    @kernel(MAPS_TYPE, to_type, gradient_inputs_type(variant), tiled_work_type(variant), threads=role.threads)
-    def flash_attention_dkv_split_sm90(maps, to, x, work):
-        smem = cuda.shared.array(0, u8, alignment=1024)
-        kv_full, q_bars, do_full, p_bars = kv_once.barrier(), q_pipe.barriers(), do_part.barriers(), box.barriers()
-        slots = columns.slots()
-        warpgroup = my_warpgroup()
-        scale, options = work.scale, work.options
-        task = task_of(cuda.blockIdx.x, work)
-        if task.n0 >= task.Sk:
-            return
-        if cuda.threadIdx.x == 0:
-            kv_once.init(kv_full)
-            q_pipe.init(q_bars)
-            do_part.init(do_full)
-            box.init(p_bars)
-        prefetch_maps(maps, 1)
-        q_pipe.start()
-        i, end, tile = u32(0), visits.count(task, work), visits.first(task, work)
-        if warpgroup == CONSUMERS_APART:
-            role.produce()
-            load(LoadTo(smem, slots, ()), maps, LoadBarriers(kv_full, q_bars, do_full), x, work, task, end)
-        elif warpgroup == 0:
-            role.consume()
-            end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
-            dv_acc, scores, packed = pdo.fragment(), kq.fragment(), pdo.left()
-            bent, factors = kq.fragment(), (scale, score.units(scale)[0])
-            for e in range(pdo.size):
-                dv_acc[e] = num.zero
-            if end != u32(0):
-                kv_once.wait(kv_full)
-                k_at, stage = k_tile.at(0), q_pipe.wait(q_bars, i)
-                kq.start(scores, smem, k_at, q_tile.at(stage), ZERO)
-                do_part.wait(do_full, i)
-                where = where_of(task, tile.h, tile.m0, task.n0)
-                picks = visits.picks(options, where, tile)
-                kq.wait(scores)
-                visits.finish(scores, options, scale, where, picks)
-                given = Given(options, factors, where, 0)
-                hand_probs(smem, p_bars, i, scores, bent, (slots, columns.lse(stage)), given)
-                gradient.pack(packed, scores)
-                tile = visits.after(tile, i, end, task, work)
-                i = q_pipe.next(i)
-                while i != end:
-                    stage, before = q_pipe.wait(q_bars, i), q_pipe.stage(i - 1)
-                    kq.start(scores, smem, k_at, q_tile.at(stage), ZERO)  # S.T = K @ Q.T
-                    pdo.add(dv_acc, packed, smem, do_tile.at(before), ONE)  # dv [64, Dv] += P.T @ dO, previous tile
-                    do_part.wait(do_full, i)
-                    where = where_of(task, tile.h, tile.m0, task.n0)
-                    picks = visits.picks(options, where, tile)
-                    if OVERLAP:
-                        kq.wait_but_one(scores)
-                    else:
-                        kq.wait(scores)
-                    visits.finish(scores, options, scale, where, picks)
-                    given = Given(options, factors, where, 0)
-                    hand_probs(smem, p_bars, i, scores, bent, (slots, columns.lse(stage)), given)
-                    kq.wait(scores)  # for dv, too: P.T is rounded after it
-                    do_part.leave()
-                    q_pipe.release(q_bars, i - 1)
-                    gradient.pack(packed, scores)
-                    tile = visits.after(tile, i, end, task, work)
-                    i = q_pipe.next(i)
-                pdo.add(dv_acc, packed, smem, do_tile.at(q_pipe.stage(i - 1)), ONE)
-                pdo.wait(dv_acc)
-                both.gather()  # dv goes where V was
-            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
-            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, work)
-            dv_output.store(smem, to.dv_map, to.dv, dv_acc, key_rows_of(task), ZERO, ZERO)
-            dv_output.finish()
-        else:
-            role.consume()
-            end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
-            dk_acc, d_probs, packed = dsq.fragment(), vdo.fragment(), dsq.left()
-            for e in range(dsq.size):
-                dk_acc[e] = num.zero
-            if end != u32(0):
-                kv_once.wait(kv_full)
-                v_at, stage = v_tile.at(0), q_pipe.wait(q_bars, i)
-                do_part.wait(do_full, i)
-                vdo.start(d_probs, smem, v_at, do_tile.at(stage), ZERO)
-                vdo.wait(d_probs)
-                where = where_of(task, tile.h, tile.m0, task.n0)
-                take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
-                do_part.leave()
-                box.free(p_bars, i)
-                gradient.pack(packed, d_probs)
-                tile = visits.after(tile, i, end, task, work)
-                i = q_pipe.next(i)
-                while i != end:
-                    stage, before = q_pipe.wait(q_bars, i), q_pipe.stage(i - 1)
-                    do_part.wait(do_full, i)
-                    vdo.start(d_probs, smem, v_at, do_tile.at(stage), ZERO)  # dP.T = V @ dO.T
-                    dsq.add(dk_acc, packed, smem, q_tile.at(before), ONE)  # dk [64, D] += dS.T @ Q, previous tile
-                    if OVERLAP:
-                        vdo.wait_but_one(d_probs)
-                    else:
-                        vdo.wait(d_probs)
-                    where = where_of(task, tile.h, tile.m0, task.n0)
-                    take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
-                    vdo.wait(d_probs)  # for dk, too: dS.T is rounded after it
-                    do_part.leave()
-                    box.free(p_bars, i)
-                    q_pipe.release(q_bars, i - 1)
-                    gradient.pack(packed, d_probs)
-                    tile = visits.after(tile, i, end, task, work)
-                    i = q_pipe.next(i)
-                dsq.add(dk_acc, packed, smem, q_tile.at(q_pipe.stage(i - 1)), ONE)
-                dsq.wait(dk_acc)
-                both.gather()  # dk goes where K was
-            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
-            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, work)
-            for e in range(dsq.size):
-                dk_acc[e] *= scale
-            dk_output.store(smem, to.dk_map, to.dk, dk_acc, key_rows_of(task), ZERO, ZERO)
-            dk_output.finish()
-
-    return flash_attention_dkv_split_sm90
+    return build_split(config, variant, (dk_stored, dv_stored), packed)
 
 
 @builds
 def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool = False) -> Kernel:
     """flash_attention_dkv_split_f32_sm90(maps, to, x, work), with the records of `build_dkv`."""
-    D, Dv, BLOCK_Q = padded(variant.D), padded(variant.Dv), config.block_q
-    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS_APART)
-    warps, tiles, dtype = 4 * CONSUMERS_APART, config.tiles(D, Dv), factors(variant.dtype)
-    k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
-    q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
-    kv_once = load_once(tiles.k.nbytes + tiles.v.nbytes)
-    q_pipe = pipeline(config.stages, tiles.q.nbytes, warps)
-    do_pipe = pipeline(config.do_stages, tiles.do.nbytes, warps)
-    statistics = second_barrier(config.stages, 0)  # lse and delta, with Q
-    kq = warpgroup_mma(dtype, tiles.k, tiles.q, True, from_base=True)
-    vdo = warpgroup_mma(dtype, tiles.v, tiles.do, True, from_base=True)
-    pdo = register_mma(dtype, tiles.do_steps, True, from_base=True)
-    dsq = register_mma(dtype, tiles.q_steps, True, from_base=True)
-    score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
-    columns = lse_delta_of(config.block_q, config.stages, chain)
-    box = warpgroup_exchange(tiles.p_at, kq.size, config.places, exact=True)
-    gradient = split_gradient(chain, score, variant.dtype, BLOCK_Q, box)
-    hidden_dk, hidden_dv = nan_repair_keys(chain, variant, dsq.size, 0), nan_repair_keys(chain, variant, 0, pdo.size)
-    visits = q_tiles_of(BLOCK_Q, variant, score)
-    hand_probs, take_probs = split_probs(chain, score, gradient, box)
-    load = loads_f32_of(LoadedTiles(k_tile, v_tile, q_tile, do_tile), kv_once, q_pipe, do_pipe, visits, variant.varlen)
-    bring = statistics_of(q_pipe, statistics, columns, visits)
-    task_of, ZERO = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=packed), i32(0)
-    to_type = keys_to_type(variant, "", "")
-    dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
-
-    @kernel(MAPS_TYPE, to_type, gradient_inputs_type(variant), tiled_work_type(variant), threads=role.threads)
-    def flash_attention_dkv_split_f32_sm90(maps, to, x, work):
-        smem = cuda.shared.array(0, u8, alignment=1024)
-        kv_full, q_bars, do_bars = kv_once.barrier(), q_pipe.barriers(), do_pipe.barriers()
-        known, p_bars, slots = statistics.barriers(), box.barriers(), columns.slots()
-        warpgroup = my_warpgroup()
-        scale, options = work.scale, work.options
-        task = task_of(cuda.blockIdx.x, work)
-        if task.n0 >= task.Sk:
-            return
-        if cuda.threadIdx.x == 0:
-            kv_once.init(kv_full)
-            q_pipe.init(q_bars)
-            do_pipe.init(do_bars)
-            statistics.init(known)
-            box.init(p_bars)
-        prefetch_maps(maps, 1)
-        q_pipe.start()
-        i, end, tile = u32(0), visits.count(task, work), visits.first(task, work)
-        if warpgroup == CONSUMERS_APART:
-            role.produce()
-            if cuda.threadIdx.x % 128 == 0:
-                load(smem, maps, LoadBarriers(kv_full, q_bars, do_bars), work, task, end)
-            elif u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
-                bring(slots, q_bars, known, x, work, task, end)
-        elif warpgroup == 0:
-            role.consume()
-            end, base = u32(shfl_idx_i32(i32(end), 0, FULL_WARP)), base_of(smem)
-            dv_acc, scores, packed = pdo.fragment(), kq.fragment(), pdo.left()
-            bent, factors = kq.fragment(), (scale, score.units(scale)[0])
-            sums = pdo.sums(dv_acc)
-            if end != u32(0):
-                kv_once.wait(kv_full)
-            while i != end:
-                stage = q_pipe.wait(q_bars, i)
-                kq.start(scores, base, k_tile.at(0), q_tile.at(stage), ZERO)  # S.T = K @ Q.T
-                statistics.wait(known, i)
-                where = where_of(task, tile.h, tile.m0, task.n0)
-                picks, place = visits.picks(options, where, tile), (slots, columns.lse(stage))
-                tile = visits.after(tile, i, end, task, work)
-                kq.wait(scores)
-                visits.finish(scores, options, scale, where, picks)
-                hand_probs(smem, p_bars, i, scores, bent, place, Given(options, factors, where, 0))
-                q_pipe.release(q_bars, i)  # handing P over has synchronized the lanes
-                gradient.pack(packed, scores)
-                pdo.add(sums, packed, base, do_tile.at(do_pipe.wait(do_bars, i)), ZERO)
-                pdo.finish(dv_acc, sums)  # dv [64, Dv] += P.T @ dO
-                do_pipe.release(do_bars, i)
-                i = q_pipe.next(i)
-            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
-            hidden_dv.repair(dv_acc, dv_acc, x, task, ZERO, work)
-            dv_output.store(smem, to.dv_map, to.dv, dv_acc, key_rows_of(task), ZERO, ZERO)
-        else:
-            role.consume()
-            end, base = u32(shfl_idx_i32(i32(end), 0, FULL_WARP)), base_of(smem)
-            dk_acc, d_probs, packed = dsq.fragment(), vdo.fragment(), dsq.left()
-            sums = dsq.sums(dk_acc)
-            if end != u32(0):
-                kv_once.wait(kv_full)
-            while i != end:
-                vdo.start(d_probs, base, v_tile.at(0), do_tile.at(do_pipe.wait(do_bars, i)), ZERO)  # dP.T = V @ dO.T
-                where, stage = where_of(task, tile.h, tile.m0, task.n0), q_pipe.stage(i)
-                tile = visits.after(tile, i, end, task, work)
-                vdo.wait(d_probs)
-                do_pipe.release(do_bars, i)
-                take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
-                box.leave(p_bars, i)
-                gradient.pack(packed, d_probs)
-                dsq.add(sums, packed, base, q_tile.at(stage), ZERO)  # Q has arrived: P was computed from it
-                dsq.finish(dk_acc, sums)  # dk [64, D] += dS.T @ Q
-                q_pipe.release(q_bars, i)
-                i = q_pipe.next(i)
-            task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
-            hidden_dk.repair(dk_acc, dk_acc, x, task, ZERO, work)
-            for e in range(dsq.size):
-                dk_acc[e] *= scale
-            dk_output.store(smem, to.dk_map, to.dk, dk_acc, key_rows_of(task), ZERO, ZERO)
-
-    return flash_attention_dkv_split_f32_sm90
+    return build_split(config, variant, ("", ""), packed)

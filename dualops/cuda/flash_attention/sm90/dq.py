@@ -53,10 +53,26 @@ bytes. Registers of warpgroup 1: BLOCK_KV / 2 of dP, BLOCK_KV * 3 / 4 of dS in p
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, u8, u32
-from ...tile.boxes import Corner, box_tile, prefetch_maps
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...compiler.backend import (
+    Kernel,
+    Members,
+    builds,
+    cuda,
+    f32,
+    i32,
+    i64,
+    kernel,
+    members,
+    noun,
+    pointer,
+    u8,
+    u32,
+    verb,
+)
 from ...tile.numbers import numbers
-from ...tile.pipeline import pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
@@ -64,17 +80,146 @@ from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgro
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..nan_repair import nan_repair
-from ..options import chain_of
+from ..options import OptionChain, chain_of
 from ..score_gradients import d_scores_apart, gradient_of_queries
-from ..tile_scheduler import ROWS_OF_A_HEAD, tiled_work_type, walk_by_queries
+from ..tile_scheduler import tiled_work_type, walk_by_queries
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, queries_to_type
-from .bias import bias_stages, in_words
-from .config import DqConfig, DqThirdsConfig, factors, padded
-from .output import rows_from_registers, rows_output
-from .schedule import SIZE, get_of, put, put_end, turns, work_queue
-from .visible_tiles import kv_tiles_of
+from .bias import BiasStages, Chains, bias_stages, chains_of
+from .config import AnyDqConfig, DqConfig, DqThirdsConfig, factors, padded
+from .loads import KvLoads, kv_loads
+from .output import dq_results, rows_from_registers, rows_output
+from .schedule import turns, work_items
+from .tile_scores import OwnRows, scores_of_queries
+from .visible_tiles import kv_tiles_of, q_and_do
+
+
+def dq_loads(config: AnyDqConfig, variant: Variant, chain: OptionChain, bias: BiasStages, box: Any = None) -> KvLoads:
+    """Return what dq's kernels load. box: as `others` of `kv_loads`."""
+    tiles, visits = (
+        config.tiles(padded(variant.D), padded(variant.Dv)),
+        kv_tiles_of(config.block_q, config.block_kv, variant),
+    )
+    items = work_items(walk_by_queries(config.block_q, visits.between, variant.varlen, chain), config.q_stages + 1)
+    return kv_loads(config, variant.varlen, tiles, q_and_do(tiles), items, visits, bias, box)
+
+
+class Mine(NamedTuple):
+    """What a thread multiplies with."""
+
+    bars: Any
+    scores: Any
+    d_probs: Any
+    d_scores: Any  # packed
+    acc: Any
+    lse: Any  # of two rows
+    base: Any  # of their exponents
+    delta: Any
+
+
+class Item(NamedTuple):
+    """A work item, as a thread has it."""
+
+    at: Any  # `OwnRows`
+    q_at: Any
+    do_at: Any
+    sums: Any  # of products, which become acc
+
+
+@noun
+def dq_tiles(config: DqConfig, variant: Variant, chains: Chains, bias: BiasStages, load: KvLoads) -> Members:
+    """The verbs of a work item's tiles."""
+    tiles, dtype, thirds = config.tiles(padded(variant.D), padded(variant.Dv)), factors(variant.dtype), config.thirds
+    qk, dov = warpgroup_mma(dtype, tiles.q, tiles.k, thirds), warpgroup_mma(dtype, tiles.do, tiles.v, thirds)
+    dsk, takers, num = register_mma(dtype, tiles.k_right, thirds), config.consumers if config.turns else 1, numbers(f32)
+    rows, bent = softmax_rows(variant.dtype, qk.size, dsk.size), chains.whole.scores
+    score = fragment_scores(chains.of_tile, ROWS, config.block_kv, bent=bent, word=bias.word, others=variant.varlen)
+    gradient = gradient_of_queries(chains.of_tile, score, rows, qk.size, dsk.size)
+    scores_of = scores_of_queries(score, load.visits, bias, rows)
+
+    @verb
+    def mine(bars):
+        """Return `Mine`; once in a kernel."""
+        scores, d_probs, d_scores, acc = qk.fragment(), dov.fragment(), dsk.left(), dsk.fragment()
+        return Mine(bars, scores, d_probs, d_scores, acc, gradient.pair(), gradient.pair(), gradient.pair())
+
+    @verb
+    def begin(mine, at, piece, row, x):
+        """Read lse and delta of a work item, and wait for Q and dO. Return `Item`."""
+        gradient.read(mine.lse, x.lse, at.task, row)
+        gradient.read(mine.delta, x.delta, at.task, row)
+        gradient.bases(mine.base, mine.lse)
+        stage = load.q.wait(mine.bars.q, piece)
+        return Item(at, load.queries.q_at(stage), load.queries.do_at(stage), dsk.sums(mine.acc))
+
+    @verb
+    def finish(own, mine, item, filling, adds):
+        """Add the last tile's product to acc."""
+        dsk.add(item.sums, mine.d_scores, own.smem, load.k.at(filling), adds)
+        dsk.wait(item.sums)
+        load.k.release(mine.bars.k, filling)
+        dsk.collect(mine.acc, item.sums)
+
+    @verb
+    def clear(acc):
+        for n in range(dsk.size):
+            acc[n] = num.zero
+
+    def tile_of(*, first: bool) -> Callable[..., Any]:
+        """Return the verb (own, mine, item, pending, filling, adds) -> `Pending` of the next tile, for an item's first
+        tile, or for any other.
+        """
+        FIRST, turn = first, turns(1 if first else takers)
+
+        @verb
+        def add_previous(own, mine, item, filling, adds):
+            if not FIRST:
+                dsk.add(item.sums, mine.d_scores, own.smem, load.k.at(filling - 1), adds)
+
+        @verb
+        def finish_previous(mine, item, filling):
+            if not FIRST:
+                dsk.wait_but_one(item.sums)
+                load.k.release(mine.bars.k, filling - 1)
+                dsk.collect(mine.acc, item.sums)
+
+        @verb
+        def probs(own, mine, known, filling):
+            held = scores_of.hold(own, filling)
+            scores_of.finish(own, mine.scores, known, held)
+            gradient.probs(mine.scores, held, own.options, own.scale, known.where, mine.base)
+            scores_of.release(own, filling)
+
+        @verb
+        def tile(own, mine, item, pending, filling, adds):
+            known = scores_of.know(own, item.at, pending)
+            k_at = load.k.wait(mine.bars.k, filling)
+            turn.take(own.warpgroup)
+            add_previous(own, mine, item, filling, adds)  # acc [64, D] += dS @ K, of the previous tile
+            qk.start(mine.scores, own.smem, item.q_at, k_at, own.warpgroup)  # scores = Q @ K.T
+            v_at = load.v.wait(mine.bars.v, filling)
+            finish_previous(mine, item, filling)
+            dov.start(mine.d_probs, own.smem, item.do_at, v_at, own.warpgroup)  # dP = dO @ V.T
+            turn.give(own.warpgroup)
+            pending = scores_of.ask(own, item.at, known.before)
+            qk.wait_but_one(mine.scores)
+            probs(own, mine, known, filling)  # scores through the options; P = exp2(scores - lse) * slope
+            dov.wait(mine.d_probs)
+            load.v.release(mine.bars.v, filling)
+            gradient.d_scores(mine.scores, mine.d_probs, own.options, known.where, mine.delta)
+            rows.pack(mine.d_scores, mine.scores)  # dS = P * (weight * dP - delta)
+            return pending
+
+        return tile
+
+    return members(
+        locals(),
+        first=tile_of(first=True),  # verbs of `tile_of`
+        later=tile_of(first=False),
+        scores_of=scores_of,
+        turn=turns(takers),
+        size=dsk.size,
+    )
 
 
 @builds
@@ -84,301 +229,168 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
 
     stored: how dq gets to memory (`output`).
     """
-    D, Dv, BLOCK_KV, DQ_OVER_Q = padded(variant.D), padded(variant.Dv), config.block_kv, config.dq_over_q
-    num, role, ZEROED = numbers(f32), roles(config.consumers, most=True), int(config.zeroed)
-    chain = chain_of(variant.having, variant.dtype, gradient=True)
-    in_boxes = in_words(variant.having) if config.bias_stages else variant.having
-    tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
-    warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
-    ticket = work_queue(config.q_stages + 1, SIZE)
-    q_tile, do_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.do, tiles.do_at, 2)
-    k_tile, v_tile = box_tile(tiles.k, tiles.k_at, 2), box_tile(tiles.v, tiles.v_at, 2)
-    q_pipe = pipeline(config.q_stages, tiles.q.nbytes + tiles.do.nbytes, warps)
-    k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
-    dtype, thirds = factors(variant.dtype), config.thirds
-    qk, dov = warpgroup_mma(dtype, tiles.q, tiles.k, thirds), warpgroup_mma(dtype, tiles.do, tiles.v, thirds)
-    dsk = register_mma(dtype, tiles.k_right, thirds)
-    rows = softmax_rows(variant.dtype, qk.size, dsk.size)
+    D, role, DQ_OVER_Q, ZEROED = (
+        padded(variant.D),
+        roles(config.consumers, most=True),
+        config.dq_over_q,
+        int(config.zeroed),
+    )
+    chains, tiles = chains_of(variant, words=config.bias_stages > 0, gradient=True), config.tiles(D, padded(variant.Dv))
     bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
-    score = fragment_scores(tile_chain, ROWS, BLOCK_KV, bent=chain.scores, word=bias.word, others=variant.varlen)
-    gradient = gradient_of_queries(tile_chain, score, rows, qk.size, dsk.size)
-    turn = turns(config.consumers if config.turns else 1)
-    visits = kv_tiles_of(config.block_q, BLOCK_KV, variant, score)
-    walk, get = walk_by_queries(config.block_q, visits.between, variant.varlen, chain), get_of()
-    hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
-    over_q = config.consumers if DQ_OVER_Q else 0
-    to_type, x_type = queries_to_type(variant, stored), gradient_inputs_type(variant)
-    if thirds:
+    load = dq_loads(config, variant, chains.whole, bias)
+    tile = dq_tiles(config, variant, chains, bias, load)
+    if config.thirds:
         output = rows_from_registers(variant.D, D)
     else:
-        output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, over_q)
+        output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, config.consumers if DQ_OVER_Q else 0)
+    results = dq_results(variant, chains.whole, load.visits, tile.size, output)
 
-    @kernel(MAPS_TYPE, bias.maps_type, pointer(i64), to_type, x_type, tiled_work_type(variant), threads=role.threads)
+    @kernel(
+        MAPS_TYPE,
+        bias.maps_type,
+        pointer(i64),
+        queries_to_type(variant, stored),
+        gradient_inputs_type(variant),
+        tiled_work_type(variant),
+        threads=role.threads,
+    )
     def flash_attention_dq_sm90(maps, bias_maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()
-        bias_bars = bias.barriers()
-        extent, scale, options = work.extent, work.scale, work.options
-        warpgroup = my_warpgroup()
-        if cuda.threadIdx.x == 0:
-            q_pipe.init(q_bars)
-            k_pipe.init(k_bars)
-            v_pipe.init(v_bars)
-            bias.init(bias_bars)
-            ticket.init(slots)
-        prefetch_maps(maps, 1)
+        bars, warpgroup, extent = load.barriers(), my_warpgroup(), work.extent
         bias.prefetch(bias_maps)
-        q_pipe.start()
-        i, piece = u32(0), u32(0)  # numbers of K's and V's tiles, and of work items
+        load.start(bars, maps)
         if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
-                total, number = walk.total(extent), i32(cuda.blockIdx.x)
-                while number < total:
-                    task = walk.task(number, work)
-                    if task.m0 < task.Sq:
-                        put(slots.numbers, ticket.place(piece), task, i32(0))
-                        ticket.hand(slots, piece)
-                        b = i32(0) if variant.varlen else task.b
-                        stage, token = q_pipe.acquire(q_bars, piece), i32(task.q_first + task.m0)
-                        q_tile.load(smem, stage, maps.q, Corner(token, 0, (task.h, b)), q_bars.full)
-                        do_tile.load(smem, stage, maps.do, Corner(token, 0, (task.h, b)), q_bars.full)
-                        tile, end = visits.last(task, options), u32(i + task.count)
-                        while i != end:
-                            token = i32(task.k_first + tile.n0)
-                            stage = v_pipe.acquire(v_bars, i)
-                            v_tile.load(smem, stage, maps.v, Corner(token, 0, (task.h_kv, b)), v_bars.full)
-                            stage = k_pipe.acquire(k_bars, i)
-                            k_tile.load(smem, stage, maps.k, Corner(token, 0, (task.h_kv, b)), k_bars.full)
-                            bias.bring(smem, bias_maps, bias_bars, options, task, tile.n0, i)
-                            i = k_pipe.next(i)
-                            tile = visits.before(tile, task, options)
-                        piece = u32(piece + 1)
-                    number = ticket.draw(counter, number)
-                put_end(slots.numbers, ticket.place(piece))
-                ticket.hand(slots, piece)
+                load.produce(smem, maps, bias_maps, bars, counter, work)
         else:
             role.consume()
-            scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
-            words = bias.words()
-            row_lse, row_base, row_delta = gradient.pair(), gradient.pair(), gradient.pair()
-            turn.begin(warpgroup)
-            task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
+            own, mine = tile.scores_of.own(smem, bars.others, work, warpgroup), tile.mine(bars)
+            i, piece, row = u32(0), u32(0), i32(ROWS * warpgroup)  # numbers of K's and V's tiles, and of work items
+            tile.turn.begin(warpgroup)
+            task, _ = load.items.take(bars.items, piece, extent)
             while task.m0 >= 0:
-                i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
-                row = i32(ROWS * warpgroup)
-                m = i32(task.m0 + row)
-                gradient.read(row_lse, x.lse, task, row)
-                gradient.read(row_delta, x.delta, task, row)
-                gradient.bases(row_base, row_lse)
-                stage = q_pipe.wait(q_bars, piece)
-                q_at, do_at, sums = q_tile.at(stage), do_tile.at(stage), dsk.sums(acc)
+                i, at = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), OwnRows(task, i32(task.m0 + row))
+                pending = tile.scores_of.ask(own, at, load.visits.last(task, work.options))
+                item = tile.begin(mine, at, piece, row, x)
                 if ZEROED:
-                    for n in range(dsk.size):
-                        acc[n] = num.zero
+                    tile.clear(mine.acc)
                 if task.count != u32(0):
-                    tile = visits.last(task, options)
-                    where = where_of(task, task.h, m, tile.n0)
-                    picks = visits.picks(options, where, tile)
-                    stage = k_pipe.wait(k_bars, i)
-                    qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)
-                    stage = v_pipe.wait(v_bars, i)
-                    dov.start(d_probs, smem, do_at, v_tile.at(stage), warpgroup)
-                    seen = score.sees(score.ask(options, where))
-                    qk.wait_but_one(scores)
-                    tile = visits.before(tile, task, options)
-                    held = bias.wait(smem, bias_bars, words, i, warpgroup)
-                    visits.finish(scores, held, options, scale, where, picks, seen)
-                    gradient.probs(scores, held, options, scale, where, row_base)
-                    bias.release(bias_bars, i, warpgroup)
-                    dov.wait(d_probs)
-                    v_pipe.release(v_bars, i)
-                    gradient.d_scores(scores, d_probs, options, where, row_delta)
-                    rows.pack(d_scores, scores)
-                    adds, end = i32(ZEROED), u32(i + task.count)
-                    i = k_pipe.next(i)
+                    end, adds = u32(i + task.count), i32(ZEROED)
+                    pending = tile.first(own, mine, item, pending, i, adds)
+                    i = load.k.next(i)
                     while i != end:
-                        where = where_of(task, task.h, m, tile.n0)
-                        picks = visits.picks(options, where, tile)
-                        stage, before = k_pipe.wait(k_bars, i), k_pipe.stage(i - 1)
-                        turn.take(warpgroup)
-                        dsk.add(sums, d_scores, smem, k_tile.at(before), adds)  # acc [64, D] += dS @ K, previous tile
-                        qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
-                        stage = v_pipe.wait(v_bars, i)
-                        dsk.wait_but_one(sums)
-                        k_pipe.release(k_bars, i - 1)
-                        dsk.collect(acc, sums)
-                        dov.start(d_probs, smem, do_at, v_tile.at(stage), warpgroup)  # dP = dO @ V.T
-                        turn.give(warpgroup)
-                        adds = i32(1)
-                        seen = score.sees(score.ask(options, where))
-                        qk.wait_but_one(scores)
-                        tile = visits.before(tile, task, options)
-                        held = bias.wait(smem, bias_bars, words, i, warpgroup)
-                        visits.finish(scores, held, options, scale, where, picks, seen)
-                        gradient.probs(scores, held, options, scale, where, row_base)
-                        bias.release(bias_bars, i, warpgroup)
-                        dov.wait(d_probs)
-                        v_pipe.release(v_bars, i)
-                        gradient.d_scores(scores, d_probs, options, where, row_delta)
-                        rows.pack(d_scores, scores)
-                        i = k_pipe.next(i)
-                    task, _ = get(slots.numbers, ticket.place(piece), extent)  # again: it would hold registers
+                        pending = tile.later(own, mine, item, pending, i, adds)
+                        adds, i = i32(1), load.k.next(i)
+                    task, _ = load.items.again(bars.items, piece, extent)  # it would hold registers
                     if not DQ_OVER_Q:
-                        q_pipe.release(q_bars, piece)
-                    dsk.add(sums, d_scores, smem, k_tile.at(k_pipe.stage(i - 1)), adds)
-                    dsk.wait(sums)
-                    k_pipe.release(k_bars, i - 1)
-                    dsk.collect(acc, sums)
+                        load.q.release(bars.q, piece)
+                    tile.finish(own, mine, item, i - 1, adds)
                 else:
                     if not DQ_OVER_Q:
-                        q_pipe.skip(q_bars, piece)
+                        load.q.skip(bars.q, piece)
                     if not ZEROED:
-                        for n in range(dsk.size):
-                            acc[n] = num.zero
-                gradient.read(row_lse, x.lse, task, row)
-                hidden.repair(acc, (row_lse[0], row_lse[1]), x, task, row, i32(0), work)
-                gradient.scale(acc, scale, row_lse)
-                output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
+                        tile.clear(mine.acc)
+                results.store(smem, to, mine.acc, task, row, x, work)
                 if DQ_OVER_Q:
-                    output.free()
+                    results.free()
                 piece = u32(piece + 1)
-                task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
+                task, _ = load.items.take(bars.items, piece, extent)
                 if DQ_OVER_Q:
-                    q_pipe.release(q_bars, piece - 1)  # `take` synchronizes: no lane reads dq any more
+                    load.q.release(bars.q, piece - 1)  # `take` synchronizes: no lane reads dq any more
             if not DQ_OVER_Q:
-                output.finish()
+                results.finish()
 
     return flash_attention_dq_sm90
-
-
-CONSUMERS, WARPS = 2, 4
 
 
 @builds
 def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
     """flash_attention_dq_split_f32_sm90(maps, counter, to, x, work), with the records of `build_dq`."""
-    D, Dv, BLOCK_KV = padded(variant.D), padded(variant.Dv), config.block_kv
-    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS)
-    tiles, dtype, ticket = config.tiles(D, Dv), factors(variant.dtype), work_queue(2, SIZE)
-    q_tile, do_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.do, tiles.do_at, 2)
-    k_tile, v_tile = box_tile(tiles.k, tiles.k_at, 2), box_tile(tiles.v, tiles.v_at, 2)
-    q_pipe = pipeline(1, tiles.q.nbytes + tiles.do.nbytes, CONSUMERS * WARPS)
-    k_pipe = pipeline(config.stages, tiles.k.nbytes, CONSUMERS * WARPS)
-    v_pipe = pipeline(config.v_stages, tiles.v.nbytes, WARPS)
+    D, chain = padded(variant.D), chain_of(variant.having, variant.dtype, gradient=True)
+    role, tiles, dtype = roles(config.consumers), config.tiles(D, padded(variant.Dv)), factors(variant.dtype)
     qk = warpgroup_mma(dtype, tiles.q, tiles.k, True, from_base=True)
     dov = warpgroup_mma(dtype, tiles.do, tiles.v, True, from_base=True)
     dsk = register_mma(dtype, tiles.k_right, True, from_base=True)
     box = warpgroup_exchange(tiles.p_at, qk.size, 1, exact=True)
+    bias = bias_stages(variant, None, 0, 0, 0)
+    load = dq_loads(config, variant, chain, bias, box)
     rows = softmax_rows(variant.dtype, qk.size, dsk.size)
-    score = fragment_scores(chain, ROWS, BLOCK_KV, bent=chain.scores, others=variant.varlen)
+    score = fragment_scores(chain, ROWS, config.block_kv, bent=chain.scores, others=variant.varlen)
     gradient = gradient_of_queries(chain, score, rows, qk.size, dsk.size)
     d_scores = d_scores_apart(score, box, dov.size)
-    visits = kv_tiles_of(config.block_q, BLOCK_KV, variant, score)
-    walk, get = walk_by_queries(config.block_q, visits.between, variant.varlen, chain), get_of()
-    hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
-    to_type = queries_to_type(variant, "")
-    output, ZERO = rows_from_registers(variant.D, D), i32(0)
+    scores_of = scores_of_queries(score, load.visits, bias, rows)
+    results, ZERO = dq_results(variant, chain, load.visits, dsk.size, rows_from_registers(variant.D, D)), i32(0)
 
     @kernel(
-        MAPS_TYPE, pointer(i64), to_type, gradient_inputs_type(variant), tiled_work_type(variant), threads=role.threads
+        MAPS_TYPE,
+        pointer(i64),
+        queries_to_type(variant, ""),
+        gradient_inputs_type(variant),
+        tiled_work_type(variant),
+        threads=role.threads,
     )
     def flash_attention_dq_split_f32_sm90(maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        q_bars, k_bars, v_bars, p_bars = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), box.barriers()
-        slots = ticket.slots()
-        extent, scale, options = work.extent, work.scale, work.options
-        warpgroup = my_warpgroup()
-        if cuda.threadIdx.x == 0:
-            q_pipe.init(q_bars)
-            k_pipe.init(k_bars)
-            v_pipe.init(v_bars)
-            box.init(p_bars)
-            ticket.init(slots)
-        prefetch_maps(maps, 1)
-        q_pipe.start()
+        bars, warpgroup, extent, options = load.barriers(), my_warpgroup(), work.extent, work.options
+        load.start(bars, maps)
         i, piece = u32(0), u32(0)  # numbers of K's and V's tiles, and of work items
-        if warpgroup == CONSUMERS:
+        if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
-                total, number = walk.total(extent), i32(cuda.blockIdx.x)
-                while number < total:
-                    task = walk.task(number, work)
-                    if task.m0 < task.Sq:
-                        put(slots.numbers, ticket.place(piece), task, i32(0))
-                        ticket.hand(slots, piece)
-                        b = i32(0) if variant.varlen else task.b
-                        stage, token = q_pipe.acquire(q_bars, piece), i32(task.q_first + task.m0)
-                        q_tile.load(smem, stage, maps.q, Corner(token, 0, (task.h, b)), q_bars.full)
-                        do_tile.load(smem, stage, maps.do, Corner(token, 0, (task.h, b)), q_bars.full)
-                        tile, end = visits.last(task, options), u32(i + task.count)
-                        while i != end:
-                            corner = Corner(i32(task.k_first + tile.n0), 0, (task.h_kv, b))
-                            k_tile.load(smem, k_pipe.acquire(k_bars, i), maps.k, corner, k_bars.full)
-                            v_tile.load(smem, v_pipe.acquire(v_bars, i), maps.v, corner, v_bars.full)
-                            i = k_pipe.next(i)
-                            tile = visits.before(tile, task, options)
-                        piece = u32(piece + 1)
-                    number = ticket.draw(counter, number)
-                put_end(slots.numbers, ticket.place(piece))
-                ticket.hand(slots, piece)
+                load.produce(smem, maps, (), bars, counter, work)
         elif warpgroup == 0:
             role.consume()
-            scores, held, base = qk.fragment(), cuda.local.array(1, u32), base_of(smem)
+            own, scores, base = scores_of.own(smem, ZERO, work, ZERO), qk.fragment(), base_of(smem)
             row_lse, row_base = gradient.pair(), gradient.pair()
-            task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
+            task, _ = load.items.take(bars.items, piece, extent)
             while task.m0 >= 0:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
                 gradient.read(row_lse, x.lse, task, ZERO)
                 gradient.bases(row_base, row_lse)
-                q_at = q_tile.at(q_pipe.wait(q_bars, piece))
-                tile, end = visits.last(task, options), u32(i + task.count)
+                at, q_at = OwnRows(task, task.m0), load.queries.q_at(load.q.wait(bars.q, piece))
+                tile, end = load.visits.last(task, options), u32(i + task.count)
                 while i != end:
-                    qk.start(scores, base, q_at, k_tile.at(k_pipe.wait(k_bars, i)), ZERO)  # scores = Q @ K.T
-                    where = where_of(task, task.h, task.m0, tile.n0)
-                    picks = visits.picks(options, where, tile)
-                    seen = score.sees(score.ask(options, where))
-                    tile = visits.before(tile, task, options)
+                    qk.start(scores, base, q_at, load.k.wait(bars.k, i), ZERO)  # scores = Q @ K.T
+                    known = scores_of.know(own, at, scores_of.ask(own, at, tile))
+                    tile = known.before
                     qk.wait(scores)
-                    k_pipe.release(k_bars, i)
-                    visits.finish(scores, held, options, scale, where, picks, seen)
-                    gradient.probs(scores, held, options, scale, where, row_base)
-                    box.put(smem, box.claim(p_bars, i), scores)
-                    box.hand(p_bars, i)
-                    i = k_pipe.next(i)
-                q_pipe.skip(q_bars, piece)
+                    load.k.release(bars.k, i)
+                    scores_of.mask(own, scores, known, i)
+                    gradient.probs(scores, own.words, options, work.scale, known.where, row_base)
+                    box.put(smem, box.claim(bars.others, i), scores)
+                    box.hand(bars.others, i)
+                    i = load.k.next(i)
+                load.q.skip(bars.q, piece)
                 piece = u32(piece + 1)
-                task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
+                task, _ = load.items.take(bars.items, piece, extent)
         else:
             role.consume()
             d_probs, acc, packed, base = dov.fragment(), dsk.fragment(), dsk.left(), base_of(smem)
-            row_lse, row_delta = gradient.pair(), gradient.pair()
-            task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
+            row_delta = gradient.pair()
+            task, _ = load.items.take(bars.items, piece, extent)
             while task.m0 >= 0:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
                 gradient.read(row_delta, x.delta, task, ZERO)
-                do_at, sums = do_tile.at(q_pipe.wait(q_bars, piece)), dsk.sums(acc)
-                tile, end = visits.last(task, options), u32(i + task.count)
+                do_at, sums = load.queries.do_at(load.q.wait(bars.q, piece)), dsk.sums(acc)
+                tile, end = load.visits.last(task, options), u32(i + task.count)
                 while i != end:
-                    dov.start(d_probs, base, do_at, v_tile.at(v_pipe.wait(v_bars, i)), ZERO)  # dP = dO @ V.T
+                    dov.start(d_probs, base, do_at, load.v.wait(bars.v, i), ZERO)  # dP = dO @ V.T
                     where = where_of(task, task.h, task.m0, tile.n0)
-                    tile = visits.before(tile, task, options)
+                    tile = load.visits.before(tile, task, options)
                     dov.wait(d_probs)
-                    v_pipe.release(v_bars, i)
-                    d_scores(d_probs, smem, box.take(p_bars, i), options, where, row_delta)
-                    box.leave(p_bars, i)
+                    load.v.release(bars.v, i)
+                    d_scores(d_probs, smem, box.take(bars.others, i), options, where, row_delta)
+                    box.leave(bars.others, i)
                     rows.pack(packed, d_probs)
-                    dsk.add(sums, packed, base, k_tile.at(k_pipe.stage(i)), ZERO)  # K has arrived, as P has
+                    dsk.add(sums, packed, base, load.k.at(i), ZERO)  # K has arrived, as P has
                     dsk.finish(acc, sums)  # acc [64, D] += dS @ K
-                    k_pipe.release(k_bars, i)
-                    i = k_pipe.next(i)
-                task, _ = get(slots.numbers, ticket.place(piece), extent)  # again: it would hold registers
-                q_pipe.release(q_bars, piece)
-                gradient.read(row_lse, x.lse, task, ZERO)
-                hidden.repair(acc, (row_lse[0], row_lse[1]), x, task, ZERO, ZERO, work)
-                gradient.scale(acc, scale, row_lse)
-                output.store(smem, to.dq_map, to.dq, acc, task, ZERO, ZERO)
+                    load.k.release(bars.k, i)
+                    i = load.k.next(i)
+                task, _ = load.items.again(bars.items, piece, extent)  # it would hold registers
+                load.q.release(bars.q, piece)
+                results.store(smem, to, acc, task, ZERO, x, work)
                 piece = u32(piece + 1)
-                task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
+                task, _ = load.items.take(bars.items, piece, extent)
 
     return flash_attention_dq_split_f32_sm90

@@ -46,46 +46,174 @@ P, and Dv / 2 more.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, types, u8, u32, verb
-from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.numbers import numbers
-from ...tile.pipeline import pipeline
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...compiler.backend import (
+    Kernel,
+    Members,
+    builds,
+    cuda,
+    i32,
+    i64,
+    kernel,
+    members,
+    noun,
+    pointer,
+    u8,
+    u32,
+    verb,
+)
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import settle, softmax_rows
 from ...tile.split_bf16x3 import PARTS
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma
-from ..arguments import Variant, array_type, inputs_type, statistic_type
-from ..fragment_probabilities import RowStatistics, are_curves, fragment_probabilities
-from ..fragment_scores import fragment_scores, my_row
-from ..nan_repair import nan_repair
-from ..options import chain_of
+from ..arguments import Variant, inputs_type
+from ..fragment_probabilities import are_curves, fragment_probabilities
+from ..fragment_scores import fragment_scores
 from ..tile_scheduler import tiled_work_type
-from ..tiles import Where
-from .arguments import FORWARD_MAPS_TYPE, OutputTo, map_type
-from .bias import bias_stages, in_words
+from .arguments import FORWARD_MAPS_TYPE
+from .bias import BiasStages, Chains, bias_stages, chains_of
 from .config import Sm90Config, factors, padded
-from .output import output_of
+from .loads import KvLoads, kv_loads
+from .output import ItemRows, results_of
 from .products import register_a
-from .schedule import (
-    SIZE,
-    following_of,
-    get_of,
-    is_static,
-    put,
-    put_end,
-    slices_of,
-    turns,
-    walk_of,
-    word_of,
-    work_queue,
-)
-from .split_kv import PARTS_TYPE, SplitLse, serial_of
+from .schedule import is_static, items_of, turns
+from .tile_scores import OwnRows, scores_of_queries
 from .visible_tiles import kv_tiles_of, queries_of
 
 # for more columns of acc, or with a static schedule, acc is rescaled only if a maximum grew: the kernel then takes 0.95
 # to 0.97 of the time for D = 256, 0.99 for full attention with D = 128, but 1.03 if causal with S = 2048 (H200)
 WIDE = 128
+
+
+class Mine(NamedTuple):
+    """What a thread multiplies with."""
+
+    bars: Any
+    base: Any  # of shared memory
+    q: Any  # words of Q, if it is held
+    scores: Any
+    probs: Any  # packed
+    acc: Any
+    rows: Any  # `RowStatistics`
+    factors: Any  # of exponents
+
+
+class Item(NamedTuple):
+    """A work item, as a thread has it."""
+
+    at: Any  # `OwnRows`
+    piece: Any  # its number
+    q_at: Any  # where Q begins
+    sums: Any  # of products, which become acc
+
+
+@noun
+def forward_tiles(config: Sm90Config, variant: Variant, chains: Chains, bias: BiasStages, load: KvLoads) -> Members:
+    """The verbs of a work item's tiles."""
+    tiles, dtype = config.tiles(padded(variant.D), variant.Dv), factors(variant.dtype)
+    chain, takers = chains.whole, config.consumers if config.turns else 1
+    has_sinks, Q_FREE_EARLY = chain.sinks and not config.split, config.held and not config.o_over_q
+    qk = register_a(dtype, tiles.q, tiles.k, held=config.held, parts=config.thirds, from_base=True)
+    pv = register_mma(dtype, tiles.v, config.thirds, from_base=True)
+    rows = softmax_rows(variant.dtype, qk.size, pv.size, threes=True, sinks=has_sinks, rest=config.split)
+    scale_acc = rows.scale_changed if is_static(config, variant) or tiles.v.width > WIDE else rows.scale
+    score = fragment_scores(
+        chains.of_tile,
+        ROWS,
+        config.block_kv,
+        config.heads,
+        products=are_curves(chain),
+        word=bias.word,
+        parts=PARTS if config.thirds else 1,
+        others=variant.varlen,
+    )
+    scores_of = scores_of_queries(score, load.visits, bias, rows)
+    softmax = fragment_probabilities(chain, rows, score, pv.size, sinks=has_sinks)
+
+    @verb
+    def mine(smem, bars, work):
+        """Return `Mine`; once in a kernel."""
+        scores, acc, probs, q_words = qk.fragment(), pv.fragment(), pv.left(), qk.words()
+        statistics, exponents = softmax.statistics(), softmax.factors(work.options, work.scale)
+        return Mine(bars, base_of(smem), q_words, scores, probs, acc, statistics, exponents)
+
+    @verb
+    def begin(mine, at, piece):
+        """Wait for Q of a work item. Return `Item`."""
+        softmax.start(mine.rows)
+        return Item(at, piece, load.queries.at(load.q.wait(mine.bars.q, piece)), pv.sums(mine.acc))
+
+    @verb
+    def take_q(smem, mine, item, warpgroup):
+        qk.take(mine.q, smem, item.q_at, warpgroup)
+
+    @verb
+    def add_values(mine, item, filling, adds):
+        pv.add(item.sums, mine.probs, mine.base, load.v.wait(mine.bars.v, filling), adds)
+
+    @verb
+    def finish_values(mine, item, filling):
+        pv.wait(item.sums)
+        load.v.release(mine.bars.v, filling)
+        pv.collect(mine.acc, item.sums)
+
+    def tile_of(*, first: bool) -> Callable[..., Any]:
+        """Return the verb (own, mine, item, pending, filling, adds) -> `Pending` of the next tile, for an item's first
+        tile, or for any other.
+        """
+        FIRST, turn = first, turns(1 if first else takers)
+
+        @verb
+        def add_previous(mine, item, filling, adds):
+            if not FIRST:
+                add_values(mine, item, filling - 1, adds)
+
+        @verb
+        def finish_previous(mine, item, filling):
+            if not FIRST:
+                settle(mine.rows.row_sum[0] + mine.rows.row_sum[1])
+                finish_values(mine, item, filling - 1)
+                scale_acc(mine.acc, mine.rows.rescale)
+
+        @verb
+        def finish_scores(mine, item, filling):
+            if FIRST:
+                qk.wait(mine.scores)
+                if Q_FREE_EARLY:
+                    load.q.release(mine.bars.q, item.piece)
+            else:
+                qk.wait_but_one(mine.scores)
+            load.k.release(mine.bars.k, filling)
+
+        @verb
+        def tile(own, mine, item, pending, filling, adds):
+            known = scores_of.know(own, item.at, pending)
+            k_at = load.k.wait(mine.bars.k, filling)
+            turn.take(own.warpgroup)
+            qk.start(mine.scores, mine.q, mine.base, item.q_at, k_at, own.warpgroup)  # scores = Q @ K.T
+            add_previous(mine, item, filling, adds)  # acc [64, Dv] += P @ V, of the previous tile
+            turn.give(own.warpgroup)
+            finish_scores(mine, item, filling)
+            scores_of.mask(own, mine.scores, known, filling)
+            pending = scores_of.ask(own, item.at, known.before)
+            softmax.exponentials(mine.scores, mine.rows, mine.factors, own.options, known.where)
+            finish_previous(mine, item, filling)  # acc *= rescale
+            scores_of.pack(own, mine.probs, mine.scores, known)
+            return pending
+
+        return tile
+
+    return members(
+        locals(),
+        first=tile_of(first=True),  # verbs of `tile_of`
+        later=tile_of(first=False),
+        scores_of=scores_of,
+        softmax=softmax,
+        turn=turns(takers),
+    )
 
 
 @builds
@@ -95,217 +223,68 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
 
     stored: how o gets to memory (`output`).
     """
-    D, BLOCK_KV, O_OVER_Q = padded(variant.D), config.block_kv, config.o_over_q
-    num = numbers(f32)
-    chain, role = chain_of(variant.having, variant.dtype), roles(config.consumers, most=config.most)
-    tile_chain = chain_of(in_words(variant.having), variant.dtype) if config.bias_stages else chain
-    warps, tiles = 4 * config.consumers, config.tiles(D, variant.Dv)
-    alike = is_static(config, variant)
-    ticket = work_queue(config.q_stages + 1, SIZE, alike, word_of(config, variant))
-    queries = queries_of(config, tiles.q)
-    k_tile = box_tile(tiles.k, tiles.k_at, 2)
-    v_tile = box_tile(tiles.v, tiles.v_at, 2)
-    q_pipe = pipeline(config.q_stages, queries.nbytes, warps)
-    k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
-    qk = register_a(factors(variant.dtype), tiles.q, tiles.k, held=config.held, parts=config.thirds, from_base=True)
-    Q_FREE_EARLY = config.held and not O_OVER_Q
-    pv = register_mma(factors(variant.dtype), tiles.v, config.thirds, from_base=True)
-    has_sinks = chain.sinks and not config.split
-    rows = softmax_rows(variant.dtype, qk.size, pv.size, threes=True, sinks=has_sinks, rest=config.split)
+    chains, role = chains_of(variant, words=config.bias_stages > 0), roles(config.consumers, most=config.most)
+    tiles = config.tiles(padded(variant.D), variant.Dv)
     bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
-    score = fragment_scores(
-        tile_chain,
-        ROWS,
-        BLOCK_KV,
-        config.heads,
-        products=are_curves(chain),
-        word=bias.word,
-        parts=PARTS if config.thirds else 1,
-        others=variant.varlen,
-    )
-    FETCHES, words_of_options = (False, bias.words) if config.bias_stages else (score.fetches, score.held)
-    probability = fragment_probabilities(chain, rows, score)
-    scale_acc = rows.scale_changed if alike or tiles.v.width > WIDE else rows.scale
-    turn = turns(config.consumers if config.turns else 1)
-    visits = kv_tiles_of(config.block_q, BLOCK_KV, variant, score, split=config.split)
-    walk, following = walk_of(config, variant, chain, visits), following_of(config, chain)
-    get = get_of(varlen=variant.varlen, split=config.split, sliced=config.slices > 1)
-    hidden = nan_repair(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
-    output = output_of(config, variant, queries, stored)
-    serial, stores_lse = serial_of(config, variant, chain, queries, with_lse), with_lse and not config.serial
-    piece_of = slices_of(config.slices, tiles.v.width)
-    in_parts = config.split and not config.serial
-    results = [PARTS_TYPE] * 2 if in_parts else [array_type(variant), statistic_type(variant)]
-    to_type = types.NamedTuple((map_type(stored), *results, serial.kept_type), OutputTo)
-    x_type = inputs_type(variant)
-
-    @verb
-    def where_of_next(where, tile):
-        """Return where the next tile is; after the last, with key 0."""
-        return Where(where.b, where.h, where.m0, max(tile.n0, i32(0)), where.Sq, where.Sk, where.offset)
+    visits = kv_tiles_of(config.block_q, config.block_kv, variant, split=config.split)
+    items = items_of(config, variant, chains.whole, visits)
+    load = kv_loads(config, variant.varlen, tiles, queries_of(config, tiles.q), items, visits, bias)
+    tile = forward_tiles(config, variant, chains, bias, load)
+    results = results_of(config, variant, chains.whole, visits.keys, with_lse, stored)
 
     @kernel(
-        FORWARD_MAPS_TYPE, bias.maps_type, pointer(i64), to_type, x_type, tiled_work_type(variant), threads=role.threads
+        FORWARD_MAPS_TYPE,
+        bias.maps_type,
+        pointer(i64),
+        results.to_type,
+        inputs_type(variant),
+        tiled_work_type(variant),
+        threads=role.threads,
     )
     def flash_attention_sm90(maps, bias_maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()
-        bias_bars = bias.barriers()
-        extent, scale, options = work.extent, work.scale, work.options
-        warpgroup = my_warpgroup()
-        if cuda.threadIdx.x == 0:
-            q_pipe.init(q_bars)
-            k_pipe.init(k_bars)
-            v_pipe.init(v_bars)
-            bias.init(bias_bars)
-            ticket.init(slots)
-        prefetch_maps(maps, 1)
+        bars, warpgroup, extent, options = load.barriers(), my_warpgroup(), work.extent, work.options
         bias.prefetch(bias_maps)
-        q_pipe.start()
-        i, piece = u32(0), u32(0)  # numbers of K's and V's tiles, and of work items
+        load.start(bars, maps)
         if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
-                total, number = piece_of.total(walk.total(extent)), i32(cuda.blockIdx.x)
-                while number < total:
-                    task, column = walk.task(piece_of.walk(number), work), piece_of.column(number)
-                    while task.m0 < task.Sq:
-                        put(slots.numbers, ticket.place(piece), task, column)
-                        ticket.hand(slots, piece)
-                        b = i32(0) if variant.varlen else task.b
-                        stage = q_pipe.acquire(q_bars, piece)
-                        queries.load(smem, stage, maps.q, task, b, q_bars.full)
-                        tile, end = visits.last(task, options), u32(i + task.count)
-                        while i != end:
-                            token = i32(task.k_first + tile.n0)
-                            stage = k_pipe.acquire(k_bars, i)
-                            k_tile.load(smem, stage, maps.k, Corner(token, 0, (task.h_kv, b)), k_bars.full)
-                            bias.bring(smem, bias_maps, bias_bars, options, task, tile.n0, i)
-                            stage = v_pipe.acquire(v_bars, i)
-                            v_tile.load(smem, stage, maps.v, Corner(column, token, (task.h_kv, b)), v_bars.full)
-                            i = k_pipe.next(i)
-                            tile = visits.before(tile, task, options)
-                        piece = u32(piece + 1)
-                        task = following(task, options)
-                    number = ticket.draw(counter, number)
-                put_end(slots.numbers, ticket.place(piece))
-                ticket.hand(slots, piece)
+                load.produce(smem, maps, bias_maps, bars, counter, work)
         else:
             role.consume()
-            factors, seed = probability.factors(options, scale), score.seed(options)
-            scores, acc, probs, words = qk.fragment(), pv.fragment(), pv.left(), words_of_options()
-            q_words = qk.words()
-            base = base_of(smem)
-            row_max, row_sum, rescale, new_max = rows.pair(), rows.pair(), rows.pair(), rows.pair()
-            statistics = RowStatistics(row_max, row_sum, rescale, new_max)
-            turn.begin(warpgroup)
-            task, column = get(slots.numbers, ticket.take(slots, piece), extent)
+            own, mine = tile.scores_of.own(smem, bars.others, work, warpgroup), tile.mine(smem, bars, work)
+            i, piece, row = u32(0), u32(0), i32(ROWS * warpgroup)  # numbers of K's and V's tiles, and of work items
+            tile.turn.begin(warpgroup)
+            task, column = items.take(bars.items, piece, extent)
             while task.m0 >= 0:
-                i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
-                b, h, row = task.b, task.h, i32(ROWS * warpgroup)
-                m = i32(task.m0 + row)
-                sink = num.minus_inf
-                rows.start(row_max, row_sum)
-                q_at, sums = queries.at(q_pipe.wait(q_bars, piece)), pv.sums(acc)
+                i, at = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), OwnRows(task, i32(task.m0 + row))
+                pending = tile.scores_of.ask(own, at, visits.last(task, options))
+                item = tile.begin(mine, at, piece)
                 if task.count != u32(0):
-                    tile = visits.last(task, options)
-                    # not `where_of`: with a bias from memory, registers would spill
-                    where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
-                    picks = visits.picks(options, where, tile)
-                    asked = score.ask(options, where)
-                    if FETCHES:
-                        score.fetch(words, options, where)
-                    qk.take(q_words, smem, q_at, warpgroup)
-                    stage = k_pipe.wait(k_bars, i)
-                    qk.start(scores, q_words, base, q_at, k_tile.at(stage), warpgroup)
-                    here, seen = where, score.sees(asked)
-                    qk.wait(scores)
-                    if Q_FREE_EARLY:
-                        q_pipe.release(q_bars, piece)
-                    k_pipe.release(k_bars, i)
-                    tile = visits.before(tile, task, options)
-                    held = bias.wait(smem, bias_bars, words, i, warpgroup)
-                    visits.finish(scores, held, options, scale, where, picks, seen)
-                    bias.release(bias_bars, i, warpgroup)
-                    asked = score.ask(options, where_of_next(where, tile))
-                    if FETCHES:  # for the next tile; after the last, for this one again
-                        n0 = tile.n0 if task.count != u32(1) else where.n0
-                        where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
-                        score.fetch(words, options, where)
-                    probability.exponentials(scores, statistics, factors, options, where)
-                    rows.pack(probs, scores)
-                    score.drop(probs, options, here, seed)
-                    adds, end = i32(0), u32(i + task.count)
-                    i = k_pipe.next(i)
+                    end, adds = u32(i + task.count), i32(0)
+                    tile.take_q(smem, mine, item, warpgroup)
+                    pending = tile.first(own, mine, item, pending, i, adds)
+                    i = load.k.next(i)
                     while i != end:
-                        if not FETCHES:
-                            where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
-                        picks = visits.picks(options, where, tile)
-                        stage = k_pipe.wait(k_bars, i)
-                        turn.take(warpgroup)
-                        qk.start(scores, q_words, base, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
-                        stage = v_pipe.wait(v_bars, i - 1)
-                        pv.add(sums, probs, base, v_tile.at(stage), adds)  # acc [64, Dv] += P @ V, of the previous tile
-                        turn.give(warpgroup)
-                        adds = i32(1)
-                        here, seen = where, score.sees(asked)
-                        qk.wait_but_one(scores)
-                        k_pipe.release(k_bars, i)
-                        tile = visits.before(tile, task, options)
-                        held = bias.wait(smem, bias_bars, words, i, warpgroup)
-                        visits.finish(scores, held, options, scale, where, picks, seen)
-                        bias.release(bias_bars, i, warpgroup)
-                        asked = score.ask(options, where_of_next(where, tile))
-                        if FETCHES:
-                            n0 = tile.n0 if k_pipe.next(i) != end else where.n0
-                            where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
-                            score.fetch(words, options, where)
-                        probability.exponentials(scores, statistics, factors, options, where)
-                        settle(row_sum[0] + row_sum[1])
-                        pv.wait(sums)
-                        v_pipe.release(v_bars, i - 1)
-                        pv.collect(acc, sums)
-                        scale_acc(acc, rescale)
-                        rows.pack(probs, scores)
-                        score.drop(probs, options, here, seed)
-                        i = k_pipe.next(i)
-                    if not O_OVER_Q and not Q_FREE_EARLY:
-                        q_pipe.release(q_bars, piece)
-                    stage = v_pipe.wait(v_bars, i - 1)
-                    pv.add(sums, probs, base, v_tile.at(stage), adds)
-                    if has_sinks:
-                        sink = chain.sink(options, i64(h))
-                    pv.wait(sums)
-                    v_pipe.release(v_bars, i - 1)
-                    pv.collect(acc, sums)
+                        pending = tile.later(own, mine, item, pending, i, adds)
+                        adds, i = i32(1), load.k.next(i)
+                    if not config.held and not config.o_over_q:
+                        load.q.release(bars.q, piece)
+                    tile.add_values(mine, item, i - 1, adds)
+                    sink = tile.softmax.sink(options, task.h)
+                    tile.finish_values(mine, item, i - 1)
                 else:
-                    if not O_OVER_Q:
-                        q_pipe.skip(q_bars, piece)
-                    if has_sinks:  # a row with only a sink still has a sum
-                        sink = chain.sink(options, i64(h))
-                        for n in range(pv.size):
-                            acc[n] = num.zero
-                rows.total(row_sum)
-                rows.close(row_max, row_sum, rescale, sink, factors[0])  # row_max becomes lse
-                if has_sinks:
-                    rows.scale_changed(acc, rescale)
-                rows.divide(acc, row_sum, score.growth(options))
-                upper, lower, rests = row_max[0], row_max[1], (rescale[0], rescale[1])
-                if stores_lse and column == 0:
-                    output.store_lse(to.lse, task, i32(row + my_row()), upper, rests[0])
-                    output.store_lse(to.lse, task, i32(row + my_row() + 8), lower, rests[1])
-                hidden.repair(acc, (upper, lower), x, task, row, column, work)
-                if config.serial:
-                    serial.add(to, acc, SplitLse((upper, lower), rests), task, row, column, options)
-                else:
-                    output.store(smem, to.o_map, to.o, acc, task, row, column)
-                if O_OVER_Q:
-                    output.free()
+                    if not config.o_over_q:
+                        load.q.skip(bars.q, piece)
+                    sink = tile.softmax.sink(options, task.h)
+                    tile.softmax.clear(mine.acc)
+                found = tile.softmax.divide(mine.acc, mine.rows, sink, mine.factors, options)  # lse
+                results.store(smem, to, mine.acc, ItemRows(task, row, column), found, x, work)
+                results.free()
                 piece = u32(piece + 1)
-                task, column = get(slots.numbers, ticket.take(slots, piece), extent)
-                if O_OVER_Q:
-                    q_pipe.release(q_bars, piece - 1)  # `take` synchronizes: no lane reads o any more
-            if not O_OVER_Q:
-                output.finish()
+                task, column = items.take(bars.items, piece, extent)
+                if config.o_over_q:
+                    load.q.release(bars.q, piece - 1)  # `take` synchronizes: no lane reads o any more
+            results.finish()
 
     return flash_attention_sm90

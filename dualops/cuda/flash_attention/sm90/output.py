@@ -7,15 +7,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Namespace, cuda, i32, i64, u16, u32, verb
+from ...compiler.backend import Members, Namespace, cuda, f32, i32, i64, members, noun, types, u16, u32, verb
 from ...launch.views import start
 from ...tile.boxes import Corner
 from ...tile.epilogue import NEAR, box_output, line_output, st_global_kept_v4_b32
-from ..arguments import Variant
+from ...tile.numbers import numbers
+from ..arguments import Variant, array_type, statistic_type
 from ..fragment_scores import LANES, my_row, store_lse
+from ..nan_repair import nan_repair, nan_repair_keys
+from ..options import OptionChain
+from ..score_gradients import rows_of_queries
+from ..tile_scheduler import ROWS_OF_A_HEAD, key_rows_of
+from .arguments import OutputTo, map_type
 from .config import BOX, Sm90Config, padded
-from .split_kv import part_start
-from .visible_tiles import Queries
+from .split_kv import PARTS_TYPE, part_start, serial_of
+from .visible_tiles import KvTiles, Queries, queries_of
 
 STORED = ("boxes", "vectors", "elements")  # how o gets to memory: the first that its layout allows
 
@@ -29,6 +35,117 @@ class Output(Namespace):
     store_lse: Callable[..., None]
     free: Callable[..., None]  # (): after the lanes synchronize, copies may overwrite o in Q's place
     finish: Callable[..., None]  # (): nothing of shared memory is read any more
+
+
+class ItemRows(NamedTuple):
+    """The rows of a warpgroup in a work item."""
+
+    task: Any
+    row: Any  # its first
+    column: Any  # the first of V's
+
+
+@noun
+def results_of(
+    config: Sm90Config, variant: Variant, chain: OptionChain, keys: Callable[..., Any], with_lse: bool, stored: str
+) -> Members:
+    """The verbs of forward's results. keys: as in `nan_repair`. stored: one of STORED, unless keys are split."""
+    columns, queries = config.columns(variant.Dv), queries_of(config, config.tiles(padded(variant.D), variant.Dv).q)
+    output, serial = output_of(config, variant, queries, stored), serial_of(config, variant, chain, queries, with_lse)
+    nan_rows = nan_repair(chain, variant, queries, keys, columns // 2, passes=variant.varlen)
+    STORES_LSE, SERIAL = with_lse and not config.serial, config.serial
+    arrays = [PARTS_TYPE] * 2 if config.split and not SERIAL else [array_type(variant), statistic_type(variant)]
+
+    @verb
+    def _nothing():
+        pass
+
+    @verb
+    def store(smem, to, acc, rows, found, x, work):
+        """Store o and lse of `ItemRows`. found: `FoundLse`."""
+        task, row, column = rows
+        if STORES_LSE and column == 0:
+            output.store_lse(to.lse, task, i32(row + my_row()), found.lse[0], found.rest[0])
+            output.store_lse(to.lse, task, i32(row + my_row() + 8), found.lse[1], found.rest[1])
+        nan_rows.repair(acc, found.lse, x, task, row, column, work)
+        if SERIAL:
+            serial.add(to, acc, found, task, row, column, work.options)
+        else:
+            output.store(smem, to.o_map, to.o, acc, task, row, column)
+
+    return members(
+        locals(),
+        to_type=types.NamedTuple((map_type(stored), *arrays, serial.kept_type), OutputTo),
+        free=output.free if config.o_over_q else _nothing,  # (): after the lanes synchronize, Q may be loaded over o
+        finish=_nothing if config.o_over_q else output.finish,  # (): nothing of shared memory is read any more
+    )
+
+
+@noun
+def dq_results(variant: Variant, chain: OptionChain, visits: KvTiles, size: int, output: Output) -> Members:
+    """The verb of dq, for `size` accumulators of a thread."""
+    rows = rows_of_queries(size)
+    nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, visits.keys, size, passes=variant.varlen, gradient=True)
+
+    @verb
+    def store(smem, to, acc, task, row, x, work):
+        """Store the rows of a warpgroup, from `row` on."""
+        lse = rows.pair()
+        rows.read(lse, x.lse, task, row)
+        nan_rows.repair(acc, (lse[0], lse[1]), x, task, row, i32(0), work)
+        rows.scale(acc, work.scale, lse)
+        output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
+
+    return members(locals(), free=output.free, finish=output.finish)
+
+
+@noun
+def results_of_keys(
+    variant: Variant,
+    chain: OptionChain,
+    sizes: tuple[int, int],
+    at: tuple[int, int],
+    stored: tuple[str, str],
+    over: int,
+) -> Members:
+    """The verbs of dk and dv, whose accumulators have these sizes, 0 if they are another warpgroup's.
+
+    at: bytes of shared memory where K and V begin, which they overwrite, each of `over` warpgroups its own rows.
+    stored: how they get to memory; "" from registers.
+    """
+    (DK_SIZE, DV_SIZE), widths, num = sizes, (variant.D, variant.Dv), numbers(f32)
+    dk_output, dv_output = (
+        rows_output(how, variant.dtype, width, padded(width), place, over)
+        if how
+        else rows_from_registers(width, padded(width))
+        for how, width, place in zip(stored, widths, at)
+    )
+    last = dv_output if DV_SIZE and (not DK_SIZE or stored[1] == "boxes") else dk_output  # copies form one group
+    nan_rows = nan_repair_keys(chain, variant, DK_SIZE, DV_SIZE)
+
+    @verb
+    def clear(dk_acc, dv_acc):
+        """Make both zeros."""
+        for e in range(DK_SIZE):
+            dk_acc[e] = num.zero
+        for e in range(DV_SIZE):
+            dv_acc[e] = num.zero
+
+    @verb
+    def store(smem, to, accs, task, row, x, work):
+        """Store rows of a `KeysTask`, dk after scaling. accs: of dk and dv. row: the warpgroup's first."""
+        dk_acc, dv_acc = accs
+        nan_rows.repair(dk_acc, dv_acc, x, task, row, work)
+        for e in range(DK_SIZE):
+            dk_acc[e] *= work.scale
+        rows = key_rows_of(task)
+        if DK_SIZE:
+            dk_output.store(smem, to.dk_map, to.dk, dk_acc, rows, row, i32(0))
+        if DV_SIZE:
+            dv_output.store(smem, to.dv_map, to.dv, dv_acc, rows, row, i32(0))
+        last.finish()
+
+    return locals()
 
 
 class Head(NamedTuple):

@@ -1,22 +1,23 @@
 """What a block of attention's sm90 rung computes next, and when its warpgroups start products.
 
-`work_queue`: one thread draws work items and passes them to the others.
+`work_items`: one thread draws work items and passes them to the others.
 
     producer                                    consumers
-    ... slots.numbers[tickets.place(n) ...]     at = tickets.take(slots, n)
-    tickets.hand(slots, n)                      ... slots.numbers[at ...]
+    task, column = items.task(number, work)
+    items.hand(slots, n, task, column)          task, column = items.take(slots, n, extent)
+    number = items.draw(counter, number)
 
 A block begins with the item of its own number, and draws later ones from a counter in global memory that was 0, so that
 faster blocks do more. If all items cost the same, the schedule is static: each block has its share, and no launch
 clears a counter (attention of 512 and 2048 keys is 2 to 4 % faster so). Producer and consumers count items by `n`; each
-has `size` numbers, in one of `places`. No barrier says that a place was read: before it passes item n on, the producer
+has SIZE numbers, in one of `places`. No barrier says that a place was read: before it passes item n on, the producer
 has waited until all consumers released something of item n - places, as when it fills one of places - 1 stages for n -
 1.
 
-`turns`: while one warpgroup starts its products, the others do arithmetic.
+If registers can't hold a result of all of V's columns, slices of them are items of their own, with the same queries.
+Each computes the scores again. They follow one another, and find Q and K in L2.
 
-`slices_of`: if registers can't hold a result of all of V's columns, slices of them are items of their own, with the
-same queries. Each computes the scores again. They follow one another, and find Q and K in L2.
+`turns`: while one warpgroup starts its products, the others do arithmetic.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ...compiler.backend import Members, Namespace, cuda, i32, i64, members, noun, u32, u64, verb
+from ...compiler.backend import Members, Namespace, Noun, cuda, i32, i64, members, noun, u32, u64, verb
 from ...launch.device_words import build_writer
 from ...launch.step import Step
 from ...ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
@@ -44,17 +45,47 @@ from .visible_tiles import KvTiles
 class Slots(NamedTuple):
     """Numbers in flight, in shared memory, and the mbarriers that report their arrival."""
 
-    numbers: Any  # [places * size]
+    numbers: Any  # [places * SIZE]
     full: Any
 
 
-@cache
+SIZE = len(Task._fields) + 1  # numbers of an item
+M0 = Task._fields.index("m0")
+WorkItems = Noun  # of `work_items`
+
+
+@verb
+def _get_one(numbers, at):
+    return shfl_idx_i32(numbers[at], 0, FULL_WARP)
+
+
+@verb
+def _nothing_more(task, options):
+    b, h, h_kv, m0, offset, first = task.b, task.h, task.h_kv, i32(task.Sq), task.offset, task.first
+    return Task(b, h, h_kv, m0, task.Sq, task.Sk, offset, task.q_first, task.k_first, first, task.count, task.split)
+
+
 @noun
-def work_queue(places: int, size: int, shared: bool = False, word: int = 0) -> Members:
-    """The verbs. shared: the schedule is static, and the counter unused. word: which of the counter's words is this
-    kernel's.
+def work_items(
+    walk: Walk,
+    places: int,
+    *,
+    varlen: bool = True,
+    split: bool = False,
+    slices: int = 1,
+    width: int = 0,
+    following: Callable[..., Any] = _nothing_more,
+    static: bool = False,
+    word: int = 0,
+) -> Members:
+    """The verbs. Fields of a task that are the same for all items of a kernel are not read, and take no register.
+
+    varlen: sequences have lengths of their own. split: keys are split. slices: of V's columns, each of this width.
+    following: the verb (task, options) -> what a block has next for the same queries, with m0 = Sq if there is nothing.
+    static: the schedule is static, and the counter unused. word: which of the counter's words is this kernel's.
     """
-    COUNT, NUMBERS, WORD = u32(places), places * size, i64(word)
+    COUNT, NUMBERS, WORD = u32(places), places * SIZE, i64(word)
+    VARLEN, SPLIT, SLICED, SLICES = varlen, split, slices > 1, u32(slices)
 
     @verb
     def slots():
@@ -68,6 +99,19 @@ def work_queue(places: int, size: int, shared: bool = False, word: int = 0) -> M
             mbarrier_init(slots.full, place, 1)
 
     @verb
+    def total(extent):
+        """Return how many items there are."""
+        return i32(walk.total(extent) * slices)
+
+    @verb
+    def task(number, work):
+        """Return task and column of an item."""
+        column = i32(0)
+        if SLICED:
+            number, column = i32(u32(number) // SLICES), i32(u32(number) % SLICES * u32(width))
+        return walk.task(number, work), column
+
+    @verb
     def _draw(counter, number):
         return i32(cuda.gridDim.x + atom_add_i64(counter, WORD, i64(1)))
 
@@ -76,24 +120,53 @@ def work_queue(places: int, size: int, shared: bool = False, word: int = 0) -> M
         return i32(number + cuda.gridDim.x)
 
     @verb
-    def place(n):
-        """Return where the numbers of an item begin."""
-        return i32(u32(n) % COUNT * size)
+    def _place(n):
+        return i32(u32(n) % COUNT * SIZE)
 
     @verb
-    def hand(slots, n):
-        """Signal that the numbers of an item are written; by one thread."""
+    def hand(slots, n, task, column):
+        """Pass an item on; by one thread."""
+        numbers, at = slots.numbers, _place(n)
+        numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3] = task.b, task.h, task.h_kv, task.m0
+        numbers[at + 4], numbers[at + 5], numbers[at + 6] = task.Sq, task.Sk, task.offset
+        numbers[at + 7], numbers[at + 8], numbers[at + 9] = task.q_first, task.k_first, task.first
+        numbers[at + 10], numbers[at + 11], numbers[at + 12] = i32(task.count), task.split, column
         mbarrier_arrive(slots.full, i32(u32(n) % COUNT))
 
     @verb
-    def take(slots, n):
-        """Wait until the numbers of an item are written. Return where they begin."""
+    def end(slots, n):
+        """Say that no item follows; by one thread."""
+        slots.numbers[_place(n) + M0] = i32(-1)
+        mbarrier_arrive(slots.full, i32(u32(n) % COUNT))
+
+    @verb
+    def again(slots, n, extent):
+        """Return task and column of an item that was taken."""
+        numbers, at = slots.numbers, _place(n)
+        b, h = _get_one(numbers, at), _get_one(numbers, at + 1)
+        h_kv, m0 = _get_one(numbers, at + 2), _get_one(numbers, at + 3)
+        Sq, Sk, offset = extent.Sq, extent.Sk, i32(extent.aligned * (extent.Sk - extent.Sq))
+        q_first, k_first, split, column = i32(0), i32(0), i32(0), i32(0)
+        if VARLEN:
+            Sq, Sk, offset = _get_one(numbers, at + 4), _get_one(numbers, at + 5), _get_one(numbers, at + 6)
+            q_first, k_first = _get_one(numbers, at + 7), _get_one(numbers, at + 8)
+        first, count = _get_one(numbers, at + 9), u32(_get_one(numbers, at + 10))
+        if SPLIT:
+            split = _get_one(numbers, at + 11)
+        if SLICED:
+            column = _get_one(numbers, at + 12)
+        return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, split), column
+
+    @verb
+    def take(slots, n, extent):
+        """Return task and column of an item, once it is there. After the last, m0 is negative."""
         mbarrier_wait_cta(slots.full, i32(u32(n) % COUNT), u32(n) // COUNT & 1)
-        return place(n)
+        return again(slots, n, extent)
 
     return members(
         locals(),
-        draw=_share if shared else _draw,  # (counter, number) -> the number of the block's next item
+        draw=_share if static else _draw,  # (counter, number) -> the number of the block's next item
+        following=following,
     )
 
 
@@ -163,102 +236,23 @@ def after_counter(step: Step, alike: bool) -> list[Step]:
     return [step] if alike else [cleared(1), step]
 
 
-class Slices(Namespace):
-    """The verbs."""
-
-    total: Callable[..., Any]  # (pieces) -> items, from those of the schedule without slices
-    walk: Callable[..., Any]  # (number) -> the number in the schedule without slices
-    column: Callable[..., Any]  # (number) -> the first column of its slice
-
-
-@verb
-def _same(number):
-    return number
-
-
-@verb
-def _none_before(number):
-    return i32(0)
-
-
-@cache
-def slices_of(count: int, width: int) -> Slices:
-    """For `count` slices of `width` columns."""
-    COUNT = u32(count)
-
-    if count == 1:
-        return Slices(total=_same, walk=_same, column=_none_before)
-
-    @verb
-    def total(pieces):
-        return i32(pieces * count)
-
-    @verb
-    def walk(number):
-        return i32(u32(number) // COUNT)
-
-    @verb
-    def column(number):
-        return i32(u32(number) % COUNT * u32(width))
-
-    return Slices.from_locals(locals())
-
-
-SIZE = len(Task._fields) + 1  # numbers of an item
-M0 = Task._fields.index("m0")
-
-
-@verb
-def put(numbers, at, task, column):
-    """Write a task, and the first of V's columns."""
-    numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3] = task.b, task.h, task.h_kv, task.m0
-    numbers[at + 4], numbers[at + 5], numbers[at + 6] = task.Sq, task.Sk, task.offset
-    numbers[at + 7], numbers[at + 8], numbers[at + 9] = task.q_first, task.k_first, task.first
-    numbers[at + 10], numbers[at + 11], numbers[at + 12] = i32(task.count), task.split, column
-
-
-@verb
-def put_end(numbers, at):
-    """Write that no item follows."""
-    numbers[at + M0] = i32(-1)
-
-
-@verb
-def get_one(numbers, at):
-    return shfl_idx_i32(numbers[at], 0, FULL_WARP)
-
-
-def get_of(*, varlen: bool = True, split: bool = True, sliced: bool = True) -> Callable[..., Any]:
-    """Return the verb (numbers, at, extent) -> task and column, the same for all lanes; m0 is negative after the last
-    item. Fields that are the same for all items of a kernel are not read, and take no register: lengths without varlen,
-    the split without splits, the column without slices.
-    """
-    VARLEN, SPLIT, SLICED = varlen, split, sliced
-
-    @verb
-    def get(numbers, at, extent):
-        b, h = get_one(numbers, at), get_one(numbers, at + 1)
-        h_kv, m0 = get_one(numbers, at + 2), get_one(numbers, at + 3)
-        Sq, Sk, offset = extent.Sq, extent.Sk, i32(extent.aligned * (extent.Sk - extent.Sq))
-        q_first, k_first, split, column = i32(0), i32(0), i32(0), i32(0)
-        if VARLEN:
-            Sq, Sk, offset = get_one(numbers, at + 4), get_one(numbers, at + 5), get_one(numbers, at + 6)
-            q_first, k_first = get_one(numbers, at + 7), get_one(numbers, at + 8)
-        first, count = get_one(numbers, at + 9), u32(get_one(numbers, at + 10))
-        if SPLIT:
-            split = get_one(numbers, at + 11)
-        if SLICED:
-            column = get_one(numbers, at + 12)
-        return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, split), column
-
-    return get
-
-
-def walk_of(config: Sm90Config, variant: Variant, chain: OptionChain, visits: KvTiles) -> Walk:
-    """The schedule of forward's kernel."""
+def items_of(config: Sm90Config, variant: Variant, chain: OptionChain, visits: KvTiles) -> WorkItems:
+    """The work items of forward's kernel."""
     if config.split:
-        return _by_splits(config, variant, chain)
-    return walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
+        walk = _by_splits(config, variant, chain)
+    else:
+        walk = walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
+    return work_items(
+        walk,
+        config.q_stages + 1,
+        varlen=variant.varlen,
+        split=config.split,
+        slices=config.slices,
+        width=config.columns(variant.Dv),
+        following=_following_of(config, chain) if config.serial else _nothing_more,
+        static=is_static(config, variant),
+        word=word_of(config, variant),
+    )
 
 
 def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk:
@@ -300,12 +294,8 @@ def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk
     return Walk.from_locals(locals())
 
 
-def following_of(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:
-    """Return the verb (task, options) -> what a block has next for the same queries: in a serial Config the next split.
-    m0 is Sq if there is nothing.
-    """
-    if not config.serial:
-        return _nothing_more
+def _following_of(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:
+    """Return `following` of a serial Config: the next split."""
     split, tiles_of = splits_of(config.block_kv), _tiles_of_split(config, chain)
 
     @verb
@@ -318,12 +308,6 @@ def following_of(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:
         return Task(b, h, h_kv, m0, task.Sq, task.Sk, offset, task.q_first, task.k_first, first, count, part)
 
     return following
-
-
-@verb
-def _nothing_more(task, options):
-    b, h, h_kv, m0, offset, first = task.b, task.h, task.h_kv, i32(task.Sq), task.offset, task.first
-    return Task(b, h, h_kv, m0, task.Sq, task.Sk, offset, task.q_first, task.k_first, first, task.count, task.split)
 
 
 def _tiles_of_split(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:

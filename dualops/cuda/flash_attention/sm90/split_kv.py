@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...compiler.backend import (
     Kernel,
@@ -218,13 +218,6 @@ class Serial(Namespace):
 
     kept_type: Any
     add: Callable[..., None]  # (to, acc, found, task, row, column, options): adds a split; after the last one it stores
-
-
-class SplitLse(NamedTuple):
-    """lse of a thread's two rows, as a split finds it."""
-
-    lse: Any
-    rest: Any  # what rounding took from lse
 
 
 def kept_shape(config: Sm90Config, Dv: int) -> tuple[int, int, int]:

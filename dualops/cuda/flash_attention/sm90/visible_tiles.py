@@ -19,13 +19,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ....spec.attention.blocks import TILE, tiles_of
-from ...compiler.backend import Namespace, i32, i64, u32, verb
+from ...compiler.backend import Members, Namespace, i32, i64, members, noun, u32, verb
 from ...tile.boxes import Corner, box_tile
 from ...tile.swizzle import Operand
 from ..arguments import Variant
-from ..fragment_scores import FragmentScores
 from ..tile_scheduler import ROWS_OF_A_HEAD, Rows, place_in_list, range_of, tile_after
-from .config import BLOCK_MASK, BOX, Sm90Config
+from .config import BLOCK_MASK, BOX, DqTiles, Sm90Config
 
 
 class Queries(Rows):
@@ -33,7 +32,7 @@ class Queries(Rows):
 
     nbytes: int  # of a load
     at: Callable[..., Any]  # (stage) -> byte of shared memory where the tile begins
-    load: Callable[..., None]  # (smem, stage, q_map, task, b, full): by one thread
+    load: Callable[..., None]  # (smem, stage, maps, task, b, full): by one thread
 
 
 def queries_of(config: Sm90Config, tile: Operand) -> Queries:
@@ -45,8 +44,8 @@ def _of_a_head(tile: Operand) -> Queries:
     box = box_tile(tile, 0, 2)
 
     @verb
-    def load(smem, stage, q_map, task, b, full):
-        box.load(smem, stage, q_map, Corner(i32(task.q_first + task.m0), 0, (task.h, b)), full)
+    def load(smem, stage, maps, task, b, full):
+        box.load(smem, stage, maps.q, Corner(i32(task.q_first + task.m0), 0, (task.h, b)), full)
 
     row = ROWS_OF_A_HEAD
     return Queries(nbytes=tile.nbytes, at=box.at, load=load, query=row.query, head=row.head, there=row.there)
@@ -57,9 +56,9 @@ def _of_a_group(config: Sm90Config, tile: Operand) -> Queries:
     nbytes = ROWS_THERE * tile.span * (tile.width * tile.itemsize // tile.span)
 
     @verb
-    def load(smem, stage, q_map, task, b, full):
+    def load(smem, stage, maps, task, b, full):
         group, token = i32(task.h // HEADS), i32(task.q_first + task.m0)
-        box.load(smem, stage, q_map, Corner(i32(0), 0, (token, group, b)), full)
+        box.load(smem, stage, maps.q, Corner(i32(0), 0, (token, group, b)), full)
 
     @verb
     def query(task, row):
@@ -76,16 +75,31 @@ def _of_a_group(config: Sm90Config, tile: Operand) -> Queries:
     return Queries.from_locals(locals(), at=box.at)
 
 
+@noun
+def q_and_do(tiles: DqTiles) -> Members:
+    """The verbs of the rows of a work item's queries."""
+    q, do = box_tile(tiles.q, 0, 2), box_tile(tiles.do, tiles.do_at, 2)
+
+    @verb
+    def load(smem, stage, maps, task, b, full):
+        """Start to load them into a stage; by one thread."""
+        corner = Corner(i32(task.q_first + task.m0), 0, (task.h, b))
+        q.load(smem, stage, maps.q, corner, full)
+        do.load(smem, stage, maps.do, corner, full)
+
+    return members(locals(), nbytes=tiles.q.nbytes + tiles.do.nbytes, q_at=q.at, do_at=do.at)
+
+
 def box_of_group(config: Sm90Config) -> tuple[int, ...]:
     """Return the box of q as [B, groups, S, HEADS, D]."""
     return (1, 1, config.queries, config.heads, BOX)
 
 
-class Visit(NamedTuple):
+class KvTile(NamedTuple):
     """A tile of keys."""
 
     n0: Any  # its first key
-    seen: Any  # 1 if the list says that mask_mod shows all pairs of the tile
+    full: Any  # 1 if the list says that mask_mod shows all pairs of the tile
     place: Any  # in the list
 
 
@@ -93,45 +107,33 @@ class KvTiles(Namespace):
     """The verbs."""
 
     between: Callable[..., Any]  # (b, h, m0, n_first, n_end, options) -> first and count: tiles with some of these keys
-    last: Callable[..., Visit]  # (task, options): if there is none, a Visit that must not be used
-    before: Callable[..., Visit]  # (visit, task, options): before the first, a Visit that must not be used
-    picks: Callable[..., Any]  # (options, where, visit) -> an argument of `finish`, computed before there are scores
-    finish: Callable[..., None]  # (scores, held, options, scale, where, picks, seen): of the score tile
+    last: Callable[..., KvTile]  # (task, options): if there is none, one that must not be used
+    before: Callable[..., KvTile]  # (tile, task, options): before the first, one that must not be used
     keys: Callable[..., Any]  # (task) -> first and end of the keys of all tiles
+    listed: bool  # whether a block mask lists the tiles
 
 
-def kv_tiles_of(
-    block_q: int, block_kv: int, variant: Variant, score: FragmentScores, *, split: bool = False
-) -> KvTiles:
+def kv_tiles_of(block_q: int, block_kv: int, variant: Variant, *, split: bool = False) -> KvTiles:
     """The verbs of a kernel. If keys are split, block masks are not read."""
     names = [option.name for option, _ in variant.having.variants]
-    listed = BLOCK_MASK in names and not split
-    return _kv_of_list(block_q, block_kv, score, names) if listed else _kv_of_range(block_kv, score)
+    return _kv_of_list(block_q, block_kv, names) if BLOCK_MASK in names and not split else _kv_of_range(block_kv)
 
 
-def _kv_of_range(block_kv: int, score: FragmentScores) -> KvTiles:
+def _kv_of_range(block_kv: int) -> KvTiles:
     BLOCK_KV, tiles = block_kv, range_of(block_kv)
 
     @verb
     def last(task, options):
-        return Visit(i32((task.first + i32(task.count)) * BLOCK_KV - BLOCK_KV), i32(0), i32(0))
+        return KvTile(i32((task.first + i32(task.count)) * BLOCK_KV - BLOCK_KV), i32(0), i32(0))
 
     @verb
-    def before(visit, task, options):
-        return Visit(i32(visit.n0 - BLOCK_KV), i32(0), i32(0))
+    def before(tile, task, options):
+        return KvTile(i32(tile.n0 - BLOCK_KV), i32(0), i32(0))
 
-    @verb
-    def picks(options, where, visit):
-        return i32(0)
-
-    @verb
-    def finish(scores, held, options, scale, where, picks, seen):
-        score.finish_held(scores, held, options, scale, where, seen)
-
-    return KvTiles.from_locals(locals(), between=tiles.between, keys=tiles.keys)
+    return KvTiles.from_locals(locals(), between=tiles.between, keys=tiles.keys, listed=False)
 
 
-def _kv_of_list(block_q: int, block_kv: int, score: FragmentScores, names: list[str]) -> KvTiles:
+def _kv_of_list(block_q: int, block_kv: int, names: list[str]) -> KvTiles:
     BLOCK_KV, PARTS, INDEX = block_kv, TILE // block_kv, names.index(BLOCK_MASK)
     if TILE % block_kv or TILE % block_q:
         raise ValueError(
@@ -160,29 +162,21 @@ def _kv_of_list(block_q: int, block_kv: int, score: FragmentScores, names: list[
         start = row(task.b, task.h, task.m0, options)
         entry = i32(options[INDEX].lists.data[start + 1 + (place // PARTS)])
         n0 = i32(entry // 2 * TILE + place % PARTS * BLOCK_KV)
-        return Visit(n0, i32(entry % 2) if tells_all else i32(0), place)
-
-    @verb
-    def picks(options, where, visit):
-        return score.picks(options, where, visit.seen)
-
-    @verb
-    def finish(scores, held, options, scale, where, picks, seen):
-        score.finish_picked(scores, held, options, scale, where, picks)
+        return KvTile(n0, i32(entry % 2) if tells_all else i32(0), place)
 
     @verb
     def last(task, options):
         return at(i32(task.first + i32(task.count) - 1), task, options)
 
     @verb
-    def before(visit, task, options):
-        return at(i32(visit.place - 1), task, options)
+    def before(tile, task, options):
+        return at(i32(tile.place - 1), task, options)
 
     @verb
     def keys(task):
         return i32(0), task.Sk
 
-    return KvTiles.from_locals(locals())
+    return KvTiles.from_locals(locals(), listed=True)
 
 
 class QTile(NamedTuple):
@@ -199,18 +193,16 @@ class QTiles(Namespace):
     count: Callable[..., Any]  # (task, work) -> tiles of all heads
     first: Callable[..., QTile]  # (task, work); if there is no tile, one that must not be used
     after: Callable[..., QTile]  # (tile, i, end, task, work) -> the tile after that one, number i of `end`
-    picks: Callable[..., Any]  # (options, where, tile) -> an argument of `finish`, computed before there are scores
-    finish: Callable[..., None]  # (scores, options, scale, where, picks)
-    finish_held: Callable[..., None]  # (scores, held, options, scale, where, seen, picks). seen: of `score.sees`
+    listed: bool  # whether a block mask lists the tiles
 
 
-def q_tiles_of(block_q: int, variant: Variant, score: FragmentScores) -> QTiles:
-    """The verbs of a kernel."""
-    names = [option.name for option, _ in variant.having.variants]
-    return _q_of_list(block_q, score, names) if BLOCK_MASK in names else _q_of_range(block_q, score)
+def q_tiles_of(block_q: int, variant: Variant | None) -> QTiles:
+    """The verbs of a kernel. Without a variant: of a kernel that reads no block mask."""
+    names = [option.name for option, _ in variant.having.variants] if variant else []
+    return _q_of_list(block_q, names) if BLOCK_MASK in names else _q_of_range(block_q)
 
 
-def _q_of_range(block_q: int, score: FragmentScores) -> QTiles:
+def _q_of_range(block_q: int) -> QTiles:
     BLOCK_Q = block_q
 
     @verb
@@ -226,22 +218,10 @@ def _q_of_range(block_q: int, score: FragmentScores) -> QTiles:
         h, m0 = tile_after(task, tile.h, tile.m0, BLOCK_Q)
         return QTile(h, m0, i32(0))
 
-    @verb
-    def picks(options, where, tile):
-        return i32(0)
-
-    @verb
-    def finish(scores, options, scale, where, picks):
-        score.finish(scores, options, scale, where)
-
-    @verb
-    def finish_held(scores, held, options, scale, where, seen, picks):
-        score.finish_held(scores, held, options, scale, where, seen)
-
-    return QTiles.from_locals(locals())
+    return QTiles.from_locals(locals(), listed=False)
 
 
-def _q_of_list(block_q: int, score: FragmentScores, names: list[str]) -> QTiles:
+def _q_of_list(block_q: int, names: list[str]) -> QTiles:
     BLOCK_Q, PARTS, INDEX = block_q, TILE // block_q, names.index(BLOCK_MASK)
     if TILE % block_q:
         raise ValueError(f"tiles of {block_q} queries do not divide a block mask's, of {TILE}")
@@ -274,16 +254,4 @@ def _q_of_list(block_q: int, score: FragmentScores, names: list[str]) -> QTiles:
     def after(tile, i, end, task, work):
         return at(min(u32(i + u32(1)), u32(end - u32(1))), task, work)
 
-    @verb
-    def picks(options, where, tile):
-        return score.picks(options, where, tile.full)
-
-    @verb
-    def finish(scores, options, scale, where, picks):
-        score.finish_picked(scores, picks, options, scale, where, picks)
-
-    @verb
-    def finish_held(scores, held, options, scale, where, seen, picks):
-        score.finish_picked(scores, held, options, scale, where, picks)
-
-    return QTiles.from_locals(locals())
+    return QTiles.from_locals(locals(), listed=True)
