@@ -56,7 +56,7 @@ def numbers(y, z, n):
 
 @kernel(pointer(i64), i32, i32, types.uint32, threads=32)
 def loops(y, n, step, natural):
-    """Ranges of one to three numbers, by ones and not, up and down, of any kind of integer; kept, left and nested."""
+    """Ranges of one to three numbers, by ones and not, up and down, of any kind of integer; left and nested."""
     for k in range(n):
         for j in range(k, n + 1):
             y[j] += k
@@ -70,6 +70,11 @@ def loops(y, n, step, natural):
         y[k] -= 1
     for k in range(2, 7):
         y[k] = n
+
+
+@kernel(pointer(i64), i32, threads=32)
+def kept(y, n):
+    """Ranges in variables, and iterators of several in one."""
     kept = range(3, n)
     y[0] = len(kept)
     if n > 4:
@@ -77,12 +82,6 @@ def loops(y, n, step, natural):
             y[k] = 2 * k
     for k in kept:
         y[k] += 1
-
-
-@kernel(pointer(i64), i32, threads=32)
-def zipped(y, n):
-    """Iterators of several ranges in one."""
-    kept = range(3, n)
     for left, right in zip(kept, range(9)):
         y[left] = right
     for k, number in enumerate(range(n)):
@@ -133,8 +132,8 @@ def registers_and_bytes(code: bytes) -> tuple[int, int]:
     return int(log.partition("Used ")[2].split()[0]), len(machine_code(cubin))
 
 
-def test_of_ranges_in_other_iterators_it_is_as_long():
-    assert registers_and_bytes(lto_ir(zipped, ARCH)) == registers_and_bytes(usual(zipped))
+def test_of_ranges_in_variables_it_is_as_long():
+    assert registers_and_bytes(lto_ir(kept, ARCH)) == registers_and_bytes(usual(kept))
 
 
 @pytest.mark.parametrize("kernel", [divided, elements, loops, assigned_again], ids=lambda kernel: kernel.name)

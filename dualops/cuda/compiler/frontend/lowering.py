@@ -219,11 +219,10 @@ class Implementations:
         except TypeError:  # a constant index that can't be hashed
             return self.numbas(self.context, fn, sig, _firstcall)
         if made is None:
-            made = element(self.context, fn, sig)
+            made = element(self.context, fn, sig) or loop(self.context, fn, sig)
             if made is None:
-                made = numbas = self._look(question, _firstcall)
-                for shorter in (partial(division, by_selection=self.many), loop):
-                    made = shorter(self.context, fn, sig, numbas) or made
+                numbas = self._look(question, _firstcall)
+                made = division(self.context, fn, sig, numbas, by_selection=self.many) or numbas
             self.found[question] = made
         return made
 

@@ -20,13 +20,10 @@ from .slots import slot
 PAIR = ("pair_first", "pair_second")
 
 
-def loop(context: Any, fn: Any, sig: Any, numbas: Callable[..., Any]) -> Callable[..., Any] | None:
-    """What makes a range, its iterator, or a pair of an element and whether there is one, if `fn` does: else None.
-
-    numbas: for iterators of ranges that are kept in variables.
-    """
+def loop(context: Any, fn: Any, sig: Any) -> Callable[..., Any] | None:
+    """What makes a range, its iterator, or a pair of an element and whether there is one, if `fn` does: else None."""
     if fn == "getiter" and isinstance(sig.args[0], types.RangeType):
-        return partial(_iterator, context, numbas)
+        return partial(_iterator, context)
     if fn == "iternext" and isinstance(sig.args[0], types.RangeIteratorType):
         return _next
     if getattr(fn, "typing_key", fn) is range and all(type(each) is types.Integer for each in sig.args):
@@ -44,16 +41,12 @@ def _struct(builder: Any, *fields: Any) -> Any:
 def _range(builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
     kind = args[0].type
     start, stop, step = {1: (kind(0), *args, kind(1)), 2: (*args, kind(1)), 3: args}[len(args)]
-    made = _struct(builder, start, stop, step)
-    made.fields = start, stop, step  # for `_iterator`, which need not take it apart
-    return made
+    return _struct(builder, start, stop, step)
 
 
-def _iterator(context: Any, numbas: Any, builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
+def _iterator(context: Any, builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
     """The addresses of the next element and of the number of elements left, with `stop` and `step`."""
-    if not hasattr(args[0], "fields"):
-        return numbas(builder, args, loc)
-    start, stop, step = args[0].fields
+    start, stop, step = (builder.extract_value(args[0], place) for place in range(3))
     zero, one = start.type(0), start.type(1)
     element = cgutils.alloca_once(builder, start.type)
     builder.store(start, element)
