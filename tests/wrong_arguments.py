@@ -118,9 +118,10 @@ def other_words(
     for name, value, told in wrong:
         given = call.given(**{name: value})
         wanted = refusal(getattr(reference, str(call)), call.given(**{name: value}))
-        given = {key: of_array(x) if key in call.arrays else x for key, x in given.items()}
-        words = refusal(function, given)
-        if wanted and wanted != (words and words.replace("[0]", "")):  # as lion says it of a list of one
+        if not wanted:
+            continue
+        words = refusal(function, {key: of_array(x) if key in call.arrays else x for key, x in given.items()})
+        if wanted != (words and words.replace("[0]", "")):  # as lion says it of a list of one
             found[name, told] = f"{words}, expected {wanted}"
     return found
 
