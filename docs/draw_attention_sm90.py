@@ -66,7 +66,7 @@ def recorded() -> list[Event]:
     from dualops import cuda
     from dualops.cuda import flash_attention as operator, simulator
     from dualops.cuda.flash_attention import sm90
-    from dualops.cuda.flash_attention.sm90 import forward
+    from dualops.cuda.flash_attention.sm90 import forward, loads, output
     from dualops.cuda.flash_attention.sm90.config import Sm90Config
     from dualops.cuda.launch.operation import OPERATIONS
 
@@ -102,20 +102,27 @@ def recorded() -> list[Event]:
     def one(*args: Any) -> int:
         return 1
 
-    nouns: dict[str, Callable[[Any], Any]] = {
-        "pipeline": pipe,
-        "register_a": lambda mma: noted(
+    untaken = forward.turns(1)  # of the first tile of a work item
+
+    def turns(turn: Any) -> Any:
+        if turn is untaken:
+            return turn
+        return noted(turn, begin=("begin", nothing), take=("take", nothing), give=("give", nothing))
+
+    nouns: dict[tuple[Any, str], Callable[[Any], Any]] = {
+        (loads, "pipeline"): pipe,
+        (forward, "register_a"): lambda mma: noted(
             mma, start=("qk", nothing), wait=("finish", nothing), wait_but_one=("finish", one)
         ),
-        "register_mma": lambda mma: noted(mma, add=("pv", nothing), wait=("finish", nothing)),
-        "softmax_rows": lambda rows: noted(rows, exp2=("softmax", nothing)),
-        "turns": lambda turn: noted(turn, begin=("begin", nothing), take=("take", nothing), give=("give", nothing)),
-        "output_of": lambda output: noted(output, store=("store", nothing)),
+        (forward, "register_mma"): lambda mma: noted(mma, add=("pv", nothing), wait=("finish", nothing)),
+        (forward, "softmax_rows"): lambda rows: noted(rows, exp2=("softmax", nothing)),
+        (forward, "turns"): turns,
+        (output, "output_of"): lambda made: noted(made, store=("store", nothing)),
     }
     config = Sm90Config(WARPGROUPS, 16, held=True)
     with ExitStack() as stack:
-        for name, made in nouns.items():
-            stack.enter_context(mock.patch.object(forward, name, after(getattr(forward, name), made)))
+        for (module, name), made in nouns.items():
+            stack.enter_context(mock.patch.object(module, name, after(getattr(module, name), made)))
         instead = {"configs": lambda *_: iter([(config, "small")]), "build_forward": unwrap(sm90.build_forward)}
         stack.enter_context(mock.patch.multiple(sm90, **instead))
         for operation in OPERATIONS[operator.__name__.rpartition(".")[2]]:
