@@ -1,4 +1,4 @@
-"""What is measured by hand, and pictures of it.
+"""Measurements that are started by hand, and pictures of the results.
 
 python -m benchmarks run OPERATOR [--peers] [--slow-peers] [--case NAME ...] [--json FILE]
 python -m benchmarks scaling [--up-to S] [--json FILE]
@@ -25,7 +25,7 @@ from .tree import ROOT, spec
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Time an operator here and now; 1 where dualops is wrong or nothing can be timed."""
+    """Time an operator on this machine; 1 if dualops is wrong or nothing can be timed."""
     try:
         from . import comparison
         from .cases import find
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def scaling(arguments: argparse.Namespace) -> int:
-    """Time attention against length; 1 where dualops is wrong or nothing can be timed."""
+    """Time attention against length; 1 if dualops is wrong or nothing can be timed."""
     try:
         from . import scaling_run
         from .comparison import save
@@ -68,7 +68,7 @@ def scaling(arguments: argparse.Namespace) -> int:
 
 
 def ladder(arguments: argparse.Namespace) -> int:
-    """Time and profile an operator's ladder; 1 where a step is wrong or nothing can be timed."""
+    """Time and profile an operator's ladder; 1 if a step is wrong or nothing can be timed."""
     try:
         from . import ladder_run
         from .comparison import save
@@ -93,7 +93,7 @@ def ladder(arguments: argparse.Namespace) -> int:
 
 
 def training(arguments: argparse.Namespace) -> int:
-    """Train a Llama three times; 1 where there is no GPU for the large one, or a package is missing."""
+    """Train a Llama three times; 1 if there is no GPU for the large one, or a package is missing."""
     try:
         import torch
 
@@ -117,7 +117,7 @@ def training(arguments: argparse.Namespace) -> int:
 
 
 def context(arguments: argparse.Namespace) -> int:
-    """Time attention on several GPUs; 1 where there are none, or a result is wrong."""
+    """Time attention on several GPUs; 1 if there are none, or a result is wrong."""
     try:
         import torch
 
@@ -142,7 +142,7 @@ def context(arguments: argparse.Namespace) -> int:
 
 
 def host(arguments: argparse.Namespace) -> int:
-    """Time what calls cost on the host; 1 where nothing can be timed."""
+    """Time the host's work per call; 1 if nothing can be timed."""
     try:
         from . import host_run
     except ImportError as missing:
@@ -159,7 +159,7 @@ def host(arguments: argparse.Namespace) -> int:
 
 
 def compile_(arguments: argparse.Namespace) -> int:
-    """Time what kernels take to build, without a GPU; 1 where they can't be built."""
+    """Time how long kernels take to build, without a GPU; 1 if they can't be built."""
     from . import compile_run
 
     try:
@@ -173,7 +173,7 @@ def compile_(arguments: argparse.Namespace) -> int:
 
 
 def numbers(arguments: argparse.Namespace) -> int:
-    """Measure all numbers that are not there yet; 3 if the time was over before, 1 if something failed."""
+    """Measure all missing numbers; 3 if the time ended before, 1 if something failed."""
     try:
         import torch
 
@@ -199,7 +199,7 @@ def numbers(arguments: argparse.Namespace) -> int:
 
 
 def plot(arguments: argparse.Namespace) -> int:
-    """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
+    """Fill the pages' tables and draw the pictures from committed results; 1 if nothing has been recorded."""
     from . import headlines, host_table, peers_plot, plot as drawing, scaling_plot, training_plot
     from .recorded import all_recordings, peer_runs
 
@@ -258,19 +258,19 @@ def plot(arguments: argparse.Namespace) -> int:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     commands = parser.add_subparsers(required=True)
-    runner = commands.add_parser("run", help="time an operator on this machine's GPU, beside its peers")
+    runner = commands.add_parser("run", help="time an operator and its peers on this machine's GPU")
     runner.add_argument("operator", choices=list(spec.OPERATORS))
-    told = "also time every peer that can be imported, or those with one of these words in their names"
-    runner.add_argument("--peers", nargs="*", metavar="WORD", help=told)
+    peers = "also time every peer that can be imported, or those with one of these words in their names"
+    runner.add_argument("--peers", nargs="*", metavar="WORD", help=peers)
     runner.add_argument("--slow-peers", action="store_true", help="also time those that search for their best kernel")
     runner.add_argument(
         "--case", nargs="+", default=[], metavar="NAME", help="only these BENCH or COMPARE cases; * is any"
     )
     runner.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the figures there, beside what is not timed now"
+        "--json", type=Path, metavar="FILE", help="also write the figures there; keep those that are not timed now"
     )
     runner.set_defaults(command=run)
     lengths = commands.add_parser("scaling", help="time attention and count its memory against the length of sequences")
@@ -282,19 +282,19 @@ def main(words: Sequence[str] | None = None) -> int:
     steps.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     steps.add_argument("--once", action="store_true", help="only launch each kernel once, for a profiler that watches")
     steps.set_defaults(command=ladder)
-    trainer = commands.add_parser("training", help="train a Llama of 1 B parameters, beside eager and float32")
+    trainer = commands.add_parser("training", help="train a Llama of 1 B parameters, compared with eager and float32")
     trainer.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     trainer.add_argument("--steps", type=int, default=30, metavar="N", help="default: 30")
     trainer.add_argument("--tiny", action="store_true", help="a tiny one, on a CPU too")
     trainer.set_defaults(command=training)
-    shared = commands.add_parser("context", help="time attention that several GPUs share out, beside one of them")
+    shared = commands.add_parser("context", help="time attention on several GPUs, and on one of them")
     shared.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     shared.add_argument("--tiny", action="store_true", help="a tiny one, on two CPU processes")
     shared.set_defaults(command=context)
-    costs = commands.add_parser("host", help="time what calls cost on the host, beside torch's own")
+    costs = commands.add_parser("host", help="time the host's work per call, and that of torch's calls")
     costs.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     costs.set_defaults(command=host)
-    builder = commands.add_parser("compile", help="time what kernels take to build; no GPU is needed")
+    builder = commands.add_parser("compile", help="time how long kernels take to build; no GPU is needed")
     builder.add_argument("names", nargs="*", metavar="NAME", help="only cases whose names contain one of these")
     builder.add_argument("--runs", type=int, default=3, metavar="N", help="builds of each kernel; default: 3")
     builder.add_argument("--json", type=Path, metavar="FILE", help="also write the ratios there")

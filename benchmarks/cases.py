@@ -1,9 +1,9 @@
-"""An asv class out of a spec: `Softmax = suite("softmax", sample=rows, peers=PEERS)` in `benchmarks/softmax.py`.
+"""Derive an asv class from a spec: `Softmax = suite("softmax", sample=rows, peers=PEERS)` in `benchmarks/softmax.py`.
 
-The parameter of the class is the name of a BENCH case. A sample is the time of one call in a burst, by the GPU's
-events, through a clock that the body of the benchmark advances; asv takes the median of the samples. Before the first
-sample the result is held against the float64 reference, and a wrong one fails the benchmark. Where there is no GPU, and
-at commits that do not have the operator, a benchmark is skipped.
+The parameter of the class is the name of a BENCH case. A sample is the time of one call in a burst, measured by GPU
+events. The body of the benchmark advances a virtual clock by that time, and asv computes the median of the samples.
+Before the first sample, the result is compared with the float64 reference, and a wrong one fails the benchmark. Without
+a GPU, and at commits that do not have the operator, a benchmark is skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLOCK = VirtualClock()
 
 
 class Suite:
-    """What asv reads of a benchmark class; `suite` derives one of these for each operator."""
+    """The attributes of a benchmark class that asv reads; `suite` derives a class for each operator."""
 
     operator: ClassVar[spec.Spec]
     sample: ClassVar[Sample]
@@ -42,10 +42,10 @@ class Suite:
     repeat = 15
     warmup_time = 0.0
     timeout = 300.0
-    version = "1"  # by hand: raise it when what a sample means has changed, and older points no longer compare
+    version = "1"  # raise it by hand if the meaning of a sample changes, so that older points are not compared
 
     def setup(self, case_id: str) -> None:
-        """Raise NotImplementedError, which asv takes as a skip, where nothing can be timed."""
+        """Raise NotImplementedError, which asv reports as skipped, if nothing can be timed."""
         require_gpu()
         require_measured_tree()
 
@@ -58,11 +58,12 @@ def suite(
     slow_peers: Mapping[str, PeerMaker] | None = None,
     rungs: tuple[str, ...] = (),
 ) -> type[Suite]:
-    """The asv class of operator `name`: its BENCH cases, `time_forward`, and `time_backward` where it has a gradient.
+    """Return the asv class of operator `name`: its BENCH cases, `time_forward`, and `time_backward` if it has a
+    gradient.
 
-    sample: picks the part of a result that is held against the reference; peers: who to run beside it, by name;
-    slow_peers: who searches for minutes for its best kernel, and is run on request; rungs: those of dualops' own that
-    stand among the peers.
+    sample: picks the part of a result that is compared with the reference; peers: other implementations, by name;
+    slow_peers: those that search for their best kernel for minutes, run on request; rungs: rungs of dualops that are
+    timed like peers.
     """
     operator = spec.OPERATORS[name]
     cases = {case.id: case for case in operator.tagged(spec.Tag.BENCH)}
@@ -104,15 +105,15 @@ def class_name(operator: str) -> str:
 
 
 def find(operator: str) -> type[Suite]:
-    """The class of an operator, from the module of its name; of a variant from that of its parent's."""
+    """Return the class of an operator, from the module of its name; for a variant, from its parent's module."""
     home = spec.OPERATORS[operator].parent or operator
     return getattr(import_module(f"{__package__}.{home}"), class_name(operator))
 
 
 def checked(workload: Workload, direction: str) -> tuple[Contestant, spec.Accuracy]:
-    """dualops' functions, once they have been found right, and how right.
+    """Return dualops' functions after a check of their results, and the accuracy.
 
-    Raises WrongResult where they are wrong, NotImplementedError where there are none.
+    Raises WrongResult if they are wrong, NotImplementedError if they do not exist.
     """
     from .workload import WrongResult
 
@@ -128,7 +129,7 @@ def checked(workload: Workload, direction: str) -> tuple[Contestant, spec.Accura
 
 
 def checked_call(operator: spec.Spec, case: spec.Case, sample: Sample, direction: str) -> Callable[[], object]:
-    """A warm call of dualops on the case, ready to be timed; inside asv a missing operator is a skip."""
+    """Return a warmed-up call of dualops on the case, ready to be timed; in asv a missing operator is skipped."""
     from asv_runner.benchmarks.mark import SkipNotImplemented
 
     from .timing import warm_up
@@ -145,7 +146,7 @@ def checked_call(operator: spec.Spec, case: spec.Case, sample: Sample, direction
 
 
 def require_gpu() -> None:
-    """Raise NotImplementedError unless torch is there and sees a GPU."""
+    """Raise NotImplementedError unless torch is installed and sees a GPU."""
     try:
         import torch
     except ImportError as missing:

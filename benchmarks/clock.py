@@ -1,14 +1,14 @@
-"""A clock that stands still until it is told how much time has passed.
+"""A clock that advances only on request.
 
-asv reads a benchmark's `timer` before and after the body. A body that launches kernels would be charged the host's
-time; with this clock as the timer it is charged the seconds that the GPU's own events measured.
+asv reads a benchmark's `timer` before and after the body. With an ordinary timer, a body that launches kernels would
+count the host's time. With this clock, it counts the seconds that the GPU's events measured.
 """
 
 from __future__ import annotations
 
 
 class VirtualClock:
-    """Calling it gives the seconds that `advance` has been told of since it was made."""
+    """Calling it returns the sum of the seconds passed to `advance`."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -17,7 +17,7 @@ class VirtualClock:
         return self._seconds
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass. Raises ValueError where time would go backwards."""
+        """Advance by `seconds`. Raises ValueError for a negative number."""
         if not seconds >= 0.0:
-            raise ValueError(f"the clock was told that {seconds} seconds have passed")
+            raise ValueError(f"advance got {seconds} seconds, expected 0 or more")
         self._seconds += seconds

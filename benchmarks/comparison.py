@@ -1,10 +1,10 @@
-"""dualops beside its peers: the same data, the same process, the same two ways of timing, in turns.
+"""Compare dualops with its peers: the same data, the same process, the same two kinds of timing, in turns.
 
-Everybody's results are in torch's memory and held against the float64 reference. Then there are rounds, in each of
-which the roof, dualops and every peer are timed one after another, in an order of the round's own, after a warm-up, in
-bursts and one call at a time.
-A turn begins with data as they were and with fresh memory, and leaves nothing behind. dualops must be right before
-anything is timed. A peer's error is shown, not judged, and a peer that is missing or fails leaves a line that says why.
+All results are in torch's memory and are compared with the float64 reference. Then come the rounds. In each round the
+roof, dualops and every peer are timed one after another, in a new order, after a warm-up, in bursts and in single
+calls. A turn begins with the original data and fresh memory, and frees everything that it allocated. dualops must be
+right before anything is timed. A peer's error is shown, but has no limit. For a peer that is missing or fails, a line
+gives the reason.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ class Measurement:
     failure: str | None = None
 
     def judged(self, accuracy: spec.Accuracy) -> Measurement:
-        """With its errors."""
+        """Return it with its errors."""
         return replace(self, error=accuracy.kernel.max, baseline_error=accuracy.baseline.max)
 
 
 @dataclass
 class Entrant:
-    """A contestant, what has been found of it, and its turns so far; without a contestant it is out."""
+    """A contestant with its results and its turns so far. Without a contestant, it has failed."""
 
     found: Measurement
     contestant: Contestant | None
     turns: list[Turn] = field(default_factory=list)
 
     def check(self, workload: Workload) -> None:
-        """Hold its result against the reference."""
+        """Compare its result with the reference."""
         assert self.contestant is not None
         workload.restore(self.found.direction)
         accuracy = workload.check(self.contestant, self.found.direction, same_bits=False)
@@ -91,11 +91,11 @@ class Entrant:
         self.found = self.found.judged(accuracy)
 
     def take_turn(self, workload: Workload) -> None:
-        """Be timed once more; memory is counted in the first round."""
+        """Time it in one more turn; memory is measured in the first round."""
         assert self.contestant is not None
         direction = self.found.direction
         workload.restore(direction)
-        torch.cuda.empty_cache()  # where results lie beside the inputs moves times by 6 %: everybody gets fresh memory
+        torch.cuda.empty_cache()  # the addresses of results change times by 6 %: all get fresh memory
         self.turns.append(turn(workload.call(self.contestant, direction)))
         if len(self.turns) == 1:
             extra = extra_memory(workload.lone_call(self.contestant, direction))
@@ -103,13 +103,13 @@ class Entrant:
         self.contestant.release()
 
     def fail(self, error: Exception) -> None:
-        """Leave, with the reason and without figures."""
+        """Drop the contestant, with the reason and without figures."""
         reason = (str(error).strip() or "no message").splitlines()[0]
         found = Measurement(self.found.case, self.found.direction, self.found.name)
         self.found, self.contestant, self.turns = replace(found, failure=f"{type(error).__name__}: {reason}"), None, []
 
     def result(self, least: Figure) -> Measurement:
-        """The figures of all rounds, beside the roof's."""
+        """Return the figures of all rounds, with the roof's."""
         found = replace(self.found, roof=least.seconds, roof_spread=least.spread)
         if not self.turns:
             return found
@@ -124,9 +124,9 @@ class Entrant:
 
 
 def measure(workload: Workload, direction: str, peers: Mapping[str, PeerMaker]) -> list[Measurement]:
-    """dualops and then each peer that has this direction, timed in turns.
+    """Time dualops and each peer that supports this direction, in turns.
 
-    Raises WrongResult if dualops is wrong, NotImplementedError if it cannot do the case.
+    Raises WrongResult if dualops is wrong, NotImplementedError if it does not support the case.
     """
     operator, case = workload.operator, workload.case
     dualops, accuracy = checked(workload, direction)
@@ -153,10 +153,10 @@ def measure(workload: Workload, direction: str, peers: Mapping[str, PeerMaker]) 
 
 
 def take_rounds(workload: Workload, everybody: Sequence[Entrant], top: Roof) -> Figure:
-    """Time the roof and everybody in turns, in each round in another order; returns the roof's figure.
+    """Time the roof and all contestants in turns, each round in another order; return the roof's figure.
 
-    Who comes after the roof, a product of matrices, begins at a lower clock: no one is to be always that. Raises what
-    the roof raises, or dualops, the first.
+    A contestant right after the roof, a matrix product, begins at a lower clock: so it is another one in each round.
+    Raises the errors of the roof and of dualops, the first contestant.
     """
     ours, roofs = everybody[0], []
     for number in range(ROUNDS):
@@ -178,8 +178,8 @@ def take_rounds(workload: Workload, everybody: Sequence[Entrant], top: Roof) -> 
 def contestants(
     suite: type[Suite], case: spec.Case, *, peers: bool, slow: bool, named: Sequence[str] = ()
 ) -> dict[str, PeerMaker]:
-    """Who stands beside dualops, if anybody is to: its other rungs, and the peers; of these, those that are named by a
-    word of theirs. Raises ValueError for a word that nobody has.
+    """Return the contestants besides dualops: its other rungs, and the peers. named: only those with one of these words
+    in their names. Raises ValueError for a word in no name.
     """
     rungs = {f"dualops {rung}": partial(_on_rung, suite.operator, case, rung) for rung in suite.rungs}
     everybody = ({**rungs, **suite.peers} if peers else {}) | (dict(suite.slow_peers) if slow else {})
@@ -205,9 +205,9 @@ def run(
 ) -> list[Measurement]:
     """Measure the operator's BENCH cases, or the BENCH and COMPARE cases whose name or id matches one of `cases`.
 
-    named: peers are those with one of these words in their names. slow: also peers that search for minutes. Lines are
-    shown direction by direction. keep: is given all that was measured after each of them, so that a run that is cut off
-    leaves what it had. Raises ValueError if there is no such case or peer.
+    named: only peers with one of these words in their names. slow: also peers that search for minutes. show: called
+    with the lines of each direction. keep: called with all measurements after each direction, so that an interrupted
+    run keeps its results. Raises ValueError if there is no such case or peer.
     """
     require_gpu()
     meant, found = chosen(suite.operator, cases), []
@@ -223,14 +223,14 @@ def run(
 
 
 def build_ahead(operator: spec.Spec, cases: Iterable[spec.Case]) -> None:
-    """Have dualops' kernels compiled on all cores, not one after another as cases ask for them."""
+    """Compile dualops' kernels on all cores, not one after another when a case needs them."""
     import_module("dualops.cuda").warm(*(f"{operator.name}:{case.id}" for case in cases))
 
 
 def measure_case(
     suite: type[Suite], case: spec.Case, peers: Mapping[str, PeerMaker], show: Callable[[str], None]
 ) -> Iterator[list[Measurement]]:
-    """Every direction of a case, over the same data; the lines of each are shown."""
+    """Measure each direction of a case on the same data, and show its lines."""
     operator = suite.operator
     workload = Workload(operator, case, suite.sample)
     for direction in directions(operator, case):
@@ -242,7 +242,7 @@ def measure_case(
 
 
 def chosen(operator: spec.Spec, names: Sequence[str]) -> list[spec.Case]:
-    """The cases that are meant, all BENCH cases where none is named. Raises ValueError for one that is not there."""
+    """Return the named cases, or all BENCH cases if none is named. Raises ValueError for an unknown name."""
     bench = operator.tagged(spec.Tag.BENCH)
     if not names:
         return bench
@@ -257,14 +257,14 @@ def chosen(operator: spec.Spec, names: Sequence[str]) -> list[spec.Case]:
 
 
 def roof_cells(measurement: Measurement, work: Work) -> list[str]:
-    """The line of the roof, whose time every other one is a share of."""
+    """Return the cells of the roof, whose time the others are compared with."""
     m, rate = measurement, f"{work.rate(measurement.roof):.2f} {work.unit}"
     times = [duration(m.roof), f"{m.roof_spread:.1%}", f"{m.roof / m.burst:.2f}" if m.burst else ""]
     return [m.case, m.direction, "roof", *times, "", "", "", rate]
 
 
 def cells(measurement: Measurement, dualops: Measurement, work: Work) -> list[str]:
-    """A line of the table. The columns x are its time over dualops': above 1, dualops is faster."""
+    """Return a line of the table. The columns x are its time divided by dualops': above 1, dualops is faster."""
     m = measurement
     start = [m.case, m.direction, m.name]
     if m.failure or m.burst is None or m.single is None or dualops.burst is None or dualops.single is None:
@@ -297,9 +297,10 @@ def duration(seconds: float) -> str:
 
 
 def document(operator: str, measurements: Iterable[Measurement], earlier: Path | None = None) -> dict[str, Any]:
-    """What `--json` writes, and `python -m benchmarks plot` reads from `benchmarks/peer_results`: runs, oldest first.
+    """Return the content for `--json`, which `python -m benchmarks plot` reads from `benchmarks/peer_results`: runs,
+    oldest first.
 
-    earlier: a file with runs before this one, if it exists. They keep what is not measured now: cases, or a direction.
+    earlier: a file with earlier runs, if it exists. Cases and directions that are not measured now are kept.
     """
     now = {
         "date": date.today().isoformat(),
@@ -319,7 +320,7 @@ def _place(measurement: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Write it, with its folder; whole or not at all."""
+    """Write a file, with its folder, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     begun = path.with_suffix(".part")
     begun.write_text(json.dumps(content, indent=1) + "\n")
@@ -327,7 +328,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 
 def commit(folder: Path) -> str:
-    """The commit checked out in `folder`, with "+" if what is measured is changed; "unknown" outside git."""
+    """Return the commit checked out in `folder`, with "+" if measured files have changes; "unknown" outside git."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout

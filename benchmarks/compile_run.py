@@ -2,9 +2,9 @@
 
     python -m benchmarks compile --json benchmarks/compile/ratios.json
 
-Seconds depend on the machine and on who else uses it, so what is kept are ratios to `reference`, a fixed program in
+Seconds depend on the machine and its load. So the committed figures are ratios to `reference`, a fixed program in
 Python that is measured before and after each build. A figure is the least of several builds in one process. The first
-build of a process also makes what later ones share, and is shown beside it.
+build of a process also does work that later ones share, and is shown separately.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Row:
-    """Of a case: CPU seconds of the front end and of the link, the first front end's, and the ratios."""
+    """CPU seconds of a case for the front end and the link, those of the first front end, and the ratios."""
 
     name: str
     kernels: int
@@ -60,7 +60,7 @@ class Row:
 
 
 def reference() -> float:
-    """CPU seconds of a fixed program that does what the front end does: objects, dictionaries, strings, calls."""
+    """Measure the CPU seconds of a fixed program like the front end: with objects, dictionaries, strings, calls."""
 
     class Node:
         def __init__(self, name: str, value: int):
@@ -80,7 +80,7 @@ def reference() -> float:
 
 
 def kernels(case: Case) -> list[Any]:
-    """Its kernels, each once."""
+    """Return the case's kernels, each once."""
     from dualops.cuda.compiler.offline import to_warm
     from dualops.cuda.launch.device import every
 
@@ -94,7 +94,7 @@ def kernels(case: Case) -> list[Any]:
 
 
 def measure(case: Case, runs: int = 3) -> Row:
-    """The least of `runs` builds of each kernel, summed, with the reference measured beside each."""
+    """Measure the least of `runs` builds of each kernel, summed, and the reference before and after each build."""
     from dualops.cuda.compiler.compile import link, lto_ir
 
     front = links = first = 0.0
@@ -103,7 +103,7 @@ def measure(case: Case, runs: int = 3) -> Row:
     for kernel in wanted:
         fronts, linked = [], []
         for _ in range(runs):
-            gc.collect()  # what others left is not this build's
+            gc.collect()  # garbage of earlier builds must not count
             beside.append(reference())
             began = process_time()
             code = lto_ir(kernel, ARCH)
@@ -118,7 +118,7 @@ def measure(case: Case, runs: int = 3) -> Row:
 
 
 def run(names: Iterable[str], runs: int, show: Callable[[str], None]) -> list[Row]:
-    """Measure these cases, all if there is no name, showing each as it comes."""
+    """Measure these cases, or all if there is no name, and show each when it is done."""
     from dualops.cuda.compiler.frontend import prepare
 
     prepare()
@@ -135,7 +135,7 @@ def run(names: Iterable[str], runs: int, show: Callable[[str], None]) -> list[Ro
 
 
 def save(path: Path, rows: Iterable[Row]) -> None:
-    """Write the ratios, beside those of cases that were not measured now."""
+    """Write the ratios; keep those of cases that were not measured now."""
     kept = json.loads(path.read_text()) if path.exists() else {}
     for row in rows:
         numbers = asdict(row)
@@ -144,5 +144,5 @@ def save(path: Path, rows: Iterable[Row]) -> None:
 
 
 def committed() -> dict[str, dict[str, float]]:
-    """Case -> the ratios that were last committed."""
+    """Return the committed ratios, by case."""
     return json.loads(COMMITTED.read_text())

@@ -1,4 +1,4 @@
-"""Whose implementation is timed: dualops' own, or a peer's."""
+"""The implementations that are timed: dualops' own, and the peers'."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .tree import spec
 
 
 class Contestant(NamedTuple):
-    """Somebody's implementation; arrays go in under the spec's names, parameters are bound already.
+    """An implementation. Its arrays have the spec's names, and parameters are bound already.
 
-    release: drops what calls have kept, graphs of autograd say, so that others have the memory; a later call makes it
-    anew.
+    release: frees memory that calls have kept, such as autograd graphs, for the other contestants; a later call
+    allocates it again.
     """
 
     name: str
@@ -23,14 +23,14 @@ class Contestant(NamedTuple):
     release: Callable[[], object] = lambda: None
 
 
-# Raises ImportError where the peer is not installed, NotImplementedError where it cannot do the problem.
+# Raises ImportError if the peer is not installed, NotImplementedError if it does not support the problem.
 PeerMaker = Callable[[spec.Problem], Contestant]
 
 
 def dualops_contestant(operator: spec.Spec, case: spec.Case, rung: str | None = None) -> Contestant:
-    """The operator as the importable `dualops` has it, on the rung it takes or on this one.
+    """Return the operator of the importable `dualops`, on its default rung or on this one.
 
-    Raises NotImplementedError where it has not.
+    Raises NotImplementedError if that dualops does not have it.
     """
     functions = import_module("dualops.cuda")
     if not hasattr(functions, operator.name):
@@ -45,10 +45,10 @@ def dualops_contestant(operator: spec.Spec, case: spec.Case, rung: str | None = 
 
 
 def with_autograd(name: str, problem: spec.Problem, forward: Callable[..., Any]) -> Contestant:
-    """`forward`, and the gradient that torch's autograd has of it.
+    """Return `forward` and its gradient by torch's autograd.
 
-    The graph is made once for each copy of the data, when it is first seen since the last `release`, so that a later
-    call is the gradient alone; what forward returned to dualops is not used.
+    The graph is built once for each copy of the data, at its first use after `release`. So a later call is the gradient
+    alone. dualops' forward results are not used.
     """
     torch = import_module("torch")
     inputs = list(problem.arrays)

@@ -1,14 +1,14 @@
-"""Attention over tokens that several GPUs share out, and the same attention on one of them.
+"""Attention over tokens that are split among several GPUs, and the same attention on one of them.
 
     python -m benchmarks context --json FILE
 
 Efficiency is (time on one / P) / time on P: 1 would be P times as fast. Every process has a GPU. First each of them
 does all of the attention by itself, at the same time as the others, so that power limits are the same. Then all do it
 together. Both are timed in turns, in bursts between two events. The slowest process's time counts, and the median of
-`BURSTS` is kept. Forward's bits on P are held against those on one before anything is timed. Memory is the peak of a
-call with gradient beyond its inputs, on the process that takes most.
+`BURSTS` is kept. Before anything is timed, forward's bits on P are compared with those on one. Memory is the peak of a
+call with gradient beyond its inputs, on the process that needs most.
 
-`gather_heads` is what is tried for that argument of `context_parallel`; None is its default.
+`gather_heads` has the values that are timed for that argument of `context_parallel`; None is its default.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CALLS, BURSTS = 4, 5
 
 @dataclass(frozen=True)
 class Row:
-    """What is timed: documents, options, and the efficiencies that are wanted, forward and with gradient."""
+    """A timed problem: documents, options, and the target efficiencies, forward and with gradient."""
 
     lengths: tuple[int, ...]
     options: dict[str, Any]
@@ -101,7 +101,7 @@ class Point:
 
 
 def run(processes: int, *, tiny: bool, show: Callable[[str], None]) -> list[Point]:
-    """Time all rows in so many processes. Raises WrongResult where bits differ, or a process fails."""
+    """Time all rows in this many processes. Raises WrongResult if bits differ, or a process fails."""
     size = TINY if tiny else LARGE
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -137,7 +137,7 @@ def _work(rank: int, processes: int, tiny: bool, folder: str) -> None:
 
 
 def point(name: str, size: Size, gather_heads: int | None, processes: int, device: torch.device) -> Point:
-    """Time a row; the same on every process."""
+    """Time a row; all processes make the same call."""
     row, group = size.rows[name], distributed.group.WORLD
     torch.manual_seed(0)
     T, (H, Hkv) = row.ends[-1], size.heads
@@ -173,7 +173,7 @@ def point(name: str, size: Size, gather_heads: int | None, processes: int, devic
 
 
 def both_ways(call: Callable[..., Any], tensors: list[Tensor], do: Tensor) -> list[Callable[[], Any]]:
-    """Forward alone, and with the gradient."""
+    """Return forward alone, and forward with the gradient."""
     leaves = [x.clone().requires_grad_() for x in tensors]
 
     def forward() -> Tensor:
@@ -187,7 +187,7 @@ def both_ways(call: Callable[..., Any], tensors: list[Tensor], do: Tensor) -> li
 
 
 def burst(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds a call, back to back, of the slowest process."""
+    """Measure seconds per call, back to back, of the slowest process."""
     distributed.barrier()
     if device.type == "cpu":
         began = perf_counter()
@@ -204,14 +204,14 @@ def burst(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def slowest(value: float, device: torch.device) -> float:
-    """The largest of all processes' values."""
+    """Return the largest of all processes' values."""
     found = torch.tensor(float(value), dtype=torch.float64, device=device)
     distributed.all_reduce(found, distributed.ReduceOp.MAX)
     return float(found)
 
 
 def peak(call: Callable[[], Any]) -> int:
-    """Bytes that a call takes at its peak, beyond what is there before."""
+    """Measure the peak bytes of a call, beyond those allocated before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -240,7 +240,7 @@ def line(found: Point, row: Row) -> str:
 
 
 def document(found: list[Point], *, tiny: bool) -> dict[str, Any]:
-    """What is written to a file."""
+    """Return the content of the file."""
     size = TINY if tiny else LARGE
     return {
         "date": date.today().isoformat(),

@@ -1,7 +1,7 @@
 """asv's environment "checkout": the running interpreter, with the checkout of a commit first on its path.
 
-Nothing is installed and nothing is fetched: dualops is pure Python, so a commit is built by checking it out. Whatever
-PYTHONPATH held when asv started stays behind the checkout, so that packages that live there reach the benchmarks.
+Nothing is installed or downloaded: dualops is pure Python, so a checkout of a commit is its build. The entries of
+PYTHONPATH when asv started follow the checkout, so that benchmarks can import packages from there.
 """
 
 from __future__ import annotations
@@ -19,25 +19,23 @@ class Checkout(environment.Environment):
     tool_name = "checkout"
 
     def __init__(self, conf: Any, python: str, requirements: dict[str, str], tagged_env_vars: dict[Any, str]):
-        self._requirements = (
-            requirements  # the name of the folder, which the base class makes at once, is derived from it
-        )
+        self._requirements = requirements  # the base class derives the folder's name from it in its constructor
         super().__init__(conf, python, requirements, tagged_env_vars)
 
     def check_presence(self) -> bool:
-        """The interpreter is there."""
+        """Return True: the interpreter exists."""
         return True
 
     def _setup(self) -> None:
         os.makedirs(self._path, exist_ok=True)
 
     def create(self) -> None:
-        """A folder for the checkout."""
+        """Create a folder for the checkout."""
         self._setup()
 
     @property
     def installed_commit_hash(self) -> None:
-        """None: every commit is checked out when its turn comes, so that no edited tree is ever timed."""
+        """Return None: every commit is checked out again, so that no edited tree is ever timed."""
         return None
 
     def install_project(self, conf: Any, repo: Any, commit_hash: str) -> None:

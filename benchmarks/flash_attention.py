@@ -1,6 +1,6 @@
-"""flash_attention: its asv classes and their peers, what torch has of attention, and FlashAttention-4.
+"""flash_attention: its asv classes and their peers: torch's implementations of attention, and FlashAttention-4.
 
-A peer takes the options that it has, in the meaning that dualops gives them, and refuses the others.
+A peer gets the options that it supports with the same meaning as in dualops, and refuses the others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ALWAYS = {"causal", "scale", "return_lse", "cu_seqlens_k", "max_seqlen_q", "max_
 
 
 def torch_mods() -> dict[str, Callable[..., Any]]:
-    """Functions of numbers that cases have, as torch's tensors take them; others are the same for both."""
+    """Return the functions of cases that differ for torch's tensors, in torch's form."""
     tanh = import_module("torch").tanh
     return {"tanh_softcap": lambda score, b, h, i, j: CAP * tanh(score / CAP)}
 
 
 def takes(problem: spec.Problem, *options: str, who: str = "torch") -> None:
-    """Raise NotImplementedError for options beside these, which a peer has not, or has otherwise (dropout)."""
+    """Raise NotImplementedError for other options, which a peer lacks, or defines in another way (dropout)."""
     defaults = {param.name: param.default for param in problem.spec.params}
     found = [name for name, value in problem.params.items() if value != defaults[name]]
     found += [entry.name for entry in problem.spec.inputs if entry.optional and entry.name in problem.arrays]
@@ -38,7 +38,7 @@ def takes(problem: spec.Problem, *options: str, who: str = "torch") -> None:
 
 
 def sdpa(problem: spec.Problem, *, name: str, backend: str) -> Contestant:
-    """One backend of scaled_dot_product_attention and no other: torch raises where it cannot take the call."""
+    """Return one backend of scaled_dot_product_attention: torch raises an error if it does not support the call."""
     takes(problem, *(("bias",) if backend == "EFFICIENT_ATTENTION" and not problem.causal else ()))
     if problem.causal is True and problem.Sq != problem.Sk:
         raise NotImplementedError("torch aligns the causal mask at the first key, not at the last")
@@ -56,9 +56,9 @@ def sdpa(problem: spec.Problem, *, name: str, backend: str) -> Contestant:
 
 
 def flash_attention_4(problem: spec.Problem) -> Contestant:
-    """FlashAttention's kernels in CuTe-DSL, on views of the same memory: they name tokens before heads.
+    """Return FlashAttention's kernels in CuTe-DSL, on views of the same memory with tokens before heads.
 
-    The gradient is made in the deterministic one of its two ways.
+    The gradient uses its deterministic mode.
     """
     attend = _attend_4(problem, "softcap", "window", "sinks")
 
@@ -81,7 +81,7 @@ def flash_attention_4(problem: spec.Problem) -> Contestant:
 
 
 def flash_attention_4_varlen(problem: spec.Problem) -> Contestant:
-    """The same of sequences one after another."""
+    """Return FlashAttention-4 for packed sequences."""
     attend = _attend_4(problem, "softcap", "window")
     longest = {name: problem.params[name] for name in ("max_seqlen_q", "max_seqlen_k")}
 
@@ -93,7 +93,7 @@ def flash_attention_4_varlen(problem: spec.Problem) -> Contestant:
 
 
 def _attend_4(problem: spec.Problem, *options: str) -> Callable[..., Any]:
-    """FlashAttention-4's function, (q, k, v, ...) -> (o, lse), with a problem's options by the names that it has."""
+    """Return FlashAttention-4's function, (q, k, v, ...) -> (o, lse), with a problem's options under its own names."""
     takes(problem, *options, who="FlashAttention-4")
     if problem.dtype not in ("float16", "bfloat16"):
         raise NotImplementedError(f"FlashAttention-4 takes float16 and bfloat16, not {problem.dtype}")
@@ -109,9 +109,9 @@ def _attend_4(problem: spec.Problem, *options: str) -> Callable[..., Any]:
 
 
 def _named_4(problem: spec.Problem) -> dict[str, Any]:
-    """What FlashAttention-4's forward and gradient must know of a problem, by the names that they have."""
+    """Return a problem's options for FlashAttention-4's forward and gradient, under its names."""
     named: dict[str, Any] = {"softmax_scale": problem.scale, "causal": bool(problem.causal)}
-    if problem.window:  # it takes causal or a window
+    if problem.window:  # it supports causal or a window, not both
         left, right = problem.window
         named |= {"window_size_left": left, "window_size_right": 0 if problem.causal else right, "causal": False}
     if problem.softcap is not None:
@@ -120,9 +120,9 @@ def _named_4(problem: spec.Problem) -> dict[str, Any]:
 
 
 def flex_attention(problem: spec.Problem) -> Contestant:
-    """torch's flex_attention, compiled, with the functions of the problem and the block mask that it makes of them.
+    """Return torch's flex_attention, compiled, with the problem's functions and a block mask from them.
 
-    That is made before anything is timed, as dualops' own is.
+    The block mask is built before anything is timed, as for dualops.
     """
     takes(problem, "score_mod", "mask_mod", "block_mask")
     if problem.causal == "top_left":
@@ -148,7 +148,7 @@ def flex_attention(problem: spec.Problem) -> Contestant:
 
 
 def varlen(problem: spec.Problem) -> Contestant:
-    """torch.nn.attention.varlen, which is FlashAttention-2 and aligns the causal mask at the last key."""
+    """Return torch.nn.attention.varlen, which is FlashAttention-2 and aligns the causal mask at the last key."""
     takes(problem)
     if problem.causal == "top_left" or problem.group > 1:
         raise NotImplementedError("torch's varlen_attn has neither grouped heads nor a causal mask from the first key")

@@ -1,10 +1,10 @@
-"""What a call costs on the host, beside torch's own call in the same process; and what a process pays to begin.
+"""The host's time per call, compared with torch's own call in the same process; and the start of a process.
 
     python -m benchmarks host --json benchmarks/host/h200.json
 
-Tensors are tiny, so that the GPU is never what a loop waits for. A figure is the median of batches of calls, in which
-dualops and torch take turns; of lengths that were never seen before, the median of calls each of which has a new one.
-A start is that of a process of its own (`host_start`): with no cubins on the disk, then with all that the first left.
+Tensors are tiny, so that a loop never waits for the GPU. A figure is the median of batches of calls, with dualops and
+torch in turns. For new lengths, it is the median of calls with a new length each. A start is measured in a new process
+(`host_start`): first without cubins on the disk, then with those that the first process left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LENGTHS = 400  # that were never seen
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of dualops and of whom it is held against; and the aim: so many times that, or at most so many."""
+    """Seconds of dualops and of torch; and the target: at most `times` torch's, or at most `most` seconds."""
 
     name: str
     seconds: float
@@ -53,7 +53,7 @@ class Row:
 
 
 def run(show: Callable[[str], None]) -> list[Row]:
-    """Measure all rows, showing each as it comes."""
+    """Measure all rows, and show each when it is done."""
     require_gpu()
     found = []
     for row in (*calls(), *new_lengths(), *starts()):
@@ -63,7 +63,7 @@ def run(show: Callable[[str], None]) -> list[Row]:
 
 
 def batch(call: Call) -> float:
-    """Seconds of one of CALLS calls."""
+    """Measure seconds per call, over CALLS calls."""
     torch.cuda.synchronize()
     began = perf_counter()
     for _ in range(CALLS):
@@ -74,7 +74,7 @@ def batch(call: Call) -> float:
 
 
 def beside(ours: Call, theirs: Call) -> tuple[float, float]:
-    """Seconds of each, in turns."""
+    """Measure the seconds of both, in turns."""
     for call in (ours, theirs) * 2:
         batch(call)
     both = [(batch(ours), batch(theirs)) for _ in range(BATCHES)]
@@ -82,7 +82,7 @@ def beside(ours: Call, theirs: Call) -> tuple[float, float]:
 
 
 def calls() -> Iterator[Row]:
-    """Of calls whose layouts were seen before."""
+    """Measure calls with known layouts."""
     import dualops.cuda as cuda
     from dualops import torch_bridge as bridge
 
@@ -114,7 +114,7 @@ def calls() -> Iterator[Row]:
 
 
 def new_lengths() -> Iterator[Row]:
-    """Of calls that differ from all before in a length that their kernel does not depend on."""
+    """Measure calls with a new length, on which their kernel does not depend."""
     import dualops.cuda as cuda
 
     def each(call: Callable[[Tensor], object], arguments: Iterable[Tensor]) -> float:
@@ -135,7 +135,7 @@ def new_lengths() -> Iterator[Row]:
 
 
 def starts() -> Iterator[Row]:
-    """Of new processes."""
+    """Measure new processes."""
     with tempfile.TemporaryDirectory() as folder:
         cold, warm = started(folder), started(folder)
     yield Row("kernels of a Llama block, nothing on the disk", cold["kernels"], most=6.0)
@@ -144,7 +144,7 @@ def starts() -> Iterator[Row]:
 
 
 def started(cache: str) -> dict[str, float]:
-    """What `host_start` measures in a process whose cubins are in folder `cache`, and which keeps its bytecode."""
+    """Return the measurements of `host_start` in a process with its cubins in folder `cache`, and cached bytecode."""
     environment = {**os.environ, "DUALOPS_CACHE_DIR": cache, "PYTHONDONTWRITEBYTECODE": ""}
     words = [sys.executable, "-m", "benchmarks.host_start"]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -169,7 +169,7 @@ def told(seconds: float) -> str:
 
 
 def document(rows: Iterable[Row]) -> dict[str, Any]:
-    """What `--json` writes."""
+    """Return the content for `--json`."""
     return {
         "date": date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),

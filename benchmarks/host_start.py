@@ -1,7 +1,8 @@
-"""What a new process pays: the import of the bridge, and the kernels of a Llama block with Lion, forward and backward.
+"""The costs of a new process: the import of the bridge, and the kernels of a Llama block with Lion, forward and
+backward.
 
-A child of `host_run`. Prints one line of JSON, seconds: "import" of the bridge beyond torch's own, "kernels" of a first
-step beyond a second.
+A child process of `host_run`. Prints one line of JSON, in seconds: "import", the bridge's import without torch's;
+"kernels", how much longer the first step takes than the second.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main() -> None:
         return x.unflatten(-1, (-1, WIDTH)).transpose(1, 2)
 
     def projections_alone(x: torch.Tensor) -> torch.Tensor:
-        """What of a block is torch's, so that its own beginnings are not counted."""
+        """Run the parts of a block that torch computes, so that their first-call costs are not counted."""
         q, k, v = (heads(x @ query) * cos.repeat(1, 2)).bfloat16(), heads(x @ key), heads(x @ value)
         x = (q + k.repeat(1, HEADS // KEY_HEADS, 1, 1) + v.repeat(1, HEADS // KEY_HEADS, 1, 1)).transpose(1, 2)
         h = x.flatten(2) @ output * norms[0] + norms[1]

@@ -1,12 +1,12 @@
-"""An operator's ladder on a GPU: what each step gains, and the counters that say why.
+"""An operator's ladder on a GPU: the time of each step, and counters that explain it.
 
     python -m benchmarks ladder softmax --json benchmarks/ladder/softmax/h200.json
 
-Times: every step, and the production kernels above them, in bursts as in `timing.py`, beside what they are held
-against: a plain kernel that moves the same bytes, or cuBLAS, right before each of them. Each result is first held
-against float64 truth. Counters: this program runs itself under Nsight Compute, which counts one launch of each
-(`profiler.py`); where that is not to be had, the reason is kept in their place. `python -m benchmarks plot` puts both
-on the operator's page.
+Times: every step and the production kernels are timed in bursts as in `timing.py`. Right before each of them, its
+baseline is timed: a plain kernel that moves the same bytes, or cuBLAS. Each result is first compared with the float64
+truth. Counters: this program runs itself under Nsight Compute, which counts one launch of each (`profiler.py`). If the
+profiler is not available, the file contains the reason instead. `python -m benchmarks plot` puts both on the operator's
+page.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .workload import Workload, WrongResult
 
 
 class Ladder(NamedTuple):
-    """What is timed of an operator."""
+    """The timed kernels of an operator."""
 
     operator: spec.Spec
     steps: str  # the module of its steps
-    production: Mapping[str, str]  # kernels above the steps: what they are called, and their rungs
-    against: Callable[[Workload], Callable[[], float]]  # what times what kernels are held against, in seconds
+    production: Mapping[str, str]  # production kernels: their names in tables, and their rungs
+    against: Callable[[Workload], Callable[[], float]]  # returns a function that times the baseline, in seconds
 
     @property
     def page(self) -> Page:
@@ -50,7 +50,7 @@ class Ladder(NamedTuple):
 
 
 def streaming(workload: Workload) -> Callable[[], float]:
-    """A plain kernel that moves the bytes of the case, timed once."""
+    """Time a plain kernel that moves the bytes of the case, once."""
     from dualops.cuda.tuning.roof import stream_roof
 
     work = Work.of(workload.operator, workload.case, "forward")
@@ -59,7 +59,7 @@ def streaming(workload: Workload) -> Callable[[], float]:
 
 
 def cublas(workload: Workload) -> Callable[[], float]:
-    """torch.matmul, timed anew each time: the chip's clock falls as it gets warm."""
+    """Time torch.matmul, again for each kernel: the chip's clock falls as it gets warm."""
     theirs = eager(bind(workload.operator, workload.case))
     return lambda: burst(workload.call(theirs, "forward"))
 
@@ -74,17 +74,17 @@ LADDERS = {
 
 @dataclass(frozen=True)
 class Point:
-    """One kernel on one case; seconds a call."""
+    """One kernel on one case; seconds per call."""
 
     who: str
     case: str
-    roof: float  # seconds of what it is held against
+    roof: float  # seconds of the baseline
     seconds: float | None = None
     failure: str | None = None
 
 
 def contestants(ladder: Ladder, case: spec.Case) -> list[Contestant]:
-    """The steps, from the first to the last, and the production kernels."""
+    """Return the steps, from the first to the last, and the production kernels."""
     steps = import_module(ladder.steps)
     found = [Contestant(name, partial(steps.run_step, name)) for name in steps.STEPS]
     for name, rung in ladder.production.items():
@@ -93,7 +93,7 @@ def contestants(ladder: Ladder, case: spec.Case) -> list[Contestant]:
 
 
 def run(ladder: Ladder, show: Callable[[str], None]) -> list[Point]:
-    """Time everything, showing each line as it comes. Raises WrongResult if a kernel is wrong."""
+    """Time everything, and show each line when it is done. Raises WrongResult if a kernel is wrong."""
     require_gpu()
     found = []
     with torch.no_grad():
@@ -105,7 +105,7 @@ def run(ladder: Ladder, show: Callable[[str], None]) -> list[Point]:
 
 
 def timed(ladder: Ladder, case: spec.Case) -> Iterator[Point]:
-    """Every kernel on this case."""
+    """Time every kernel on this case."""
     workload = Workload(ladder.operator, case, find(ladder.operator.name).sample)
     against = ladder.against(workload)
     for contestant in contestants(ladder, case):
@@ -116,7 +116,7 @@ def timed(ladder: Ladder, case: spec.Case) -> Iterator[Point]:
             continue
         if not accuracy.passed:
             raise WrongResult(f"{contestant.name} {case.id}: {accuracy.message}")
-        torch.cuda.empty_cache()  # everybody gets fresh memory, as in `comparison`
+        torch.cuda.empty_cache()  # each kernel gets fresh memory, as in `comparison`
         yield Point(contestant.name, case.id, against(), burst(workload.call(contestant, "forward")))
 
 
@@ -129,7 +129,7 @@ def line(point: Point) -> str:
 
 
 def launch_once(ladder: Ladder, device: str = "cuda") -> list[str]:
-    """Launch every kernel once, for a profiler that watches; returns the names of those that do the case."""
+    """Launch every kernel once, for a profiler; return the names of the kernels that support the case."""
     require_gpu()
     case = ladder.case(ladder.page.counted)
     arrays = {
@@ -147,7 +147,7 @@ def launch_once(ladder: Ladder, device: str = "cuda") -> list[str]:
 
 
 def counters(ladder: Ladder, names: list[str], show: Callable[[str], None]) -> dict[str, Any]:
-    """What the profiler counts of one launch each; `names` are those who do the case that it watches, in order."""
+    """Return the profiler's counters of one launch per kernel. names: the kernels that support the case, in order."""
     content: dict[str, Any] = {"case": ladder.page.counted, "profiler": version(), "failure": None, "kernels": []}
     metrics = [counter.metric for counter in ladder.page.counters]
     command = [sys.executable, "-m", "benchmarks", "ladder", ladder.operator.name, "--once"]
@@ -164,13 +164,13 @@ def counters(ladder: Ladder, names: list[str], show: Callable[[str], None]) -> d
 
 
 def told(name: str, launch: Profiled, metrics: Iterable[str]) -> str:
-    """A line with the counters in the order of `metrics`."""
+    """Return a line with the counters in the order of `metrics`."""
     values = [launch.metrics.get(metric) for metric in metrics]
     return f"{name:18} " + "  ".join("–" if value is None else f"{value:.4g}" for value in values)
 
 
 def document(ladder: Ladder, points: Iterable[Point], counted: dict[str, Any]) -> dict[str, Any]:
-    """What `--json` writes, and `python -m benchmarks plot` reads."""
+    """Return the content for `--json`, which `python -m benchmarks plot` reads."""
     return {
         "operator": ladder.operator.name,
         "dtype": ladder.case(ladder.page.counted).dtype,

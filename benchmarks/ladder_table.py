@@ -1,4 +1,4 @@
-"""What `python -m benchmarks ladder` found, as tables and a picture for an operator's page, from its JSON alone."""
+"""The results of `python -m benchmarks ladder` as tables and a picture for an operator's page, from the JSON alone."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Counter(NamedTuple):
 
     metric: str
     label: str
-    unit: str  # "percent", or what it is counted for each of; "one" is the launch
+    unit: str  # "percent", or the unit that it is divided by; "one" is the launch
     form: str = ".2f"
     factor: float = 1.0
 
 
 class Page(NamedTuple):
-    """What an operator's tables say."""
+    """The texts and units of an operator's tables."""
 
-    cases: tuple[str, ...]  # what is timed, by the spec's names
-    counted: str  # what the profiler watches
-    column: Callable[[spec.Problem], str]  # what a case is called
+    cases: tuple[str, ...]  # the timed cases, by the spec's names
+    counted: str  # the profiled case
+    column: Callable[[spec.Problem], str]  # the heading of a case
     told: Callable[[spec.Problem], str]  # what is timed, on what
-    share: str  # what a share is of, as a sentence's end
+    share: str  # the meaning of a share, as a sentence's end
     counters: tuple[Counter, ...]
-    units: Callable[[spec.Problem], Mapping[str, float]]  # beside "one" and "percent"
+    units: Callable[[spec.Problem], Mapping[str, float]]  # in addition to "one" and "percent"
 
 
 # --- the operators -------------------------------------------------------------------------------

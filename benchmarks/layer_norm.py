@@ -1,4 +1,4 @@
-"""layer_norm: its asv class and its peers. Backward peers are given x, mean, rstd, dy and run their kernels alone."""
+"""layer_norm: its asv class and its peers. Backward peers get x, mean, rstd, dy and run only their kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tree import spec
 
 
 def eager(problem: spec.Problem) -> Contestant:
-    """torch's function and the aten operator behind its gradient; sums with residual and dsummed on their own."""
+    """Return torch's function and the aten operator of its gradient; residual and dsummed are added separately."""
     torch, shape, eps = import_module("torch"), [problem.N], problem.eps
 
     def forward(x: Any, w: Any = None, b: Any = None, residual: Any = None) -> Any:
@@ -30,7 +30,7 @@ def eager(problem: spec.Problem) -> Contestant:
 
 
 def liger(problem: spec.Problem) -> Contestant:
-    """The functions behind Liger's autograd function."""
+    """Return the functions that Liger's autograd function calls."""
     plain(problem)
     eps, functions = problem.eps, import_module("liger_kernel.ops.layer_norm")
     return Contestant(
@@ -41,8 +41,8 @@ def liger(problem: spec.Problem) -> Contestant:
 
 
 def quack(problem: spec.Problem) -> Contestant:
-    """QuACK's backward function, and the operator behind its forward function, which asks for float32 weights where
-    the operator does not.
+    """Return QuACK's backward function, and the operator that its forward function calls: the function requires float32
+    weights, the operator does not.
     """
     plain(problem)
     torch, eps, functions = import_module("torch"), problem.eps, import_module("quack.rmsnorm")
@@ -56,7 +56,7 @@ def quack(problem: spec.Problem) -> Contestant:
 
 
 def plain(problem: spec.Problem) -> None:
-    """Raise NotImplementedError for what Liger and QuACK do not do."""
+    """Raise NotImplementedError for problems that Liger and QuACK do not support."""
     of_rows(problem)
     if "b" not in problem.arrays:
         raise NotImplementedError("layer_norm without b")

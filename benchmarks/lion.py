@@ -1,4 +1,4 @@
-"""Lion: its asv classes and its peers. All of them overwrite params and momenta, as an optimizer does."""
+"""Lion: its asv classes and its peers. All overwrite params and momenta, as an optimizer does."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BETAS, WEIGHT_DECAY, LR = (0.9, 0.99), 0.1, 1e-4
 
 
 def elements(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection:
-    """Some elements of each array, and lr."""
+    """Pick some elements of each array, and lr."""
     picked = rows(problem, {name: shape for name, shape in shapes.items() if shape}, rng)
     return picked | {name: ... for name, shape in shapes.items() if not shape}
 
 
 def formula(params: Any, grads: Any, momenta: Any, lr: Any, betas: Any, weight_decay: float, master: Any = None) -> Any:
-    """The step as a user of torch writes it."""
+    """Compute the step in plain torch, as a user would write it."""
     p = params if master is None else master
     step = momenta.lerp(grads.to(momenta.dtype), 1 - betas[0]).sign_()
     p.mul_(1 - lr * weight_decay).add_(step.to(p.dtype) * -lr)
@@ -37,7 +37,7 @@ def formula(params: Any, grads: Any, momenta: Any, lr: Any, betas: Any, weight_d
 
 
 def eager(problem: spec.Problem) -> Contestant:
-    """torch, operation by operation."""
+    """Return the step in torch, operation by operation."""
     options = (problem.betas, problem.weight_decay)
     return Contestant(
         "torch eager",
@@ -46,14 +46,14 @@ def eager(problem: spec.Problem) -> Contestant:
 
 
 def compiled(problem: spec.Problem) -> Contestant:
-    """The same through torch.compile: one Triton kernel."""
+    """Return the same through torch.compile: one Triton kernel."""
     torch = import_module("torch")
     torch.compiler.reset()
     return Contestant("torch.compile", torch.compile(eager(problem).forward, dynamic=False))
 
 
 def lion_pytorch(problem: spec.Problem) -> Contestant:
-    """lion-pytorch's Triton kernel, which takes lr as a number."""
+    """Return lion-pytorch's Triton kernel, whose lr is a number."""
     if "master" in problem.arrays:
         raise NotImplementedError("lion-pytorch has no master weights")
     update = import_module("lion_pytorch.triton").update_fn
@@ -91,18 +91,18 @@ class Model:
 
 
 def dualops_step(params: Sequence[Any]) -> Callable[[], object]:
-    """An optimizer's step."""
+    """Return a step of dualops' optimizer."""
     optimizer = import_module("dualops.torch_bridge.optim").Lion(params, LR, BETAS, WEIGHT_DECAY)
     return optimizer.step
 
 
 def lion_pytorch_step(params: Sequence[Any]) -> Callable[[], object]:
-    """lion-pytorch's optimizer on its Triton kernel, a launch a tensor."""
+    """Return a step of lion-pytorch's optimizer on its Triton kernel, with one launch per tensor."""
     return import_module("lion_pytorch").Lion(params, LR, BETAS, WEIGHT_DECAY, use_triton=True).step
 
 
 def foreach_step(params: Sequence[Any]) -> Callable[[], object]:
-    """torch's operations on lists, as lion-pytorch's second optimizer has them."""
+    """Return a step with torch's operations on lists, as in lion-pytorch's second optimizer."""
     torch = import_module("torch")
     momenta = [torch.zeros_like(param) for param in params]
     grads = [param.grad for param in params]
@@ -119,7 +119,7 @@ def foreach_step(params: Sequence[Any]) -> Callable[[], object]:
 
 
 def compiled_foreach_step(params: Sequence[Any]) -> Callable[[], object]:
-    """The same through torch.compile, which makes few kernels of it, and takes a minute for a thousand tensors."""
+    """Return the same through torch.compile: a few kernels, but a minute of compilation for a thousand tensors."""
     return import_module("torch").compile(foreach_step(params))
 
 
@@ -132,7 +132,7 @@ STEPS: dict[str, Callable[[Sequence[Any]], Callable[[], object]]] = {
 
 
 class LionLists:
-    """Steps of `dualops.torch_bridge.optim.Lion` on many tensors, the host's work in them."""
+    """Steps of `dualops.torch_bridge.optim.Lion` on many tensors, including the host's work."""
 
     params: ClassVar[list[list[str]]] = [["1000x10000-bfloat16", "300x1000000-bfloat16"]]
     param_names: ClassVar[list[str]] = ["tensors"]
@@ -141,7 +141,7 @@ class LionLists:
     calls: ClassVar[dict[str, Callable[[], object]]] = {}
 
     def setup(self, tensors: str) -> None:
-        """Raise NotImplementedError, which asv takes as a skip, where nothing can be timed."""
+        """Raise NotImplementedError, which asv reports as skipped, if nothing can be timed."""
         require_gpu()
         require_measured_tree()
 

@@ -1,7 +1,7 @@
-"""matmul: its asv class and its peers: cuBLAS, as torch calls it, float32 as float32, and QuACK.
+"""matmul: its asv class and its peers: cuBLAS through torch, with float32 products in float32, and QuACK.
 
-Where there is an activation, everybody is given its expression: torch.compile fuses it with what else is not cuBLAS's.
-Beside tf32 cuBLAS uses tf32, too; beside 3xtf32, which it has not, it multiplies float32 as float32.
+With an activation, all peers get its expression; torch.compile fuses it with the other operations outside of cuBLAS. If
+dualops uses tf32, cuBLAS does, too. If dualops uses 3xtf32, which cuBLAS lacks, cuBLAS multiplies in float32.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .tree import spec
 
 
 def eager(problem: spec.Problem) -> Contestant:
-    """torch.matmul, which is cuBLAS, with torch's own kernels for what comes upon it."""
+    """Return torch.matmul, which is cuBLAS, with torch's own kernels for bias and activation."""
     return _in_its_precision(problem, with_autograd("torch eager", problem, _forward(problem)))
 
 
 def compiled(problem: spec.Problem) -> Contestant:
-    """The same through torch.compile, which leaves the product to cuBLAS and fuses the rest."""
+    """Return the same through torch.compile, which leaves the product to cuBLAS and fuses the rest."""
     torch = import_module("torch")
     torch.compiler.reset()
     made = with_autograd("torch.compile", problem, torch.compile(_forward(problem), dynamic=False))
@@ -31,7 +31,7 @@ def compiled(problem: spec.Problem) -> Contestant:
 
 
 def _in_its_precision(problem: spec.Problem, made: Contestant) -> Contestant:
-    """The same, whose calls may use tf32 where that is the problem's; afterwards torch's setting is what it was."""
+    """Return the same, with tf32 allowed during its calls if the problem's precision is tf32."""
     if problem.dtype != "float32" or problem.precision != "tf32":
         return made
     settings = import_module("torch").backends.cuda.matmul
@@ -68,11 +68,12 @@ def _forward(problem: spec.Problem) -> Any:
 
 
 def quack(problem: spec.Problem, *, tuned: bool = False) -> Contestant:
-    """QuACK's gemm and gemm_act, on its default kernel or, tuned, on the best of some forty, found in a minute a shape.
+    """Return QuACK's gemm and gemm_act, on its default kernel or, tuned, on the best of some forty, found in a minute
+    per shape.
 
-    Its gelu is that by tanh, as the name in the table says. Backward: two calls of gemm; what act' and the bias take
-    runs on torch's kernels, since QuACK fuses act' into the product before it alone. Raises NotImplementedError for
-    what its interface does not take.
+    Its gelu is the tanh approximation, as the name in the table says. Backward: two calls of gemm; act' and the bias's
+    gradient run on torch's kernels, since QuACK fuses act' only into the product before it. Raises NotImplementedError
+    for problems that its interface does not support.
     """
     of_quack(problem)
     torch, functions = import_module("torch"), import_module("quack.gemm_interface")
@@ -89,7 +90,7 @@ def quack(problem: spec.Problem, *, tuned: bool = False) -> Contestant:
     batch = (problem.B,) if len(problem.arrays["b"].shape) > 2 else ()
 
     def folded(x: Any) -> Any:
-        """One axis of batches at most; none where b has none, whose rows all meet the same matrix."""
+        """Return x with at most one batch axis; none if b has none, since all rows then use the same matrix."""
         return x.reshape(*batch, -1, x.shape[-1])
 
     def operands(a: Any, b: Any) -> tuple[Any, Any]:
@@ -121,7 +122,7 @@ def quack(problem: spec.Problem, *, tuned: bool = False) -> Contestant:
 
 
 def of_quack(problem: spec.Problem) -> None:
-    """Raise NotImplementedError for what QuACK's gemm does not take."""
+    """Raise NotImplementedError for problems that QuACK's gemm does not support."""
     if problem.dtype not in ("float16", "bfloat16"):
         raise NotImplementedError(f"QuACK multiplies float16 and bfloat16, not {problem.dtype}")
     a, b = problem.arrays["a"].shape, problem.arrays["b"].shape

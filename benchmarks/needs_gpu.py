@@ -1,6 +1,6 @@
-"""asv's plugin that ends a command which times something, where there is no GPU to time it on: at once, with a line.
+"""An asv plugin that ends a timing command immediately, with one line, if there is no GPU.
 
-Without it asv would begin each benchmark in a process of its own, to hear from each that it is to be skipped.
+Without it, asv would start a process for each benchmark, only to skip it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All numbers of one commit on one GPU, in parts: `python -m benchmarks numbers`.
 
-A part is one BENCH or COMPARE case beside its peers, or another command of `python -m benchmarks`, and leaves a file
-that says of which commit and GPU it is. A part whose file has this commit and this GPU is not measured again. So a run
-that stops when its time is over goes on in the next one. The kernels of all parts are built first, on all cores.
+A part is one BENCH or COMPARE case with its peers, or another command of `python -m benchmarks`. It writes a file that
+names its commit and GPU. A part whose file has this commit and this GPU is not measured again. So if the time of a run
+ends, the next run continues. The kernels of all parts are built first, on all cores.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .recorded import Key, keys, peer_runs
 
 
 class Source(NamedTuple):
-    """What numbers are of."""
+    """The commit and the GPU of numbers."""
 
     commit: str
     gpu: str
 
 
 class Part(NamedTuple):
-    """Some numbers: the command that measures them, and the file they are kept in."""
+    """Some numbers: the command that measures them, and their file."""
 
     name: str
     words: tuple[str, ...]
     path: Path
-    keys: tuple[Key, ...] = ()  # of a case beside its peers: its directions
+    keys: tuple[Key, ...] = ()  # for a case with its peers: its directions
 
     def done(self, source: Source) -> bool:
         """Return whether the file has these numbers of this commit and GPU."""
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 def parts(folder: Path, machine: str, gpus: int) -> list[Part]:
-    """Every part, the cases beside their peers first. folder: of all files; machine: the name of those of one."""
+    """Return every part, the cases with their peers first. folder: of all files; machine: its name in file names."""
     cases: dict[tuple[str, str], list[Key]] = {}
     for key in keys():
         cases.setdefault((key.operator, key.case), []).append(key)
@@ -72,8 +72,8 @@ def run(
     warm: Callable[[Sequence[str]], object],
     show: Callable[[str], None],
 ) -> int:
-    """Measure what is not there yet, until the time is over. measure: a command line -> its exit code. warm: builds the
-    kernels of cases, "operator:case".
+    """Measure the missing parts until the time ends. measure: a command line -> its exit code. warm: builds the kernels
+    of cases, "operator:case".
 
     A part begins only if one as long as the longest so far would end in time. Returns 0 if all parts are done, 1 if one
     failed, 3 if the time was over.
@@ -98,7 +98,7 @@ def run(
 
 
 def missing(source: Source) -> str | None:
-    """Return why numbers of this source could not be told from others, or None."""
+    """Return why numbers of this source could not be distinguished from others, or None."""
     if source.commit == "unknown":
         return "this is no clone with its history: nobody could tell which commit the numbers are of"
     if source.commit.endswith("+"):

@@ -1,4 +1,4 @@
-"""README's picture: attention against the length of its sequences, and products of matrices, beside their peers."""
+"""README's picture: attention against the length of its sequences, and matrix products, compared with their peers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLORS = {
     "SDPA flash": "#c9c9c9",
     "torch eager": "#5a9e6f",
     "torch.compile": "#b7d7bf",
-}  # of those that are drawn, in order
+}  # the drawn contestants, in order
 LABELS = {
     "SDPA cuDNN": "cuDNN",
     "SDPA flash": "FlashAttention-2",
@@ -43,7 +43,7 @@ class Panel(NamedTuple):
     direction: str
 
     def rates(self, peers: Mapping[str, Peers]) -> Rates:
-        """Of the cases that dualops was timed at."""
+        """Return the rates of the cases that dualops was timed on."""
         found = {}
         for words, case_id in self.cases.items():
             key = Key(self.operator, case_id, self.direction)
@@ -56,7 +56,7 @@ class Panel(NamedTuple):
 
 
 def panels() -> list[Panel]:
-    """Forward above backward; all keys beside those that a causal mask leaves, beside matrices."""
+    """Return the panels: forward in the first row, backward in the second; columns: full, causal, matrix products."""
     return [
         panel
         for direction in DIRECTIONS
@@ -69,7 +69,7 @@ def panels() -> list[Panel]:
 
 
 def lengths(causal: bool) -> dict[str, str]:
-    """The cases of attention that are drawn, by the length of their sequences."""
+    """Return the drawn cases of attention, by the length of their sequences."""
     found = {}
     for case_id, case in known_cases("flash_attention").items():
         problem = bind(spec.OPERATORS["flash_attention"], case)
@@ -82,7 +82,7 @@ def lengths(causal: bool) -> dict[str, str]:
 
 
 def products() -> dict[str, str]:
-    """The cases of matmul that are drawn, matrices as they lie and a linear layer, by their sizes."""
+    """Return the drawn cases of matmul, row-major matrices and a linear layer, by their sizes."""
     found = {}
     for case_id, case in known_cases("matmul").items():
         problem, linear = bind(spec.OPERATORS["matmul"], case), "bias" in case.shapes
@@ -94,7 +94,7 @@ def products() -> dict[str, str]:
 
 
 def picture(peers: Mapping[str, Peers], target: Path) -> bool:
-    """Draw it. False if nothing was timed."""
+    """Draw the picture. Return False if nothing was timed."""
     from matplotlib.figure import Figure
 
     drawn = [(panel, panel.rates(peers)) for panel in panels()]
@@ -122,7 +122,7 @@ def picture(peers: Mapping[str, Peers], target: Path) -> bool:
 
 
 def _bars(axes: Axes, found: Rates) -> None:
-    """A group of bars for each case, a bar for each contestant; dualops' figure above its own."""
+    """Draw a group of bars per case, with a bar per contestant, and dualops' figure above its bar."""
     names = [name for name in COLORS if any(name in each for each in found.values())]
     share = 0.8 / max(len(names), 1)
     for place, name in enumerate(names):
@@ -138,7 +138,7 @@ def _bars(axes: Axes, found: Rates) -> None:
 
 
 def caption(peers: Mapping[str, Peers]) -> str:
-    """Which GPUs the picture is of: "Attention on one NVIDIA H100 80GB HBM3, matmul on one NVIDIA H200."."""
+    """Name the GPUs of the picture: "Attention on one NVIDIA H100 80GB HBM3, matmul on one NVIDIA H200."."""
     devices: dict[str, dict[str, None]] = {}
     for panel in panels():
         for words in panel.rates(peers):
@@ -151,7 +151,7 @@ def caption(peers: Mapping[str, Peers]) -> str:
 
 
 def told(drawn: Iterable[tuple[Panel, Rates]], peers: Mapping[str, Peers]) -> str:
-    """What was timed, where, when, and of which commits."""
+    """Describe what was timed, on which GPUs, when, and at which commits."""
     runs: dict[str, None] = {}
     for panel, found in drawn:
         for words in found:

@@ -1,4 +1,4 @@
-"""The tables of three pages and the pictures, from committed JSON: what asv recorded, and the runs beside peers."""
+"""The tables of three pages and the pictures, from committed JSON: asv's results, and the comparisons with peers."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ MARKERS = {"dualops": "o", "torch eager": "v", "torch.compile": "^", "Liger": "s
 
 
 class Beside(NamedTuple):
-    """dualops in a run beside its peers, on one direction of one case."""
+    """dualops compared with its peers, on one direction of one case."""
 
     seconds: float
-    share: float | None  # of the roof; None where that is of another precision
-    error: float | None  # largest error over the baseline's; None where the baseline has none
+    share: float | None  # of the roof; None if that is of another precision
+    error: float | None  # largest error over the baseline's; None if the baseline has none
     peer: str | None  # the fastest
     ratio: float | None  # its time over ours: above 1 dualops is faster
 
 
 def beside(key: Key, peers: Mapping[str, Peers]) -> Beside | None:
-    """What was recorded of it, or None."""
+    """Return the recorded comparison, or None."""
     run = peers.get(key.operator)
     everybody = run.measurements.get(key, {}) if run else {}
     timed = {name: measurement for name, measurement in everybody.items() if measurement["burst"]}
@@ -68,18 +68,18 @@ def beside(key: Key, peers: Mapping[str, Peers]) -> Beside | None:
 
 
 def precision_of(key: Key) -> str | None:
-    """In which float32 is multiplied by tensor cores, where the case asks for that: the roof is float32's own."""
+    """Return the precision in which tensor cores multiply float32, if the case has one: the roof is plain float32."""
     return known_cases(key.operator)[key.case].params.get("precision")
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """Return the lines of a table."""
     head = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     return head + ["| " + " | ".join(cells) + " |" for cells in rows]
 
 
 def sources(used: Collection[Key], peers: Mapping[str, Peers]) -> list[str]:
-    """A line for each run beside peers: when, where, at which commit, and of which operators, or how many cases."""
+    """Return a line for each comparison: date, GPU, commit, and operators, or the number of cases."""
     runs: dict[str, dict[str, set[Key]]] = {}
     for key in used:
         run = peers[key.operator].runs[key]
@@ -108,7 +108,7 @@ class SummaryRow(NamedTuple):
 
 
 def summary_rows(peers: Mapping[str, Peers]) -> list[SummaryRow]:
-    """A row for each operator and dtype, from the runs beside the peers."""
+    """Return a row for each operator and dtype, from the comparisons."""
     found: dict[tuple[str, str], dict[Key, Beside]] = {}
     for key in keys():
         measured = beside(key, peers)
@@ -128,7 +128,7 @@ def summary_rows(peers: Mapping[str, Peers]) -> list[SummaryRow]:
 
 
 def summary(peers: Mapping[str, Peers]) -> str:
-    """The table of all operators and dtypes, and where its figures come from."""
+    """Return the table of all operators and dtypes, and the sources of its figures."""
     rows = summary_rows(peers)
     used = {key for row in rows for key in row.keys}
     lines = sources([key for key in keys() if key in used], peers)
@@ -136,16 +136,17 @@ def summary(peers: Mapping[str, Peers]) -> str:
 
 
 def span(values: Sequence[float], form: str) -> str:
-    """The smallest to the largest."""
+    """Format the range from the smallest to the largest value."""
     ends = dict.fromkeys(format(value, form) for value in (min(values), max(values))) if values else ["–"]
     return " to ".join(ends)
 
 
 def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
-    """Every known case that was timed; and where the figures come from.
+    """Return the table of every known case that was timed, and the sources of its figures.
 
-    All of a row but its last column is of the run beside the peers, where both sides ran in one process; above 1
-    dualops is faster. Of a case that no such run has, the time is asv's. Slower cases are shown like all others.
+    All columns of a row except the last are from the comparison, in which dualops and its peers ran in one process;
+    above 1 dualops is faster. For a case without a comparison, the time is asv's. Slower cases are shown like all
+    others.
     """
     newest = {key: recording for recording in history for key in recording.seconds}
     rows, used = [], []
@@ -177,7 +178,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def fill(page: str, content: str, begin: str = BEGIN, end: str = END) -> str:
-    """`page` with `content` between its two markers. Raises ValueError unless each is there once, in order."""
+    """Return `page` with `content` between its two markers. Raises ValueError unless it has each once, in order."""
     if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
         raise ValueError(f"expected {begin} and {end}, once each and in this order")
     before, rest = page.split(begin)
@@ -185,17 +186,18 @@ def fill(page: str, content: str, begin: str = BEGIN, end: str = END) -> str:
 
 
 def row_operators() -> list[str]:
-    """The operators whose picture is rate against row length: those whose problems have rows and no K."""
+    """Return the operators whose picture is rate against row length: those whose problems have rows and no K."""
     dims = {name: [bind(op, case).dims for case in known_cases(name).values()] for name, op in spec.OPERATORS.items()}
     return [name for name, each in dims.items() if all({"M", "N"} <= one.keys() and "K" not in one for one in each)]
 
 
 def picture(operator: str, history: Sequence[Recording], peers: Peers | None, target: Path) -> None:
-    """Draw an operator's picture: TB/s against row length, forward and backward, and under it one point a commit.
+    """Draw an operator's picture: TB/s against row length, forward and backward, and below it one point per commit.
 
-    history: recordings, oldest first; those of one GPU are the points, and the newest of each case the curve. It is the
-    GPU that most of `peers` were timed on, else that of the last with the operator. With `peers`, theirs and the roof
-    are drawn too, wherever they win. Raises ValueError if no recording has a time of the operator.
+    history: recordings, oldest first. Those of one GPU are the points, and the newest of each case is the curve. The
+    GPU is the one that most of `peers` were timed on, else that of the last recording with the operator. With `peers`,
+    their curves and the roof are drawn too, even if they are faster. Raises ValueError if no recording has a time of
+    the operator.
     """
     from matplotlib.figure import Figure
 
@@ -213,7 +215,7 @@ def picture(operator: str, history: Sequence[Recording], peers: Peers | None, ta
             across_commits(axes[1, column], operator, direction, history)
     for row in axes:  # from zero to above the highest point of either direction
         row[0].set_ylim(0, 1.05 * max(max(curve.get_ydata()) for one in row for curve in one.get_lines()))
-    for last in axes[:, -1]:  # one legend a line, beside it: both directions have the same curves
+    for last in axes[:, -1]:  # one legend per row, to its right: both directions have the same curves
         last.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
     figure.suptitle(f"{operator} on one {device}")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -221,7 +223,7 @@ def picture(operator: str, history: Sequence[Recording], peers: Peers | None, ta
 
 
 def drawn_gpu(history: Sequence[Recording], peers: Peers | None) -> str:
-    """The one of these recordings' that most cases were timed on beside peers; the last one's where none was."""
+    """Return the recordings' GPU on which most cases were compared with peers; without a comparison, the last one."""
     with_peers = Counter(run.device for run in peers.runs.values()) if peers else Counter()
     return max((one.device for one in reversed(history)), key=lambda device: with_peers[device])
 
@@ -229,10 +231,11 @@ def drawn_gpu(history: Sequence[Recording], peers: Peers | None) -> str:
 def against_length(
     axes: Axes, operator: str, direction: str, history: Sequence[Recording], peers: Peers | None
 ) -> None:
-    """TB/s against row length: dualops in every dtype, peers and roof, timed on the same GPU, in that of most cases.
+    """Draw TB/s against row length: dualops in every dtype; peers and roof, timed on the same GPU, in the dtype of most
+    cases.
 
-    history: of one GPU, oldest first; each case counts at the newest commit that timed it. Of rows alone: one with a
-    residual moves other bytes.
+    history: of one GPU, oldest first; each case counts at the newest commit that timed it. Only plain rows: a case with
+    a residual moves other bytes.
     """
     newest, device = {key: one for one in history for key in one.seconds}, history[-1].device
     drawn: dict[str, str] = {}
@@ -273,7 +276,7 @@ def against_length(
 
 
 def across_commits(axes: Axes, operator: str, direction: str, history: Sequence[Recording]) -> None:
-    """One curve a case, one point a commit."""
+    """Draw one curve per case, with one point per commit."""
     for case_id in known_cases(operator):
         key = Key(operator, case_id, direction)
         work: Work = work_of(key)

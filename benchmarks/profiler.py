@@ -1,7 +1,7 @@
 """Counters of the kernels that a command launches, by Nsight Compute (`ncu`).
 
-Clocks are left alone; caches are flushed before each kernel. The profiler runs a kernel as often as it takes to count
-everything, so its times are not those of a plain run, and are not asked for.
+Clocks are not changed; caches are flushed before each kernel. The profiler runs a kernel several times to count
+everything. So its times differ from those of a plain run, and are not recorded.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from .tree import ROOT
 
 MOST_SECONDS = 300
-SCALES = {"Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}  # an old ncu that does not know of base units
+SCALES = {"Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}  # for an old ncu without base units
 
 
 class NoCounters(RuntimeError):
-    """Nothing was counted, and why."""
+    """Nothing was counted; the message says why."""
 
 
 class Profiled(NamedTuple):
@@ -30,14 +30,14 @@ class Profiled(NamedTuple):
     kernel: str
     grid: str
     block: str
-    metrics: dict[str, float | None]  # None: not to be had of this kernel
+    metrics: dict[str, float | None]  # None: not available for this kernel
 
 
 def profile(command: Sequence[str], kernels: str, metrics: Sequence[str]) -> list[Profiled]:
-    """The launches, in their order, of the kernels whose names match the regular expression `kernels`.
+    """Return the launches, in order, of the kernels whose names match the regular expression `kernels`.
 
-    Metrics that this profiler says it does not know are left out. Raises NoCounters where there is no profiler, where
-    it may not count, or where the command fails.
+    Metrics that this profiler does not know are left out. Raises NoCounters if there is no profiler, if it has no
+    permission, or if the command fails.
     """
     ncu = shutil.which("ncu")
     if ncu is None:
@@ -61,7 +61,7 @@ def profile(command: Sequence[str], kernels: str, metrics: Sequence[str]) -> lis
 
 
 def version() -> str | None:
-    """The profiler's version, None where there is none."""
+    """Return the profiler's version, None if there is none."""
     ncu = shutil.which("ncu")
     if ncu is None:
         return None
@@ -71,9 +71,9 @@ def version() -> str | None:
 
 
 def parse(output: str) -> list[Profiled]:
-    """The launches in what `ncu --csv --metrics ...` prints: a line for each launch and metric.
+    """Parse the launches from the output of `ncu --csv --metrics ...`, which has a line per launch and metric.
 
-    Lines that are no CSV are the profiler's own (`==PROF== ...`), or the command's.
+    Lines that are not CSV are the profiler's own (`==PROF== ...`), or the command's.
     """
     rows = list(csv.reader(line for line in output.splitlines() if line.startswith('"')))
     heads = [i for i, row in enumerate(rows) if row[0] == "ID" and "Metric Name" in row]
@@ -90,7 +90,7 @@ def parse(output: str) -> list[Profiled]:
 
 
 def number(text: str, unit: str) -> float | None:
-    """`268,435,456` as a number, None if it is none (`n/a`)."""
+    """Parse `268,435,456` as a number; None for a text that is not a number (`n/a`)."""
     try:
         value = float(text.replace(",", "")) * SCALES.get(unit, 1)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What was recorded: asv's results, commit by commit, and the runs beside peers. All of it is JSON on disk."""
+"""Recorded results: asv's, commit by commit, and the comparisons with peers. All of them are JSON on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .work import DIRECTIONS, Work, directions
 
 
 class Key(NamedTuple):
-    """One curve's point: an operator's case in one direction."""
+    """A point of a curve: an operator's case in one direction."""
 
     operator: str
     case: str  # Case.id
@@ -22,7 +22,7 @@ class Key(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What asv recorded of one commit on one machine."""
+    """asv's results for one commit on one machine."""
 
     commit: str
     committed: datetime
@@ -32,7 +32,7 @@ class Recording(NamedTuple):
 
 
 class PeerRun(NamedTuple):
-    """When, where and of which commit a run beside peers was."""
+    """The date, GPU and commit of a comparison with peers."""
 
     commit: str
     day: str
@@ -40,19 +40,19 @@ class PeerRun(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The commit's first digits, with + where files differed from it."""
+        """The commit's first digits, with + if files differed from it."""
         return self.commit[:8] + "+" * self.commit.endswith("+")
 
 
 class Peers(NamedTuple):
-    """What `python -m benchmarks run OPERATOR --peers --json` recorded of an operator."""
+    """The results of `python -m benchmarks run OPERATOR --peers --json` for an operator."""
 
     measurements: dict[Key, dict[str, dict[str, Any]]]  # by case and direction, then by contestant
     runs: dict[Key, PeerRun]
 
 
 def recordings(results: Path, machine: str) -> list[Recording]:
-    """asv's results of `machine`, oldest commit first. Raises FileNotFoundError if the machine is not known."""
+    """Return asv's results for `machine`, oldest commit first. Raises FileNotFoundError for an unknown machine."""
     folder = results / machine
     device = json.loads((folder / "machine.json").read_text())["cpu"]
     found = [_recording(path, device) for path in folder.glob("*.json") if path.name != "machine.json"]
@@ -60,7 +60,7 @@ def recordings(results: Path, machine: str) -> list[Recording]:
 
 
 def all_recordings(results: Path) -> list[Recording]:
-    """Those of every machine, oldest commit first."""
+    """Return the results for every machine, oldest commit first."""
     machines = sorted(path.parent.name for path in results.glob("*/machine.json"))
     found = [one for machine in machines for one in recordings(results, machine)]
     return sorted(found, key=lambda one: (one.committed, one.commit))
@@ -89,7 +89,7 @@ def _moment(milliseconds: int) -> datetime:
 
 
 def peer_runs(folder: Path) -> dict[str, Peers]:
-    """The runs beside peers, by operator; none where the folder is not there."""
+    """Return the comparisons with peers, by operator; none if the folder does not exist."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
@@ -104,14 +104,14 @@ def peer_runs(folder: Path) -> dict[str, Peers]:
 
 
 def known_cases(operator: str) -> dict[str, spec.Case]:
-    """The BENCH and COMPARE cases of the spec as it stands, by id. Of what was recorded, no other case is shown."""
+    """Return the current spec's BENCH and COMPARE cases, by id. Recorded results of other cases are not shown."""
     found = spec.OPERATORS.get(operator)
     timed = [] if found is None else [*found.tagged(spec.Tag.BENCH), *found.tagged(spec.Tag.COMPARE)]
     return {case.id: case for case in timed}
 
 
 def keys() -> list[Key]:
-    """Every case and direction there is, in the order of the specs."""
+    """Return every case and direction, in the order of the specs."""
     return [
         Key(name, case_id, direction)
         for name, operator in spec.OPERATORS.items()
@@ -122,5 +122,5 @@ def keys() -> list[Key]:
 
 
 def work_of(key: Key) -> Work:
-    """Operations and bytes of a known case."""
+    """Return the operations and bytes of a known case."""
     return Work.of(spec.OPERATORS[key.operator], known_cases(key.operator)[key.case], key.direction)

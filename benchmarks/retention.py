@@ -1,6 +1,6 @@
-"""retention: its asv classes and their peers, flash-linear-attention's forms of it.
+"""retention: its asv classes and their peers, the forms of flash-linear-attention (fla).
 
-fla has tokens before heads in memory, as the cases have, its states in bfloat16 on the way forward, and its products of
+fla has tokens before heads in memory, like the cases, computes its states in bfloat16 in forward, and multiplies
 float32 in TF32.
 """
 
@@ -18,12 +18,12 @@ from .samples import Part, Selection, Shapes
 from .tree import spec
 
 default_gamma = import_module(f"{spec.__name__}.retention").default_gamma
-LONG = 2**16  # tokens of a sequence, from which on two heads stand for all: the reference would take minutes
+LONG = 2**16  # from this many tokens on, only two heads are checked: the reference would take minutes
 
 
 def one_batch(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection | list[Part]:
-    """One batch with all of its heads, whose decays go by their numbers; of sequences one after another, all. Of long
-    ones two heads, which are told their decays.
+    """Pick one batch with all of its heads, since decays depend on the head's number; for packed sequences, all. For
+    long sequences, pick two heads, and pass their decays.
     """
     entries = (*problem.spec.inputs, *problem.spec.gradient_inputs)
     axes = {entry.name: entry.axes for entry in entries}
@@ -48,7 +48,7 @@ def one_batch(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -
 
 
 def plain(problem: spec.Problem) -> None:
-    """Raise NotImplementedError for what fla has not, or returns otherwise."""
+    """Raise NotImplementedError for options that fla lacks, or returns in another form."""
     known = {"form", "scale", "max_seqlen"}
     defaults = {param.name: param.default for param in problem.spec.params}
     options = [name for name, value in problem.params.items() if name not in known and value != defaults[name]]
@@ -60,7 +60,7 @@ def plain(problem: spec.Problem) -> None:
 
 
 def fla(problem: spec.Problem, *, name: str, function: str) -> Contestant:
-    """One of its functions, which take q, k [B, S, H, D] and v [B, S, H, Dv]."""
+    """Return one of fla's functions, of q, k [B, S, H, D] and v [B, S, H, Dv]."""
     plain(problem)
     theirs = getattr(import_module("fla.ops.retention"), function)
 
@@ -72,7 +72,7 @@ def fla(problem: spec.Problem, *, name: str, function: str) -> Contestant:
 
 
 def fla_varlen(problem: spec.Problem) -> Contestant:
-    """chunk_retention of a batch of one, with the ends of the sequences in it."""
+    """Return chunk_retention for a batch of one, with the ends of the sequences in it."""
     plain(problem)
     theirs = import_module("fla.ops.retention").chunk_retention
 

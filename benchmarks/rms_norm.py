@@ -1,4 +1,4 @@
-"""rms_norm: its asv class and its peers. Backward peers are given x, rstd, dy and run their backward kernels alone."""
+"""rms_norm: its asv class and its peers. Backward peers get x, rstd, dy and run only their backward kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tree import spec
 
 
 def eager(problem: spec.Problem) -> Contestant:
-    """torch's function and the aten operator behind its gradient; sums with residual and dsummed on their own."""
+    """Return torch's function and the aten operator of its gradient; residual and dsummed are added separately."""
     torch, shape, eps = import_module("torch"), [problem.N], problem.eps
     if problem.offset:
         raise NotImplementedError("torch has no offset")
@@ -31,8 +31,8 @@ def eager(problem: spec.Problem) -> Contestant:
 
 
 def liger(problem: spec.Problem) -> Contestant:
-    """The functions behind Liger's autograd functions. All in float32, as dualops has it, and dx in memory of its own:
-    as a rule Liger writes it over dy.
+    """Return the functions that Liger's autograd functions call, with all arithmetic in float32, as in dualops. dx has
+    its own memory: by default Liger overwrites dy.
     """
     of_rows(problem)
     eps, offset, mode = problem.eps, problem.offset, "gemma"
@@ -58,7 +58,7 @@ def liger(problem: spec.Problem) -> Contestant:
 
 
 def quack(problem: spec.Problem) -> Contestant:
-    """QuACK's forward and backward functions, without its autograd function."""
+    """Return QuACK's forward and backward functions, without its autograd function."""
     of_rows(problem)
     eps, offset, functions = problem.eps, problem.offset, import_module("quack.rmsnorm")
 

@@ -1,7 +1,7 @@
-"""The roof of a case: the least time that this GPU could take for it, as a call that is timed beside the contestants.
+"""The roof of a case: the least time that this GPU could take for it, as a call that is timed like the contestants.
 
-The longer of two: moving the bytes of the case, by a plain kernel with the same mix of reads and writes, and doing its
-operations at the rate of torch's matrix product at a size that fills the GPU. All need a GPU.
+It is the longer of two times: that of moving the case's bytes, by a plain kernel with the same mix of reads and writes;
+and that of its operations at the rate of torch's matrix product of a size that fills the GPU. Both need a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Roof(NamedTuple):
 
 
 def roof(work: Work, dtype: str) -> Roof:
-    """That of a case with this work, computed in this dtype. Its memory lives as long as the call does."""
+    """Return the roof of a case with this work in this dtype. The call owns its memory."""
     from dualops.cuda.tuning.roof import Stream, best_blocking
 
     at_least = work.flops / matmul_rate(dtype)
@@ -35,12 +35,12 @@ def roof(work: Work, dtype: str) -> Roof:
 
 
 def matrix_size(dtype: str) -> int:
-    """M = N = K of a product that fills the GPU."""
+    """Return M = N = K of a product that fills the GPU."""
     return 8192 if dtype in ("float16", "bfloat16") else 4096
 
 
 def matrix_product(dtype: str) -> Call:
-    """torch's product of two square matrices of normal values."""
+    """Return torch's product of two square matrices of normal values."""
     size = matrix_size(dtype)
     a, b = (torch.randn(size, size, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
     out = torch.empty_like(a)
@@ -49,5 +49,5 @@ def matrix_product(dtype: str) -> Call:
 
 @cache
 def matmul_rate(dtype: str) -> float:
-    """Its flops a second."""
+    """Measure the product's flops per second."""
     return 2 * matrix_size(dtype) ** 3 / burst(matrix_product(dtype))

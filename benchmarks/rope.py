@@ -1,4 +1,4 @@
-"""rope and rope_tables: their asv classes and their peers, which are given tables as wide as heads, in q's dtype."""
+"""rope and rope_tables: their asv classes and their peers, which get tables as wide as heads, in q's dtype."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Tables = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def tokens(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection:
-    """Some tokens of one batch, the first and the last among them, in all heads, and their rows of the tables."""
+    """Pick some tokens of one batch, including the first and the last, in all heads, and their rows of the tables."""
     drawn = rng.choice(problem.S, min(problem.S, SAMPLED_TOKENS), replace=False)
-    batches = next(iter(shapes.values()))[0]  # which may repeat beyond
+    batches = next(iter(shapes.values()))[0]  # generated ones; later batches may repeat them
     taken, b = np.union1d(drawn, [0, problem.S - 1]), int(rng.integers(batches))
     batch = slice(b, b + 1)
     # of q and k; of tables for each batch; of tables by position
@@ -30,15 +30,15 @@ def tokens(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> S
 
 
 def plain(problem: spec.Problem) -> None:
-    """Raise NotImplementedError for what peers have otherwise: partial rotation, positions, tables for each batch."""
+    """Raise NotImplementedError for options that peers lack: partial rotation, positions, tables for each batch."""
     cos = problem.arrays["cos"].shape
     if (2 * problem.half, cos[-1]) != (problem.D, problem.half) or "positions" in problem.arrays or len(cos) == 3:
         raise NotImplementedError("only all dimensions, by tables that have a row for each token")
 
 
 def widened(problem: spec.Problem, turn: int = 1) -> Tables:
-    """(cos, sin) -> [1, 1, S, D] of q's dtype, made once for each copy of the data, as a model makes them once; with a
-    `turn` of -1 for the rotation back.
+    """Return a function (cos, sin) -> [1, 1, S, D] of q's dtype. It computes them once per copy of the data, as a model
+    does. turn: -1 for the inverse rotation.
     """
     torch, made = import_module("torch"), {}
 
@@ -54,7 +54,7 @@ def widened(problem: spec.Problem, turn: int = 1) -> Tables:
 
 
 def formula(problem: spec.Problem) -> Callable[..., Any]:
-    """Hugging Face's: x * cos + other * sin, where `other` has the other one of each pair."""
+    """Return Hugging Face's formula: x * cos + other * sin, where `other` has the other number of each pair."""
     torch, half = import_module("torch"), problem.half
 
     def halves(x: Any) -> Any:
@@ -72,7 +72,7 @@ def formula(problem: spec.Problem) -> Callable[..., Any]:
 
 
 def contestant(name: str, problem: spec.Problem, apply: Callable[..., Any]) -> Contestant:
-    """`apply` both ways: the gradient is the rotation by the opposite angles."""
+    """Return `apply` for both directions: the gradient is the rotation by the opposite angles."""
     plain(problem)
     tables, back = widened(problem), widened(problem, -1)
     return Contestant(
@@ -83,19 +83,19 @@ def contestant(name: str, problem: spec.Problem, apply: Callable[..., Any]) -> C
 
 
 def eager(problem: spec.Problem) -> Contestant:
-    """Hugging Face's formula, operation by operation."""
+    """Return Hugging Face's formula, operation by operation."""
     return contestant("torch eager", problem, formula(problem))
 
 
 def compiled(problem: spec.Problem) -> Contestant:
-    """The same through torch.compile."""
+    """Return the same through torch.compile."""
     torch = import_module("torch")
     torch.compiler.reset()
     return contestant("torch.compile", problem, torch.compile(formula(problem), dynamic=False))
 
 
 def liger(problem: spec.Problem) -> Contestant:
-    """Liger's kernel, both ways. It writes over q and k, so whoever is timed after it gets other numbers."""
+    """Return Liger's kernel, for both directions. It overwrites q and k, so they must be restored after it."""
     plain(problem)
     if problem.interleaved:
         raise NotImplementedError("Liger has no interleaved pairs")
@@ -110,7 +110,7 @@ def liger(problem: spec.Problem) -> Contestant:
 
 
 def tables_eager(problem: spec.Problem) -> Contestant:
-    """Angles in float64 by torch, operation by operation; scaled frequencies are made beforehand."""
+    """Return angles in float64 by torch, operation by operation; scaled frequencies are computed before."""
     torch, frequencies = import_module("torch"), import_module("dualops.reference.rope").inverse_frequencies
     made = torch.from_numpy(frequencies(2 * problem.half, problem.theta, problem.scaling))
     made = made.to(problem.arrays["positions"].device)

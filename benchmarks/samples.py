@@ -1,4 +1,4 @@
-"""Which part of a result is held against the reference, where the whole would take minutes."""
+"""The part of a result that is compared with the reference, if the whole would take minutes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Selection = dict[str, Any]  # name of an array -> an index of it
 
 
 class Part(NamedTuple):
-    """Some of the results: what is picked of them and of all arguments, and parameters that ask for them alone."""
+    """Some of the results: the indices into them and into all arguments, and parameters that request only them."""
 
     results: tuple[str, ...]
     picked: Selection
     params: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray] = {}  # that tell the reference of a part what it can't see
+    arrays: Mapping[str, np.ndarray] = {}  # additional arguments of the reference that a part does not contain
 
 
-# (the problem, shapes of what is to be picked from: inputs and results, a generator) -> one sample for all results, or
-# one for each
+# (the problem, shapes of inputs and results to pick from, a random generator) -> one sample for all results, or one for
+# each
 Sample = Callable[[spec.Problem, Shapes, np.random.Generator], Selection | list[Part]]
 
 
 def rows(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection:
-    """Whole rows, the first and the last among them: every array has one row for each index of axis 0.
+    """Pick whole rows, including the first and the last: every array has one row for each index of axis 0.
 
-    Weights are taken whole; where their gradient is wanted, a sum over rows, so are all rows.
+    Weights are used whole. If their gradient is requested, which is a sum over rows, all rows are used.
     """
     shape = next(iter(shapes.values()))
     count = min(shape[0], max(8, SAMPLED_ELEMENTS // int(np.prod(shape[1:]))))
@@ -46,16 +46,16 @@ def rows(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Sel
 
 
 def shared(operator: spec.Spec) -> set[str]:
-    """Weights and their gradients: what has no axis of rows, as an input of any shape has."""
+    """Return the names of weights and their gradients: the arrays without an axis of rows."""
     weights = [entry.name for entry in operator.inputs if entry.role is spec.base.Role.WEIGHT and entry.axes]
     return {*weights, *(f"d{name}" for name in weights)}
 
 
 def one_head(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection:
-    """One key head of one batch with the query heads that read it; of sequences one after another, of all of them.
+    """Pick one key head of one batch with the query heads that read it; for packed sequences, of all sequences.
 
-    The gradient of what all batches or heads share is a sum over them: then all are taken. Options that depend on where
-    a score is get the first batch and head, so that places in the sample are those in the whole.
+    The gradient of an array that all batches or heads share is a sum over them: then all are used. If options depend on
+    a score's place, the first batch and head are picked, so that places in the sample are those in the whole.
     """
     entries = (*problem.spec.inputs, *problem.spec.gradient_inputs)
     axes = {entry.name: entry.axes for entry in entries} | {"bias": ("B", "H", "Sq", "Sk")}
@@ -72,7 +72,7 @@ def one_head(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) ->
 
 
 def _taken(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> dict[str, slice]:
-    """What is taken of an axis, if not all."""
+    """Return the part of each axis that is used, unless it is all."""
     shared = set()  # axes that a gradient is summed over
     if "dbias" in shapes:
         bias = shapes["dbias"]
@@ -95,10 +95,10 @@ def _taken(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> d
 
 
 def matrices(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection | list[Part]:
-    """Some rows and some columns of a product, with all of its terms; of one batch, where every array has its own.
+    """Pick some rows and some columns of a product, with all of its terms; of one batch, if every array has its own.
 
-    Each gradient is a product too, with rows, columns and terms of its own; that of the bias, a sum over all rows and
-    batches, comes with b's.
+    Each gradient is a product too, with its own rows, columns and terms. The bias's gradient, a sum over all rows and
+    batches, is sampled together with b's.
     """
     if "dy" not in shapes:
         return _of_product(problem, shapes, rng, terms="K")
@@ -112,7 +112,7 @@ def matrices(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) ->
 
 
 def _of_product(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator, terms: str) -> Selection:
-    """All of the axis that is summed over, some of the other two."""
+    """Pick the whole axis that is summed over, and some indices of the other two."""
     sizes = {"M": problem.M, "N": problem.N, "K": problem.K}
     taken = {axis: _some(size, rng) for axis, size in sizes.items() if axis != terms}
     of_a, of_b = ("MK", "KM")[problem.transpose_a], ("KN", "NK")[problem.transpose_b]
@@ -128,12 +128,12 @@ def _of_product(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator,
 
 
 def _some(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Some indices of an axis, in order, the first and the last among them."""
+    """Pick some indices of an axis, in order, including the first and the last."""
     return np.union1d(rng.choice(size, min(size, SAMPLED_INDICES), replace=False), [0, size - 1])
 
 
 def _crossed(indices: list[np.ndarray | None]) -> tuple[Any, ...]:
-    """An index of these places along each axis, None for all of it."""
+    """Return an index of these places along each axis; None for all places of an axis."""
     if len(indices) == 2 and indices[0] is not None and indices[1] is not None:
         return indices[0][:, None], indices[1]
     return tuple(slice(None) if found is None else found for found in indices)

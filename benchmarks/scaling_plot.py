@@ -19,7 +19,7 @@ Measured = dict[str, Any]  # a Point of scaling_run.py
 
 
 def picture(source: Path, target: Path) -> None:
-    """Draw the points of the JSON file `source`: forward above backward, TFLOP/s beside MiB."""
+    """Draw the points of the JSON file `source`. Rows: forward, backward; columns: TFLOP/s, MiB."""
     from matplotlib.figure import Figure
 
     content = json.loads(source.read_text())
@@ -31,9 +31,9 @@ def picture(source: Path, target: Path) -> None:
         speed.set_yscale("log")
         speed.set(title=f"{direction}: speed", ylabel="TFLOP/s")
         draw(memory, points, mebibytes)
-        memory.set_yscale("symlog", linthresh=1 / 64)  # some need none at all: a little room below 0 shows them whole
+        memory.set_yscale("symlog", linthresh=1 / 64)  # some need no memory: a small margin below 0 shows their markers
         memory.set_ylim(bottom=-1 / 256)
-        memory.set(title=f"{direction}: memory at the peak, beside inputs and results", ylabel="MiB")
+        memory.set(title=f"{direction}: peak memory, without inputs and results", ylabel="MiB")
     axes[0, 0].figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     sizes = f"B=1, H={content['heads']}, D={content['width']}"
     told = f"on one {content['gpu']}, {content['date']}, commit {content['commit'][:8]}"
@@ -43,7 +43,7 @@ def picture(source: Path, target: Path) -> None:
 
 
 def table(source: Path) -> str:
-    """The float32 points as Markdown: a row for each length and direction, time and memory of each contestant."""
+    """Return the float32 points as Markdown: a row per length and direction, time and memory of each contestant."""
     content = json.loads(source.read_text())
     points = [point for point in content["points"] if point["dtype"] == "float32"]
     names = list(dict.fromkeys(point["who"] for point in points))
@@ -63,7 +63,7 @@ def table(source: Path) -> str:
 
 
 def cell(point: Measured | None) -> str:
-    """As "3.41 ms, 1024 MiB", without what was not measured."""
+    """Format "3.41 ms, 1024 MiB", without values that were not measured."""
     if point is None or point["seconds"] is None:
         return ""
     memory = mebibytes(point)
@@ -71,7 +71,7 @@ def cell(point: Measured | None) -> str:
 
 
 def short(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Format three digits, or all before the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -84,7 +84,7 @@ def mebibytes(point: Measured) -> float | None:
 
 
 def draw(axes: Axes, points: Sequence[Measured], value: Callable[[Measured], float | None]) -> None:
-    """A curve for each contestant and dtype against length, where `value` is known."""
+    """Draw a curve for each contestant and dtype against length, if `value` is known."""
     for number, who in enumerate(dict.fromkeys(point["who"] for point in points)):
         for dtype, style in LINES.items():
             own = [point for point in points if (point["who"], point["dtype"]) == (who, dtype)]

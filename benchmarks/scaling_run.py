@@ -1,11 +1,11 @@
-"""Time and memory of attention against the length of its sequences: what the blocked form is for.
+"""Time and memory of attention against the length of its sequences: the purpose of the blocked form.
 
     python -m benchmarks scaling --json benchmarks/scaling/h200.json
 
 B=1, H=16, D=64, no mask, float32 and bfloat16, forward and backward: dualops on each of its rungs, torch's
-memory-efficient attention, and the NumPy reference, on the CPU, as far as it ends in seconds. Times are of bursts, as
-in `timing.py`; of NumPy the median of up to three calls. Memory is the peak of a call beyond its inputs and results. Up
-to the length that NumPy goes to, a head of every result is held against float64 truth before it is timed.
+memory-efficient attention, and the NumPy reference, on the CPU, for lengths that take seconds. Times are of bursts, as
+in `timing.py`; for NumPy the median of up to three calls. Memory is the peak of a call beyond its inputs and results.
+For lengths up to NumPy's longest, one head of every result is compared with float64 truth before it is timed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 H, D = 16, 64
 NUMPY_UP_TO = 2048
 NUMPY_CALLS, NUMPY_SECONDS = 3, 6.0
-MOST_BYTES = 60e9  # that a contestant may ask for beside its inputs and results
+MOST_BYTES = 60e9  # most memory of a contestant in addition to its inputs and results
 NUMPY, PEER = "NumPy reference", "SDPA efficient"
 
 
 @dataclass(frozen=True)
 class Point:
-    """One contestant at one length; seconds a call, bytes at the peak beyond inputs and results."""
+    """One contestant at one length; seconds per call, peak bytes beyond inputs and results."""
 
     who: str
     direction: str
@@ -61,7 +61,7 @@ def case_of(dtype: str, S: int) -> spec.Case:
 
 
 def run(*, longest: int, show: Callable[[str], None]) -> list[Point]:
-    """Measure all lengths up to `longest`, showing each point as it comes. Raises WrongResult if dualops is wrong."""
+    """Measure all lengths up to `longest`, and show each point when it is done. Raises WrongResult if dualops errs."""
     require_gpu()
     found = []
     with torch.no_grad():
@@ -73,7 +73,7 @@ def run(*, longest: int, show: Callable[[str], None]) -> list[Point]:
 
 
 def measured(case: spec.Case, S: int) -> Iterator[Point]:
-    """Everybody at one length, in one dtype."""
+    """Measure all contestants at one length, in one dtype."""
     workload = Workload(OPERATOR, case, find(OPERATOR.name).sample)
     workload.prepare_backward(dualops_contestant(OPERATOR, case))
     peer = find(OPERATOR.name).peers[PEER](workload.problem)
@@ -88,7 +88,9 @@ def measured(case: spec.Case, S: int) -> Iterator[Point]:
 
 
 def one(start: Point, workload: Workload, contestant: Contestant) -> Point:
-    """`start`, filled in: with a failure where memory would not do. Raises WrongResult if dualops is wrong."""
+    """Return `start` with its figures, or with a failure if it needs too much memory. Raises WrongResult if dualops is
+    wrong.
+    """
     asked = scores_bytes(workload.problem, start.direction) if contestant.name == "dualops naive" else 0
     if asked > MOST_BYTES:
         return replace(start, failure=f"would need {asked / 1e9:.0f} GB, more than {MOST_BYTES / 1e9:.0f}")
@@ -100,21 +102,21 @@ def one(start: Point, workload: Workload, contestant: Contestant) -> Point:
         torch.cuda.empty_cache()
         seconds = burst(workload.call(contestant, start.direction))
         extra = extra_memory(workload.lone_call(contestant, start.direction))
-    except (RuntimeError, NotImplementedError) as error:  # memory, or a backend that has not this dtype
+    except (RuntimeError, NotImplementedError) as error:  # memory, or a backend without this dtype
         reason = (str(error).strip() or "no message").splitlines()[0]
         return replace(start, failure=f"{type(error).__name__}: {reason}")
     return replace(start, seconds=seconds, extra_memory=extra)
 
 
 def scores_bytes(problem: spec.Problem, direction: str) -> int:
-    """What the unfused form holds: all scores; backward their gradient too."""
+    """Return the bytes of the unfused form: all scores; in backward their gradient too."""
     p = problem
     number = 8 if p.dtype == "float64" else 4
     return prod((p.B, p.H, p.Sq, p.Sk)) * number * (2 if direction == "backward" else 1)
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Seconds a call on the host; the first counts only where it is so slow that it stays the only one."""
+    """Measure seconds per call on the host. The first call counts only if it is so slow that it is the only one."""
 
     def once() -> float:
         started = perf_counter()
@@ -137,7 +139,7 @@ def line(point: Point) -> str:
 
 
 def document(points: Iterable[Point]) -> dict[str, Any]:
-    """What `--json` writes, and `python -m benchmarks plot` reads."""
+    """Return the content for `--json`, which `python -m benchmarks plot` reads."""
     return {
         "operator": OPERATOR.name,
         "heads": H,

@@ -1,4 +1,4 @@
-"""softmax: its asv class and its peers. Backward peers are given y and dy and run their backward kernel alone."""
+"""softmax: its asv class and its peers. Backward peers get y and dy and run only their backward kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tree import spec
 
 
 def eager(problem: spec.Problem) -> Contestant:
-    """torch.softmax, and the aten operator behind its gradient."""
+    """Return torch.softmax, and the aten operator of its gradient."""
     torch, axis = import_module("torch"), problem.axis
     return Contestant(
         "torch eager",
@@ -21,7 +21,7 @@ def eager(problem: spec.Problem) -> Contestant:
 
 
 def compiled(problem: spec.Problem) -> Contestant:
-    """The same two through torch.compile, which turns each into its own Triton kernel."""
+    """Return the same two through torch.compile, which generates a Triton kernel for each."""
     torch = import_module("torch")
     torch.compiler.reset()
     theirs = eager(problem)
@@ -32,7 +32,7 @@ def compiled(problem: spec.Problem) -> Contestant:
 
 
 def liger(problem: spec.Problem) -> Contestant:
-    """Liger's autograd function; its backward is the function that this one calls."""
+    """Return Liger's autograd function, and the function that its backward calls."""
     of_last_axis(problem)
     ops = import_module("liger_kernel.ops.softmax")
     block_size, num_warps = import_module("liger_kernel.ops.utils").calculate_settings(problem.N)
@@ -44,14 +44,14 @@ def liger(problem: spec.Problem) -> Contestant:
 
 
 def quack(problem: spec.Problem) -> Contestant:
-    """QuACK's forward and backward functions, without its autograd function."""
+    """Return QuACK's forward and backward functions, without its autograd function."""
     of_last_axis(problem)
     functions = import_module("quack.softmax")
     return Contestant("QuACK", functions.softmax_fwd, lambda y, dy: functions.softmax_bwd(dy, y))
 
 
 def of_last_axis(problem: spec.Problem) -> None:
-    """Raise NotImplementedError for what Liger and QuACK do not do."""
+    """Raise NotImplementedError for problems that Liger and QuACK do not support."""
     name, x = next(iter(problem.arrays.items()))
     if len(x.shape) != 2 or problem.axis != 1:
         raise NotImplementedError(f"softmax along axis {problem.axis} of {name} {x.shape}: only along the last of two")

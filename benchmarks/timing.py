@@ -1,15 +1,15 @@
-"""How long the GPU takes, and how much memory, by the rules that every figure of dualops follows.
+"""Measure the time and memory of GPU calls, by the rules of every figure of dualops.
 
-    burst     20 calls back to back between two events: what a training loop gets
-    single    one call between two events: what a lone call gets, the host's launch time included
+    burst     20 calls back to back between two events: as in a training loop
+    single    one call between two events: an isolated call, including the host's launch time
 
-What is timed by itself is the median of 5 bursts. What is held against others is timed in turns with them, in `ROUNDS`
-rounds, each in another order: the chip's power limit makes whoever comes after a hungry neighbour up to 10 % slower. In
-a turn there are 3 bursts and 10 single calls; a figure is the median over the rounds of the rounds' medians, its spread
-what lies between the lowest and the highest of these.
+A call that is timed alone has the median of 5 bursts. Calls that are compared are timed in turns, in `ROUNDS` rounds,
+each in another order: due to the chip's power limit, a call after one that needs much power is up to 10 % slower. A
+turn has 3 bursts and 10 single calls. A figure is the median of the rounds' medians, and its spread is the distance
+between the lowest and the highest of these.
 
-Slow calls are timed less often, down to once, so that no figure takes more than seconds. A call is anything without
-arguments that queues work on the current stream. All need a GPU.
+Slow calls are timed less often, at least once, so that no figure takes more than seconds. A call is any function
+without arguments that queues work on the current stream. All functions need a GPU.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ BURST_CALLS, BURSTS = 20, 5
 ROUNDS, TURN_BURSTS, TURN_SINGLES = 3, 3, 10
 WARM_UP_CALLS, WARM_UP_SECONDS = 5, 0.15  # at least; of a GPU that idled, the first 30 ms are slower by some per cent
 TURN_WARM_UP_SECONDS = 0.1  # after a neighbour's turn, which left the GPU warm
-BURST_SECONDS, TOTAL_SECONDS = 0.25, 1.0  # of one burst, and of all that is timed for one figure
+BURST_SECONDS, TOTAL_SECONDS = 0.25, 1.0  # of one burst, and of all bursts for one figure
 
 
 def stopwatch(call: Call, calls: int) -> float:
-    """Seconds of GPU time a call takes when `calls` are queued one after another.
+    """Measure the seconds of GPU time per call, for `calls` queued one after another.
 
-    A lone call is timed on an idle device, the host's launch time included. More follow one that is not timed, which
-    keeps the device busy while the host launches the first.
+    A single call is timed on an idle device, including the host's launch time. Several calls follow an untimed one,
+    which keeps the device busy while the host launches the first.
     """
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
@@ -58,36 +58,36 @@ def warm_up(call: Call, least: float = WARM_UP_SECONDS) -> None:
 
 
 def within(most: int, total: float, each: float) -> int:
-    """How many times what takes `each` seconds is done in `total`: at most `most`, and once at the least."""
+    """Return how many calls of `each` seconds fit into `total`: at least 1 and at most `most`."""
     return max(1, min(most, int(total / max(each, 1e-9))))
 
 
 def burst_calls(call: Call) -> int:
-    """Calls in a burst of this call, which is warm."""
+    """Return the number of calls in a burst of this warm call."""
     return within(BURST_CALLS, BURST_SECONDS, stopwatch(call, 1))
 
 
 def times(call: Call, calls: int, most: int, total: float) -> list[float]:
-    """Seconds a call: of at most `most` bursts of so many calls, which together take about `total` seconds."""
+    """Measure seconds per call, in at most `most` bursts of `calls` calls, in about `total` seconds."""
     first = stopwatch(call, calls)
     return [first] + [stopwatch(call, calls) for _ in range(within(most, total, calls * first) - 1)]
 
 
 def burst(call: Call) -> float:
-    """Seconds a call, back to back."""
+    """Measure seconds per call, back to back."""
     warm_up(call)
     return median(times(call, burst_calls(call), BURSTS, TOTAL_SECONDS))
 
 
 class Turn(NamedTuple):
-    """Seconds a call in one round, medians."""
+    """Seconds per call in one round, as medians."""
 
     burst: float
     single: float
 
 
 def turn(call: Call) -> Turn:
-    """One contestant's turn of a round."""
+    """Measure one contestant's turn of a round."""
     warm_up(call, TURN_WARM_UP_SECONDS)
     calls, total = burst_calls(call), TOTAL_SECONDS / ROUNDS
     of_bursts = median(times(call, calls, TURN_BURSTS, total))
@@ -96,20 +96,20 @@ def turn(call: Call) -> Turn:
 
 
 class Figure(NamedTuple):
-    """What is quoted of several rounds: seconds, and the spread of the rounds as a share of these."""
+    """The result of several rounds: seconds, and the spread of the rounds relative to them."""
 
     seconds: float
     spread: float
 
 
 def figure(rounds: Sequence[float]) -> Figure:
-    """The median of the rounds, and (highest - lowest) / median."""
+    """Return the median of the rounds, and (highest - lowest) / median."""
     middle = median(rounds)
     return Figure(middle, (max(rounds) - min(rounds)) / middle)
 
 
 def extra_memory(call: Call) -> int:
-    """Bytes that a warm call takes of torch's memory at its peak, beyond what it leaves with its result."""
+    """Measure the peak bytes of torch's memory during a warm call, beyond those of its result."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     result = call()

@@ -1,4 +1,4 @@
-"""The picture of `python -m benchmarks training`: losses, how far apart they lie, time and memory, from its JSON."""
+"""The picture of `python -m benchmarks training`: losses, their differences, time and memory, from its JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-EXACT = "eager, float32"  # the run that others are held against
+EXACT = "eager, float32"  # the run that others are compared with
 STYLES = {0: ("C0", "-", "o"), 1: ("C1", "--", "s"), 2: ("0.35", ":", "^")}  # color, line and marker of each run
 
 
 def picture(source: Path, target: Path) -> None:
-    """Draw the JSON file `source`: loss, its distance from float32's, and time, against the step; memory in words."""
+    """Draw the JSON file `source`: loss, its distance from float32's, and time, against the step; memory as text."""
     from matplotlib.figure import Figure
 
     content = json.loads(source.read_text())

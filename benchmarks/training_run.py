@@ -1,4 +1,4 @@
-"""A Llama of a billion parameters in training: on dualops in bfloat16, beside itself in eager bfloat16 and float32.
+"""Train a Llama of a billion parameters: on dualops in bfloat16, compared with eager bfloat16 and float32.
 
     python -m benchmarks training --json FILE
 
@@ -11,8 +11,8 @@ Sequences are made so that there is something to learn in 30 steps: of a vocabul
 after each of them one other follows nine times out of ten. So the loss falls from ln 32000 = 10.4 over ln 256 = 5.5
 towards 0.9, the entropy of that rule.
 
-Time is the host's, from a step's begin to the end of its work on the GPU; the first step compiles kernels and is told
-apart. Memory is the peak of what torch has allocated, weights and optimizer included.
+Time is the host's, from a step's begin to the end of its work on the GPU. The first step compiles kernels and is shown
+separately. Memory is the peak of torch's allocations, including weights and optimizer.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .comparison import commit
 from .training_plot import EXACT
 from .tree import ROOT
 
-SYMBOLS, FOLLOWS = 256, 0.9  # tokens that occur, and how often the rule holds
+SYMBOLS, FOLLOWS = 256, 0.9  # number of tokens that occur, and the probability of the rule
 BETAS, WEIGHT_DECAY, WARM_UP = (0.9, 0.99), 0.1, 5
-SKIPPED = 3  # steps that do not count in the time of a step: compilation, and memory that is allocated first
+SKIPPED = 3  # first steps, with compilation and allocations, that do not count in the time per step
 OURS = "dualops, bfloat16"
 WHO = (OURS, "eager, bfloat16", EXACT)
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model, and what it is trained on."""
+    """The sizes of a model and of its training data."""
 
     config: dict[str, Any]
     batch: int
@@ -93,12 +93,12 @@ class Run:
 
     @property
     def step(self) -> float:
-        """Seconds a step, once all is compiled."""
+        """Seconds per step, after compilation."""
         return median(self.seconds[SKIPPED:] or self.seconds)
 
 
 def run(size: Size, *, steps: int, device: str, show: Callable[[str], None]) -> list[Run]:
-    """Train all three, and show each as it is done."""
+    """Train all three, and show each when it is done."""
     found = []
     for who in WHO:
         found.append(trained(who, size, steps=steps, device=device))
@@ -133,7 +133,7 @@ def trained(who: str, size: Size, *, steps: int, device: str) -> Run:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(float(loss.detach()))  # waits for all of it but the step of the optimizer
+        losses.append(float(loss.detach()))  # waits for everything except the optimizer's step
         if on_gpu:
             torch.cuda.synchronize()
         seconds.append(perf_counter() - started)
@@ -141,7 +141,7 @@ def trained(who: str, size: Size, *, steps: int, device: str) -> Run:
 
 
 def make_model(size: Size, device: str) -> Any:
-    """Random weights, the same ones on a device each time, in float32."""
+    """Return a model with random float32 weights, the same in each call on a device."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     more: dict[str, Any] = {"tie_word_embeddings": False, "attn_implementation": "sdpa"}
@@ -152,7 +152,7 @@ def make_model(size: Size, device: str) -> Any:
 
 
 def batches(size: Size, steps: int, device: str) -> Iterator[Tensor]:
-    """Token ids [batch, length]; the same ones each time."""
+    """Yield token ids [batch, length], the same in each call."""
     generator = torch.Generator().manual_seed(1)
     symbols = torch.randperm(size.config["vocab_size"], generator=generator)[:SYMBOLS]
     follower = torch.randperm(SYMBOLS, generator=generator)
@@ -165,14 +165,14 @@ def batches(size: Size, steps: int, device: str) -> Iterator[Tensor]:
 
 
 def entropy() -> float:
-    """Of a token, given the one before: what no loss can fall below for long."""
+    """Return the entropy of a token given the previous one: a lower bound of the expected loss."""
     other = (1 - FOLLOWS) / SYMBOLS
     ruled = FOLLOWS + other
     return -(ruled * math.log(ruled) + (SYMBOLS - 1) * other * math.log(other))
 
 
 class PlainLion:
-    """Lion, line by line in torch and float32; narrower parameters keep float32 copies."""
+    """Lion, line by line in torch and float32; 16-bit parameters have float32 copies."""
 
     def __init__(self, params: Iterable[Tensor], lr: float):
         self.params = list(params)
@@ -198,23 +198,23 @@ class PlainLion:
 
 
 def distance(one: Run, two: Run) -> float:
-    """The largest difference of their losses."""
+    """Return the largest difference of their losses."""
     return max(abs(x - y) for x, y in zip(one.losses, two.losses, strict=True))
 
 
 def line(run: Run) -> str:
     memory = "" if run.peak_memory is None else f", {run.peak_memory / 2**30:.1f} GiB"
-    return f"{run.who}: loss {run.losses[0]:.3f} to {run.losses[-1]:.3f}, {1e3 * run.step:.1f} ms a step{memory}"
+    return f"{run.who}: loss {run.losses[0]:.3f} to {run.losses[-1]:.3f}, {1e3 * run.step:.1f} ms per step{memory}"
 
 
 def table(runs: list[Run]) -> str:
-    """What there is to see, in a few lines: the last one says whether the curves agree."""
+    """Summarize the runs in a few lines; the last one says whether the curves agree."""
     ours, eager, exact = runs
-    rows = [f"{'':18}{'first loss':>11}{'last':>9}{'from float32':>14}{'ms a step':>11}{'first step':>12}{'GiB':>7}"]
+    rows = [f"{'':18}{'first loss':>11}{'last':>9}{'from float32':>14}{'ms per step':>13}{'first step':>12}{'GiB':>7}"]
     for one in runs:
         memory = "–" if one.peak_memory is None else f"{one.peak_memory / 2**30:.1f}"
         told = (f"{one.losses[0]:.4f}", f"{one.losses[-1]:.4f}", f"{distance(one, exact):.4f}", f"{1e3 * one.step:.1f}")
-        widths = zip(told, (11, 9, 14, 11), strict=True)
+        widths = zip(told, (11, 9, 14, 13), strict=True)
         cells = "".join(f"{text:>{width}}" for text, width in widths)
         rows.append(f"{one.who:18}{cells}{one.seconds[0]:>10.1f} s{memory:>7}")
     noise, off = distance(eager, exact), distance(ours, exact)
@@ -224,7 +224,7 @@ def table(runs: list[Run]) -> str:
 
 
 def document(runs: list[Run], size: Size, device: str) -> dict[str, Any]:
-    """What is written to a file, and `training_plot` reads."""
+    """Return the content of the file that `training_plot` reads."""
     import transformers
 
     return {

@@ -1,4 +1,4 @@
-"""What a case asks of a device: operations and bytes, and the rate that a time of it comes to."""
+"""The work of a case: operations and bytes, and the rate that follows from its time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 
 from .tree import spec
 
-band = import_module(f"{spec.__name__}.attention").band  # of the suite's tree, as all that counts
+band = import_module(f"{spec.__name__}.attention").band  # from the suite's tree, like everything that counts work
 DIRECTIONS = ("forward", "backward")
-# Flops a byte from which a case is quoted in TFLOP/s. Row operators have a handful and attention over more than a few
+# Flops per byte from which a case is quoted in TFLOP/s. Row operators have a handful and attention over more than a few
 # keys has hundreds; an H200 balances at 12 in float32 and near 200 in bfloat16.
 INTENSE = 32
-ROWS = 512  # of pairs that are looked at together
+ROWS = 512  # rows of pairs that are counted together
 
 
 def bind(operator: spec.Spec, case: spec.Case, direction: str = "forward", device: str = "cuda:0") -> spec.Problem:
-    """The problem of a case with contiguous inputs, as yet without memory.
+    """Return the problem of a case with contiguous inputs, without memory.
 
-    A gradient is given those of all results that are returned unasked; that of lse is left out.
+    A gradient gets the incoming gradients of all results that are returned by default; that of lse is left out.
     """
     shapes = dict(case.shapes)
 
@@ -42,7 +42,7 @@ def bind(operator: spec.Spec, case: spec.Case, direction: str = "forward", devic
 
 
 def gradient_inputs(operator: spec.Spec, case: spec.Case) -> list[spec.base.Input]:
-    """What the gradient of a case is given: inputs, results that it needs, gradients of what is returned unasked."""
+    """Return the arrays of a case's gradient: inputs, results that it needs, gradients of the default results."""
     unasked = {output.name for output in operator.outputs if not operator.request(output)}
     problem = bind(operator, replace(case, params={**case.params, **operator.requests}))
     results = problem.outputs()
@@ -52,7 +52,7 @@ def gradient_inputs(operator: spec.Spec, case: spec.Case) -> list[spec.base.Inpu
 
 
 def directions(operator: spec.Spec, case: spec.Case | None = None) -> tuple[str, ...]:
-    """("forward", "backward"), or ("forward",) of an operator without a gradient, or of a case that wants none."""
+    """Return ("forward", "backward"), or ("forward",) for an operator without a gradient, or a case without it."""
     backward = operator.backward_cost is not None and (case is None or case.backward)
     return DIRECTIONS if backward else DIRECTIONS[:1]
 
@@ -66,7 +66,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, operator: spec.Spec, case: spec.Case, direction: str) -> Work:
-        """Raises NotImplementedError for the backward direction of an operator without one."""
+        """Return the work. Raises NotImplementedError for the backward direction of an operator without a gradient."""
         cost = operator.forward_cost if direction == "forward" else operator.backward_cost
         if cost is None:
             raise NotImplementedError(f"{operator.name} has no {direction}")
@@ -83,12 +83,12 @@ class Work(NamedTuple):
         return "TFLOP/s" if self.flops > INTENSE * self.nbytes else "TB/s"
 
     def rate(self, seconds: float) -> float:
-        """In `unit`."""
+        """Return the rate in `unit`."""
         return (self.flops if self.unit == "TFLOP/s" else self.nbytes) / seconds / 1e12
 
 
 def sequences(operator: spec.Spec, case: spec.Case, problem: spec.Problem) -> list[spec.Problem]:
-    """The problem; of sequences of different lengths one problem each, for the spec takes each to be the longest."""
+    """Return the problem, or one problem per sequence if lengths differ: the spec counts each as the longest."""
     if "cu_seqlens_q" not in case.shapes:
         return [problem]
     p = problem
@@ -99,9 +99,9 @@ def sequences(operator: spec.Spec, case: spec.Case, problem: spec.Problem) -> li
 
 
 def shown(problem: spec.Problem) -> float:
-    """Of the pairs that causal mask and window leave, the share that a mask_mod shows, as it tells of the first head.
+    """Return the share of the pairs within causal mask and window that a mask_mod shows, in the first head.
 
-    A function of a case does to arrays what it does to their elements.
+    The function is called on arrays: functions of cases work on arrays element by element.
     """
     p = problem
     if p.params.get("mask_mod") is None:
@@ -121,7 +121,7 @@ _drawn: dict[str, list[tuple[int, int]]] = {}
 
 
 def _lengths(operator: spec.Spec, case: spec.Case) -> list[tuple[int, int]]:
-    """Queries and keys of each sequence, as the generator draws them."""
+    """Return the queries and keys of each sequence, as the generator draws them."""
     key = f"{operator.name} {case}"
     if key not in _drawn:
         arrays = operator.generate(operator, case, np.random.default_rng(case.seed))

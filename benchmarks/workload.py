@@ -1,14 +1,14 @@
 """One BENCH case on a device: its data, the calls that are timed, and the check that comes first.
 
-Data. The spec's generator fills the case, or where that would take minutes and all inputs but weights have one axis 0,
-the first few rows of it, which then repeat along axis 0 (a batch axis in every such BENCH case). `Case.orders` says in
-which order axes lie in memory; gradients of results lie as the inputs that those are like. dualops gives repeated rows
-the same bits, so the check of the first rows, and the comparison of all others with them, covers the whole result. Of a
-peer, which may add in any order, the first rows are checked.
+Data. The spec's generator fills the case. If that would take minutes, and all inputs except weights share axis 0, it
+fills only the first few rows, which then repeat along axis 0 (a batch axis in every such BENCH case). `Case.orders` has
+the order of axes in memory; gradients of results have the order of the inputs that the results are like. dualops gives
+repeated rows the same bits. So a check of the first rows, and a comparison of all others with them, covers the whole
+result. For a peer, which may add in any order, only the first rows are checked.
 
-Rotation. Calls take turns over copies of the data, and results are kept as long as their copy waits, so that what one
-call touches is more than four times the L2 cache away from what touched it last. One more copy stays as it is: some
-write over what they are given, and the next contestant is to get the same numbers.
+Rotation. Calls use copies of the data in turn, and results are kept until their copy's next turn. So between two uses
+of the same memory, more than four times the L2 cache is touched. One additional copy is never passed to a call: some
+contestants overwrite their inputs, and the next one must get the same numbers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Rotation(NamedTuple):
-    """Copies of the same arrays, which calls take in turn, and one that no call is given."""
+    """Copies of the same arrays, which calls use in turn, and one that no call gets."""
 
     sets: list[Tensors]
     pristine: Tensors
 
 
 class WrongResult(AssertionError):
-    """What was to be timed gives a wrong result."""
+    """The call that was to be timed gives a wrong result."""
 
 
 class Workload:
@@ -62,9 +62,9 @@ class Workload:
         self._expected: dict[str, tuple[Selection, Arrays, Arrays]] = {}
 
     def prepare_backward(self, contestant: Contestant) -> None:
-        """Make what backward takes: the results of this contestant's forward, and random incoming gradients.
+        """Make the arrays of backward: the results of this contestant's forward, and random incoming gradients.
 
-        Results that forward returns on request alone are asked for: backward needs them.
+        Results that forward returns only on request are requested, since backward needs them.
         """
         requests = self.operator.requests
         returned = contestant.forward(**self._sets("forward")[0], **requests)
@@ -87,11 +87,11 @@ class Workload:
         self._expected.pop("backward", None)
 
     def arguments(self, direction: str) -> Arrays:
-        """What the calls of a direction are given, on the host, as far as it was generated."""
+        """Return the arguments of a direction's calls, on the host, as far as they were generated."""
         return self._host if direction == "forward" else self._gradient_host
 
     def call(self, contestant: Contestant, direction: str) -> Callable[[], object]:
-        """A call without arguments, on the next copy of the data each time."""
+        """Return a function without arguments that calls the contestant, each time on the next copy of the data."""
         function, sets = self._function(contestant, direction), self._sets(direction)
         held: list[object] = [None] * len(sets)
         turn = -1
@@ -105,22 +105,22 @@ class Workload:
         return call
 
     def restore(self, direction: str) -> None:
-        """Give every copy of the data its values again, after somebody who may have written over them."""
+        """Restore the values of every copy of the data, after a contestant that may have overwritten them."""
         rotation = self._rotations[direction]
         for arrays in rotation.sets:
             for name, tensor in arrays.items():
                 tensor.copy_(rotation.pristine[name])
 
     def lone_call(self, contestant: Contestant, direction: str) -> Callable[[], object]:
-        """A call without arguments, on the same data each time, that keeps no result."""
+        """Return a function without arguments that calls the contestant on the same data, and keeps no result."""
         return partial(self._function(contestant, direction), **self._sets(direction)[0])
 
     def check(self, contestant: Contestant, direction: str, *, same_bits: bool = True) -> spec.Accuracy:
-        """Hold a sample of the result against float64 truth, and the rest against the rows that it repeats.
+        """Compare a sample of the result with float64 truth, and the other rows with the rows that they repeat.
 
-        A contestant may return less than dualops does (lse). same_bits: False for one that adds in any order; of its
-        result the generated rows alone are looked at. Returns the worst accuracy over the results. Raises WrongResult
-        where rows that repeat differ.
+        A contestant may return less than dualops does (lse). same_bits: False for one that adds in any order; then only
+        the generated rows of its result are checked. Returns the worst accuracy over the results. Raises WrongResult if
+        repeated rows differ.
         """
         returned = self._function(contestant, direction)(**self._unspoiled(direction))
         results = dict(zip(self._results(direction), _tuple(returned)))
@@ -137,7 +137,7 @@ class Workload:
         return max(found.values(), key=lambda accuracy: accuracy.ratio)
 
     def expected(self, direction: str) -> tuple[Selection, Arrays, Arrays]:
-        """What is picked of each result, and the truth and the baseline there."""
+        """Return the indices of each result's sample, and its truth and baseline."""
         if direction not in self._expected:
             picked, truths, baselines = Selection(), Arrays(), Arrays()
             for part in self.parts(direction):
@@ -151,7 +151,7 @@ class Workload:
         return self._expected[direction]
 
     def _terms(self, direction: str) -> dict[str, float]:
-        """What the results of the samples are differences of: the largest, where one is of several samples."""
+        """Return the terms of the samples' results (`spec.compare`); the largest, if a result has several samples."""
         backward, largest = direction == "backward", Counter[str]()
         for part in self.parts(direction):
             host = self._sampled(part, direction)
@@ -160,13 +160,13 @@ class Workload:
         return dict(largest)
 
     def _sampled(self, part: Part, direction: str) -> Arrays:
-        """What a sample's reference is given."""
+        """Return the arguments of a sample's reference."""
         found = {name: array[part.picked[name]] for name, array in self.arguments(direction).items()}
         found.update(part.arrays)
         return {name: np.asarray(array) for name, array in found.items()}  # a seed too, which is then a number
 
     def parts(self, direction: str) -> list[Part]:
-        """The samples that the results of a direction are held against, each with some of the results."""
+        """Return the samples for the results of a direction, each with some of the results."""
         arguments, results = self.arguments(direction), self._results(direction)
         shapes = {name: array.shape for name, array in arguments.items()}
         shapes |= {name: self._tile(name, meta.shape) for name, meta in results.items()}
@@ -174,14 +174,14 @@ class Workload:
         return sample if isinstance(sample, list) else [Part(tuple(results), sample, {})]
 
     def _of_all_rows(self, results: Arrays) -> Arrays:
-        """Results of the generated rows; sums over rows are as many times as large as these repeat."""
+        """Return the results of the generated rows; sums over rows are multiplied by the number of repeats."""
         if self._batch is None:
             return results
         times = self.problem.arrays[self.operator.inputs[0].name].shape[0] // self._batch
         return {name: x * np.float64(times) if name in self._shared else x for name, x in results.items()}
 
     def reference(self, direction: str) -> Callable[..., Any]:
-        """NumPy's function of the case."""
+        """Return NumPy's function of the case."""
         name = self.operator.name if direction == "forward" else f"{self.operator.name}_backward"
         return partial(getattr(reference, name), **self.case.params)
 
@@ -222,7 +222,7 @@ class Workload:
         return function
 
     def _unspoiled(self, direction: str) -> Tensors:
-        """The first copy of the data, with copies of what a call overwrites."""
+        """Return the first copy of the data, with copies of the arrays that a call overwrites."""
         overwritten = self.operator.updates.values() if direction == "forward" else ()
         return {name: x.clone() if name in overwritten else x for name, x in self._sets(direction)[0].items()}
 
@@ -239,11 +239,11 @@ def _tuple(results: Any) -> tuple[Any, ...]:
 
 
 def generated_batch(operator: spec.Spec, case: spec.Case) -> int | None:
-    """How many indices of axis 0 the generator fills in good time; None if it fills all.
+    """Return how many indices of axis 0 the generator fills within seconds; None if it fills all.
 
-    Inputs with another axis 0 than the first are filled whole: not all of them have an axis of rows that may repeat. So
-    are matrices, whose axes 0 may be as long as one another and are not the same.
-    Weights are those of all rows, and so is a number without axes, unless it is a seed.
+    All are filled if inputs differ in axis 0: not all of them then have an axis of rows that may repeat. So are all of
+    matrices, whose axes 0 may have equal sizes and different meanings. Weights belong to all rows, and so does a number
+    without axes, unless it is a seed.
     """
     weights = shared(operator) & case.shapes.keys()
     of_rows = {name: shape for name, shape in case.shapes.items() if name not in weights}
@@ -259,35 +259,35 @@ def generated_batch(operator: spec.Spec, case: spec.Case) -> int | None:
 
 
 def first_rows(shapes: Shapes, count: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of the first `count` indices of axis 0, where there is one."""
+    """Return the shapes of the first `count` indices of axis 0, for arrays with axes."""
     return {name: (min(count, shape[0]), *shape[1:]) if shape else shape for name, shape in shapes.items()}
 
 
 def rows_stand_alone(operator: spec.Spec, case: spec.Case, of_rows: Shapes, count: int) -> bool:
-    """Whether the first rows of these inputs give the first rows of the results: not so where they are matrices."""
+    """Whether the first rows of these inputs give the first rows of the results. Matrices do not."""
     part = replace(case, shapes={**case.shapes, **first_rows(of_rows, count)})
     try:
         whole, found = ({name: x.shape for name, x in bind(operator, c).outputs().items()} for c in (case, part))
-    except ValueError:  # they are no problem
+    except ValueError:  # they are not a valid problem
         return False
     return found == first_rows(whole, count)
 
 
 def repeated(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    """`tensor` repeated along axis 0 to `size` indices."""
+    """Repeat `tensor` along axis 0 to `size` indices."""
     times = -(-size // tensor.shape[0])
     return tensor if times == 1 else tensor.repeat(times, *[1] * (tensor.dim() - 1))[:size]
 
 
 def in_order(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
-    """The same tensor, its axes in memory in this order, from the slowest to the fastest."""
+    """Return the same tensor with its axes in memory in this order, from the slowest to the fastest."""
     if order is None:
         return tensor
     return tensor.permute(order).contiguous().permute([order.index(axis) for axis in range(len(order))])
 
 
 def to_torch(array: np.ndarray, device: str) -> torch.Tensor:
-    """A copy on `device`; bfloat16 of ml_dtypes becomes torch's."""
+    """Copy to `device`; bfloat16 of ml_dtypes becomes torch's."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).to(device).view(torch.bfloat16)
     return torch.from_numpy(array).to(device)

@@ -140,7 +140,7 @@ def tile_kinds(options: Options, block_q: int = BLOCK, block_kv: int = BLOCK) ->
 
 
 def visible_pairs(options: Options) -> np.ndarray:
-    """Whether each query sees each key: the record is asked about every pair. [Sq, Sk]"""
+    """Return whether each query sees each key, from the option's own functions. [Sq, Sk]"""
     shape = (1, 1, options.problem.Sq, options.problem.Sk)
     return np.broadcast_to(options.chain.visible(options.args, options.everywhere()), shape)[0, 0]
 
@@ -261,7 +261,7 @@ SIZES = {"B": 1, "H": 16, "D": 64, "dtype": "bfloat16"}
 
 
 class Memory(NamedTuple):
-    """Bytes of a call: inputs and results, and what a rung needs beside them."""
+    """Bytes of a call: inputs and results, and the additional memory of each rung."""
 
     arrays: int
     beside: dict[str, int]  # by rung

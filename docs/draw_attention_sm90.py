@@ -40,7 +40,7 @@ LASTS = {"copy": 1.5, "qk": 1.0, "pv": 1.0, "softmax": 1.8, "store": 1.2}
 
 
 class Event(NamedTuple):
-    """What a warpgroup did, and with which filling, or beside how many products that may be under way."""
+    """What a warpgroup did, and with which filling, or with how many products allowed in flight."""
 
     warpgroup: int
     what: str
@@ -297,7 +297,7 @@ def pieces(title: str) -> tuple[list[Piece], int, int]:
 
 
 def drawn_from_counter(lengths: Sequence[int], blocks: int) -> Iterator[tuple[int, int, int]]:
-    """(block, piece, when it begins) if whoever is done first draws the next piece, and a tile takes 1."""
+    """Yield (block, piece, start) if the first idle block draws the next piece, and a tile takes 1."""
     free = [0] * blocks
     for piece, length in enumerate(lengths):
         block = min(range(blocks), key=free.__getitem__)

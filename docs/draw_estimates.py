@@ -1,4 +1,4 @@
-"""`dualops.estimate` held against what was measured: the table of its page, and the picture.
+"""Compare `dualops.estimate` with measured times: the table of its page, and the picture.
 
     python docs/draw_estimates.py            fills dualops/estimate/README.md, writes docs/cost_estimates.png
     python docs/draw_estimates.py FOLDER     writes the picture there, and leaves the page as it is
@@ -159,7 +159,7 @@ def _calls(
 
 
 def _row(ranking: Ranking, rung: str) -> Ranked:
-    """What a call takes, or the best of a rung."""
+    """Return the row that a call uses, or the best of a rung."""
     if rung:
         return next(row for row in ranking.rows if row.candidate.rung == rung)
     (taken,) = [row for row in ranking.rows if row.taken]

@@ -92,7 +92,7 @@ STEPS = ("tensor_cores", "copies_ahead", "boxes", "roles")
 
 
 class Event(NamedTuple):
-    """What a thread did: "copy", "multiply", ...; of which slice, or beside how many that may be under way."""
+    """What a thread did: "copy", "multiply", ...; with which slice, or with how many allowed in flight."""
 
     thread: int
     what: str
@@ -109,7 +109,7 @@ class Span(NamedTuple):
 
 
 class Recorder:
-    """Makes of a noun one that notes what the first thread of each warpgroup does with it."""
+    """Replaces an object's verbs by ones that record the calls of the first thread of each warpgroup."""
 
     def __init__(self):
         self.events: list[Event] = []
@@ -247,7 +247,7 @@ def replayed(stages: int, events: Sequence[Event]) -> list[Span]:
                 what, number = coming[0][1:]
                 needs = {"copy": (left, number - stages), "arrived": (landed, number)}.get(what)
                 if needs is not None and needs[1] not in needs[0]:
-                    break  # somebody else's turn
+                    break  # another thread must run first
                 if needs is not None:
                     clock[thread] = max(clock[thread], needs[0][needs[1]])
                 now = clock[thread]

@@ -34,7 +34,7 @@ def weights() -> np.ndarray:
 
 
 def pairs(form: str) -> np.ndarray:
-    """Which scores q_i . k_j are made; what else is seen comes by way of a state. [S, S]"""
+    """Return which scores q_i . k_j are computed; other tokens are seen through a state. [S, S]"""
     from dualops.reference.retention_forms import _chunks
 
     tokens = np.arange(S)

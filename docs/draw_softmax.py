@@ -173,7 +173,7 @@ def tree_moments() -> list[Moment]:
 
 
 def shuffle_moments() -> list[Moment]:
-    """The same by shuffles: all that lanes have after so many of them, what warps leave, and the end."""
+    """Return the same for shuffles: the lanes' numbers after each shuffle, the warps' results, and the end."""
     from dualops.cuda import simulator
     from dualops.cuda.compiler.backend import f64
     from dualops.cuda.tile.rows import lane_reductions

@@ -56,7 +56,7 @@ FORWARD = [  # sm90/config.py, 2026-11-22
     Measured("B=8 H=32 S=2048 D=64 causal=True", Sm90Config(3, 128, stages=3, turns=False), 343),
     Measured("B=1 H=8 S=16384 D=256", Sm90Config(2, 80, q_stages=1, o_over_q=True), 703),
     Measured("B=1 H=8 S=16384 D=256 causal=True", Sm90Config(2, 80, q_stages=1, o_over_q=True), 701),
-    Measured(D256, Sm90Config(2, 80, turns=False, q_stages=1, o_over_q=True), 647 / 1.05),  # beside "turns"
+    Measured(D256, Sm90Config(2, 80, turns=False, q_stages=1, o_over_q=True), 647 / 1.05),  # compared with "turns"
     Measured(D256 + CAUSAL, Sm90Config(2, 80, turns=False, q_stages=1, o_over_q=True), 593 / 1.04),
     Measured(D128, Sm80Config(1, 64, min_blocks=2, strips=2), 369),
     Measured(D128 + CAUSAL, Sm80Config(1, 64, min_blocks=2, strips=2), 351),
@@ -135,7 +135,7 @@ def _sm80(chunk: int = 256, min_blocks: int = 2, **rows: int) -> RetentionSm80Co
     return RetentionSm80Config(chunk, Sm80Rows(min_blocks=min_blocks, **rows), Sm80States())
 
 
-NOW = 0.367 / 0.389  # of the times beside which a docstring has its own what the same call took later
+NOW = 0.367 / 0.389  # the same call's later time, relative to the time in the docstring
 RETENTION = [  # the page, section 6
     Timed("h200", HEADS, "forward", RetentionSm90Config(), 0.076),
     Timed("h200", HEADS, "backward", RetentionSm90Config(), 0.233),  # the middle of two

@@ -85,7 +85,7 @@ def public(package: str) -> Iterator[str]:
 
 
 def wanted(target: Path) -> Iterator[Path]:
-    """What the site needs for a link to a file, or to a folder and the sources in it; nothing for what is not there."""
+    """Yield the files that the site needs for a link to a file, or to a folder and its sources; none if missing."""
     target = target.resolve()
     if target.is_dir():
         yield from sorted(target.glob("*.py"))

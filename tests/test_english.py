@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+FOLDERS = ("dualops", "release", "examples", "benchmarks")
 
 # a regular expression -> what to write instead; a space matches any white space, also a line's end
 WORDS = {
@@ -98,7 +99,7 @@ def hits(text: str) -> Iterator[tuple[int, str, str]]:
 
 def files() -> list[Path]:
     """Return the sources and pages that the test reads."""
-    sources = [path for folder in ("dualops", "release", "examples") for path in (ROOT / folder).rglob("*.py")]
+    sources = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     pages = [path for folder in ("dualops", "docs") for path in (ROOT / folder).rglob("*.md")]
     pages += (ROOT / "skeleton").glob("*.txt")
     own = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
