@@ -108,8 +108,9 @@ def retention_backward(
 
     Results are bit-equal from run to run, on every GPU of a kind: no atomics. sm90 cuts few sequences into segments, by
     B * H and Sk alone, forward too. So a sequence of a batch may differ in its last bits when it runs alone. Workspace:
-    as `retention`, and a weight and a term for each query of a normalized call. dlog_decay needs the states twice, on
-    tensor cores once.
+    as `retention`, and a weight and a term for each query of a normalized call. dlog_decay needs the states twice; on
+    sm90 two numbers a token instead. Of 16-bit inputs it has the roundings of dq and dk before they are rounded
+    themselves, and a NaN may reach all steps of its sequence.
     """
 
 

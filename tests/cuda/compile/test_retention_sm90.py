@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dualops.cuda.retention.sm90.chunks import build_chunks
-from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, StepsConfig, Walk, WideConfig
+from dualops.cuda.retention.sm90.config import SLACK, GradConfig, Sm90Config, Walk, WideConfig
 from dualops.cuda.retention.sm90.decay_grad_chunks import build_decay_grad_chunks
-from dualops.cuda.retention.sm90.decay_grad_pairs import build_decay_grad_pairs
+from dualops.cuda.retention.sm90.decay_grad_sums import build_decay_grad_sums
 from dualops.cuda.retention.sm90.wide import build_wide
 from tests.cuda.compile.ptx import sound
 
@@ -69,19 +69,15 @@ def test_each_wide_variant(D, walk):
 
 
 @pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("walk", [replace(FORTH, overlaps=True), FORTH, replace(BACK, overlaps=False)], ids=str)
+@pytest.mark.parametrize("walk", [FORTH, replace(FORTH, overlaps=True), BACK], ids=str)
 @pytest.mark.parametrize("width", [64, 128])
-def test_each_walk_of_a_step_gradient(width, walk, begins):
-    """Beside another launch where a sequence is one block's."""
-    config = StepsConfig()
-    report = sound(
-        build_decay_grad_chunks(config, width, replace(walk, begins=begins)), ARCH, config.met_tiles(width).nbytes
-    )
-    assert report.static_shared <= SLACK and config.met_tiles(width).nbytes + SLACK <= MOST_BYTES
+def test_each_pass_with_the_gradient_of_log_decay(width, walk, begins):
+    """One launch at a time where a sequence has segments."""
+    config = GradConfig()
+    nbytes = config.tiles(width).nbytes
+    report = sound(build_decay_grad_chunks(config, width, replace(walk, begins=begins)), ARCH, nbytes)
+    assert report.static_shared <= SLACK and nbytes + SLACK <= MOST_BYTES
 
 
-@pytest.mark.parametrize(("D", "Dv"), [(64, 64), (64, 128), (128, 64), (128, 128)])
-def test_pairs_of_a_step_gradient(D, Dv):
-    config = StepsConfig()
-    report = sound(build_decay_grad_pairs(config, D, Dv), ARCH, config.pair_tiles(D, Dv).nbytes)
-    assert report.static_shared <= SLACK and config.pair_tiles(D, Dv).nbytes + SLACK <= MOST_BYTES
+def test_sums_of_the_gradient_of_log_decay():
+    sound(build_decay_grad_sums(GradConfig()), ARCH)

@@ -12,6 +12,8 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda.retention import sm90
 from dualops.spec import compare, retention as SPEC
+from dualops.testing.terms.retention import gradient_terms
+from dualops.testing.truth import bind, expected
 from tests.cuda.configs import changed
 
 Arrays = tuple[np.ndarray, ...]
@@ -41,12 +43,13 @@ def gradient(arrays: Arrays, **named: Any) -> np.ndarray:
 
 
 def held(found: np.ndarray, arrays: Arrays, **named: np.ndarray) -> None:
-    """By the spec's rule of accuracy; what is not finite must be where it is in truth."""
-    wide = {name: x.astype(np.float64) for name, x in named.items()}
-    truth = reference.retention_backward(*(x.astype(np.float64) for x in arrays), **wide)[-1]
-    baseline, there = reference.retention_backward(*arrays, **named)[-1], np.isfinite(truth)
-    assert np.array_equal(np.isfinite(found), there) and there.any()
-    result = compare(found[there], truth[there], baseline[there], dtype="bfloat16", floor=SPEC.floor)
+    """By the spec's rule of accuracy, as `tests.checks` asks it."""
+    given = dict(zip(("q", "k", "v", "do"), arrays)) | named
+    names = ("dq", "dk", "dv", *(["dinitial_state"] if "initial_state" in named else []), "dlog_decay")
+    truths, baselines = expected(SPEC, given, {}, True, names)
+    terms = gradient_terms(given, bind(SPEC, given, {}, True))["dlog_decay"]
+    rule = {"dtype": "bfloat16", "floor": SPEC.floor, "terms": terms}
+    result = compare(found, truths["dlog_decay"], baselines["dlog_decay"], **rule)
     assert result.passed, result.message
 
 
@@ -84,16 +87,18 @@ def test_decays_of_all_sizes(least):
     held(gradient(arrays, log_decay=logs), arrays, log_decay=logs)
 
 
-@pytest.mark.parametrize(("name", "token"), [("q", 130), ("k", 130), ("v", 0), ("do", 260), ("q", 0), ("k", 260)])
-def test_a_nan_reaches_what_it_passes_over(name, token):
-    """No step before a key, none behind a query, none at all where there is no other token."""
-    arrays, logs = inputs(1, 1, 261, 8, 8), logs_of(1, 1, 261)
-    arrays[("q", "k", "v", "do").index(name)][0, 0, token, 3] = np.nan
-    found = gradient(arrays, log_decay=logs)
+@pytest.mark.parametrize(("name", "token"), [("q", 130), ("k", 130), ("v", 0), ("do", 260)])
+def test_a_nan_stays_in_its_head(name, token):
+    """It reaches every step that it passes over; dq, dk and dv have it where the reference has it."""
+    arrays, logs = inputs(1, 2, 261, 8, 8), logs_of(1, 2, 261)
+    clean = gradient(arrays, log_decay=logs)
+    arrays[("q", "k", "v", "do").index(name)][0, 1, token, 3] = np.nan
+    *results, found = dualops.cuda.retention_backward(*arrays, kernel="sm90", log_decay=logs)
     reached = np.arange(261) > token if name in "kv" else (np.arange(261) <= token) & (np.arange(261) > 0)
-    assert np.array_equal(np.isnan(found[0, 0]), reached)
-    if not reached.all():
-        held(found, arrays, log_decay=logs)
+    assert np.isnan(found[0, 1][reached]).all() and np.array_equal(found[0, 0], clean[0, 0])
+    expected = reference.retention_backward(*arrays, log_decay=logs)
+    for result, other in zip(results, expected[:3], strict=True):
+        assert np.array_equal(np.isnan(result), np.isnan(other))
 
 
 def test_the_same_bits_beside_other_heads_and_in_every_layout():
@@ -112,18 +117,16 @@ def test_the_same_bits_beside_other_heads_and_in_every_layout():
 
 
 def test_what_a_call_launches():
-    """No kernel of the CUDA cores' but the sums of log_decay's launch, where there are segments; dv and dk have one
-    state before each of them.
-    """
-    for S, count in ((300, 4), (16384, 1 + 3 + 3 + 1 + 1)):
+    """Those of gamma and one more, where there are segments the sums of log_decay too."""
+    for S, count in ((300, 4), (16384, 1 + 3 * 3 + 1)):
         x, logs = np.empty((1, 8, S, 64), ml_dtypes.bfloat16), np.zeros((1, 8, S), np.float32)
         plan = dualops.cuda.plan("retention", x, x, x, do=x, log_decay=logs, backward=True, kernel="sm90")
         names = [step.kernel.identity.partition("(")[0].rpartition(".")[2] for step in plan.steps]
         assert len(names) == count and "build_step_gradient" not in names and "build_met" not in names, names
-        assert names[-1] == "build_decay_grad_pairs" and names.count("build_decay_grad_chunks") == 2
+        assert names[-1] == "build_decay_grad_sums" and names.count("build_decay_grad_chunks") == 2
 
 
 def test_a_step_that_forgets_nearly_all_costs_those_behind_it_no_digits():
-    """In its eight of tokens, where sums from the eight's beginning would differ by less than they are rounded."""
+    """Within an eight of tokens, and where all pairs but those of a token with itself are almost 0."""
     arrays, logs = inputs(1, 16, 64, 64, 64), logs_of(1, 16, 64, least=-60.0)
     held(gradient(arrays, log_decay=logs), arrays, log_decay=logs)

@@ -1,11 +1,11 @@
 """Retention on Hopper, and its gradient: which problems the rung takes, and their tensor maps.
 
-chunks.py      the kernel: one pass;  wide.py: the kernel for wide heads decay_grad_chunks.py, decay_grad_pairs.py   the
-kernels of log_decay's gradient launches.py    the launches of both config.py      tiles;  arguments.py: argument
-records chunk_decay.py   the decay between tokens of a chunk;  decay_tables.py: tables of it for log_decay states.py
-positions of accumulators, and the state in memory and shared memory state_sums.py    the update of the state, with 16
-bits or all digits of float32 chunk_sums.py    sums along the rows and columns of a chunk's pairs diagonal_residual.py
-rounding errors of the scores of neighbouring tokens
+chunks.py      the kernel: one pass;  wide.py: the kernel for wide heads decay_grad_chunks.py   the kernel for dq and dk
+with log_decay;  decay_grad_sums.py: log_decay's gradient launches.py    the launches of all config.py      tiles;
+arguments.py: argument records chunk_decay.py   the decay between tokens of a chunk;  decay_tables.py: tables of it for
+log_decay states.py      positions of accumulators, and the state in memory and shared memory state_sums.py    the
+update of the state, with 16 bits or all digits of float32 chunk_sums.py    sums over the rows and products of a chunk
+diagonal_residual.py rounding errors of the scores of neighbouring tokens
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from .arguments import is_shared
 from .config import BOX, CHUNK, DTYPE, SLACK, Config, Sm90Config, WideConfig
 from .launches import (
     SEGMENTS,
+    Y,
     between_segments,
+    decay_grad_bytes,
+    decay_grad_step,
+    decay_grad_sums_step,
+    decay_grad_workspace,
     segment_states,
-    step_gradient_bytes,
-    step_gradient_steps,
-    step_gradient_workspace,
     walk_step,
 )
 
@@ -71,8 +73,8 @@ def _choices(
     if not p.B * p.H:
         return
     config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
-    blocks, steps_too = [int(p.B * p.H * config.slices(*each)) for each in widths], "dlog_decay" in results
-    segments = segments_of(p, blocks[:1] if steps_too else blocks)  # passes run one after another, or overlapped
+    blocks = [int(p.B * p.H * config.slices(*each)) for each in widths]
+    segments = segments_of(p, blocks)
     if (min(blocks) * segments < LEAST_BLOCKS) != few:
         return
     loaded, stored = _loaded(roles), [names[-1] for names in roles]
@@ -82,11 +84,11 @@ def _choices(
         return
     if any(how_stored(metas, name, False) != "boxes" for name in stored):
         return
-    parts = 3 if steps_too or "state" in results or "dinitial_state" in results else 1
+    parts = 3 if "state" in results or "dinitial_state" in results else 1
     config = replace(config, parts=parts, segments=segments)
     room = max(config.shared_bytes(*each) for each in widths) + SLACK
-    if steps_too:
-        room = max(room, step_gradient_bytes(p) + SLACK)
+    if "dlog_decay" in results:
+        room = max(room, decay_grad_bytes(p) + SLACK)
     if room <= device.shared_memory_per_block:
         reason = "few sequences, most of the GPU rests" if few else "enough sequences"
         what = "a sequence" if segments == 1 else f"one of {segments} segments of a sequence"
@@ -139,7 +141,7 @@ def _workspace(problem: Problem, results: Mapping[str, ArrayMeta], config: Confi
     made = segment_states(p, config)
     if "log_decay" in p.arrays and SEGMENTS in made:
         made |= prefix_sums_workspace(p)
-    return made | (step_gradient_workspace(p) if "dlog_decay" in results else {})
+    return made | (decay_grad_workspace(p) if "dlog_decay" in results else {})
 
 
 def steps_of(
@@ -154,14 +156,13 @@ def steps_of(
     passes: Sequence[Pass] = backward_passes(p, results, {}, chunk) if backward else [forward_pass(p, results, chunk)]
     sums = "marks" in _workspace(p, results, config)
     steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].call)) if sums else []
-    if "dlog_decay" in results:
-        return [*steps, *step_gradient_steps(p, results, config)]
     for each, names in zip(passes, roles, strict=True):
+        walk = partial(
+            decay_grad_step if "dlog_decay" in results and names[3] in Y else walk_step, p, each, names, config
+        )
         if config.segments == 1:
-            step = walk_step(p, each, names, config, each.states, overlaps=backward)
-            steps.append(step._replace(overlaps=bool(steps)))
+            steps.append(walk(each.states, overlaps=backward)._replace(overlaps=bool(steps)))
         else:
             adds, between, begins = between_segments(p, each, config)
-            steps += [walk_step(p, each, names, config, adds, looks=False), between]
-            steps.append(walk_step(p, each, names, config, begins))
-    return steps
+            steps += [walk_step(p, each, names, config, adds, looks=False), between, walk(begins, overlaps=False)]
+    return [*steps, decay_grad_sums_step(p, results, passes[0])] if "dlog_decay" in results else steps

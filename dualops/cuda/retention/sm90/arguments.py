@@ -31,15 +31,6 @@ class LoadedWithY(NamedTuple):
     y: Any
 
 
-class LoadedPairs(NamedTuple):
-    """As `Loaded`, for the pairs of a chunk."""
-
-    q: Any
-    k: Any
-    do: Any
-    v: Any
-
-
 class SegmentStates(NamedTuple):
     """The states with which the walks of all segments begin, and those that they leave."""
 

@@ -112,9 +112,9 @@ def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
 
 
 @cache
-def per_token_decay(width: int, at: int, back: bool, *, by_steps: bool = False) -> ChunkDecay:
+def per_token_decay(width: int, at: int, back: bool) -> ChunkDecay:
     """The verbs for o of `width` columns. Tables begin at byte `at` of shared memory; back: tokens see those after
-    them. by_steps: only `pairs` is called, with all digits of float32, not in passes back.
+    them.
     """
     num, QUADS, LAST = numbers(f32), width // 8, 4 * (EIGHT - 1)
     WITHIN, NEAR, KEPT, KNOWN = tables_at(at)
@@ -138,16 +138,6 @@ def per_token_decay(width: int, at: int, back: bool, *, by_steps: bool = False) 
         return anew_i32(i32(cuda.threadIdx.x))
 
     @verb
-    def left_of_steps(left, of_eight, smem, line, column):
-        """Sum the logarithms from each of my two columns of an eight to a row of it."""
-        for e in range(2):
-            left[e] = num.zero
-        for t in range(1, EIGHT):
-            step = load_float(smem, i32(of_eight + (KEPT - WITHIN) + 4 * t))
-            for e in range(2):
-                left[e] += step if (column + e < t) & (t <= line) else num.zero
-
-    @verb
     def pairs(scores, row, mine, scale):
         (smem, eights), tid = mine, my_thread()
         line, column = i32(u32(row_of(tid)) % u32(EIGHT)), column_of(tid)
@@ -158,12 +148,9 @@ def per_token_decay(width: int, at: int, back: bool, *, by_steps: bool = False) 
         for h in range(2):
             of_eight = i32(WITHIN + 4 * EIGHT * i32(first + h))
             here = load_float(smem, i32(of_eight + 4 * line))
-            if by_steps:
-                left_of_steps(between, of_eight, smem, line, column)
-            else:
-                there = ld_shared_v2_f32(smem, i32(of_eight + 4 * column))
-                for e in range(2):
-                    between[e] = there[e] - here if back else here - there[e]
+            there = ld_shared_v2_f32(smem, i32(of_eight + 4 * column))
+            for e in range(2):
+                between[e] = there[e] - here if back else here - there[e]
             for e in range(2):
                 seen = column + e >= line if back else column + e <= line
                 left = num.exp2(between[e]) * scale

@@ -150,61 +150,36 @@ Config = Sm90Config | WideConfig
 
 
 WARPS = 4 * CONSUMERS  # that multiply
-SUMS, OF_WARPS = 2 * 4 * CHUNK * WARPS, 2 * 4 * WARPS  # bytes of `column_sums` and `warp_sums`, for two turns
 
 
-class MetTiles(NamedTuple):
-    """What is in shared memory of a walk."""
+class GradTiles(NamedTuple):
+    """What is in shared memory of a pass with log_decay's gradient."""
 
     q: Operand  # [CHUNK, 128]
     k: Operand  # [CHUNK, 128], a stage
-    v: Operand  # [CHUNK, width]
-    y: Operand  # [CHUNK, width]
+    v: Operand  # [CHUNK, width]; Y's is the same
     state: Operand  # [128, width]
     k_at: int
     v_at: int
     y_at: int
     state_at: int
     o_at: int  # [CHUNK, 64]
-    sums_at: int
-    warps_at: int
     decay_at: int  # the tables of log_decay
     nbytes: int
 
 
-class PairTiles(NamedTuple):
-    """What is in shared memory of the kernel for the pairs of a chunk."""
-
-    q: Operand  # [CHUNK, D]; K's is the same
-    do: Operand  # [CHUNK, Dv]; V's is the same
-    k_at: int
-    do_at: int
-    v_at: int
-    sums_at: int
-    warps_at: int
-    decay_at: int
-    nbytes: int
-
-
 @dataclass(frozen=True)
-class StepsConfig:
-    """stages: of K, which a walk reads last in a chunk. With two or more, a stage is free when Y of the chunk before is
-    released. run: chunks of a block of pairs, one after another, so that it loads one while it sums up the one before.
+class GradConfig:
+    """Log_decay's gradient. stages: of K in the passes of dq and dk, which release it last in a chunk. run: chunks of a
+    block that adds up the sums.
     """
 
     stages: int = 2
-    run: int = 4
+    run: int = 2
 
-    def met_tiles(self, width: int) -> MetTiles:
+    def tiles(self, width: int) -> GradTiles:
         """Return the tiles for V, Y and results of this width, in whole boxes."""
         q, k = (Operand(CHUNK, KEY_WIDTH, 2, 128, "k") for _ in range(2))
         v, state = (Operand(lines, width, 2, 128, "mn") for lines in (CHUNK, KEY_WIDTH))
-        y = Operand(CHUNK, width, 2, 128, "k")
-        sizes = q.nbytes, self.stages * k.nbytes, v.nbytes, y.nbytes, state.nbytes, 2 * CHUNK * BOX
-        return MetTiles(q, k, v, y, state, *accumulate((*sizes, SUMS, OF_WARPS, DECAY_TABLES)))
-
-    def pair_tiles(self, D: int, Dv: int) -> PairTiles:
-        """Return the tiles for keys and values of these widths."""
-        q, do = (Operand(CHUNK, width, 2, 128, "k") for width in (D, Dv))
-        ends = accumulate((q.nbytes, q.nbytes, do.nbytes, do.nbytes, SUMS, OF_WARPS, DECAY_TABLES))
-        return PairTiles(q, do, *ends)
+        sizes = q.nbytes, self.stages * k.nbytes, v.nbytes, v.nbytes, state.nbytes, 2 * CHUNK * BOX
+        return GradTiles(q, k, v, state, *accumulate((*sizes, DECAY_TABLES)))

@@ -1,8 +1,7 @@
 """The launches of a pass on Hopper, and those of the gradient with log_decay.
 
-A pass is a walk. If sequences are few, launches before it find the states between segments. The gradient with
-log_decay has the walks of dq, dv and dk, then the pairs of all chunks. dv and dk begin their segments with the same
-states.
+A pass is a walk. If sequences are few, launches before it find the states between segments. With log_decay's gradient
+the walks of dq and dk leave sums for it, and one launch follows.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from ...launch.arrays import cdiv
 from ...launch.step import Step
 from ...launch.views import by_token, whole
 from ...tile.products import THREADS
-from ..arguments import Call, workspace
+from ..arguments import Call, State, workspace
 from ..decays import logs_of
-from ..passes import NO_STATE, Pass, States, backward_passes, transposed
+from ..passes import NO_STATE, Pass, States
 from ..simt_states import build_walk
-from .arguments import Loaded, LoadedPairs, LoadedWithY, SegmentStates, loaded
+from .arguments import Loaded, LoadedWithY, SegmentStates, loaded
 from .chunks import build_chunks
-from .config import CHUNK, KEY_WIDTH, Config, StepsConfig, Walk, WideConfig, padded
-from .decay_grad_chunks import Met, build_decay_grad_chunks
-from .decay_grad_pairs import PairSums, build_decay_grad_pairs
+from .config import CHUNK, WARPS, Config, GradConfig, Walk, WideConfig, padded
+from .decay_grad_chunks import DecayGrad, build_decay_grad_chunks
+from .decay_grad_sums import build_decay_grad_sums
 from .wide import build_wide
 
 SEGMENTS = "segments"  # the workspace of states between segments
@@ -61,17 +60,16 @@ def walk_step(
     *,
     looks: bool = True,
     overlaps: bool = False,
-    exact: bool = False,
 ) -> Step:
     """Return a launch of the kernel, which begins with a state and leaves one as `states` says.
 
-    names: the arrays in the roles of q, k, v and o. exact: the state that it leaves is exact, even if it is no result.
+    names: the arrays in the roles of q, k, v and o.
     """
     p, call, widths = problem, each.call, (int(each.call.D), int(each.call.Dv))
     begins, finishes = bool(states.initial.data), bool(states.final.data)
     walk = Walk(begins, finishes, back=call.direction < 0, overlaps=overlaps, looks=looks)
     # one kernel for any number of segments; keys in parts if the state that it leaves becomes a result
-    in_parts = finishes and (exact or bool(each.states.final.data))
+    in_parts = finishes and bool(each.states.final.data)
     own = replace(config, parts=config.parts if in_parts else 1, segments=1)
     segments = config.segments if looks or each.states.final.data else config.segments - 1  # the last sum is not needed
     decay = each.logs if each.variant.stepwise else each.gamma
@@ -92,55 +90,46 @@ def call_of(problem: Problem, each: Pass, config: Config) -> Call:
     return each.call._replace(state_chunk=tokens, slots=config.segments)
 
 
-CONFIG = StepsConfig()
-# the arrays in the roles of q, k, v, y and o; those of dv's pass, which has no y
-FORTH, BACK, DV = ("do", "v", "k", "q", "dq"), ("v", "do", "q", "k", "dk"), ("k", "q", "do", "dv")
+GRAD = GradConfig()
+Y = {"dq": "q", "dk": "k"}  # the array that is multiplied with a pass's result for log_decay's gradient
 
 
-def step_gradient_bytes(problem: Problem) -> int:
-    """Return the shared memory of the kernel that needs most."""
-    D, Dv = padded(int(problem.D)), padded(int(problem.Dv))
-    return max(CONFIG.met_tiles(D).nbytes, CONFIG.pair_tiles(D, Dv).nbytes)
+def decay_grad_bytes(problem: Problem) -> int:
+    """Return the shared memory of the passes with log_decay's gradient."""
+    return GRAD.tiles(padded(int(problem.D))).nbytes
 
 
-def step_gradient_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """Return the state before each chunk, its product with the one behind it, and what each token has of both."""
+def decay_grad_workspace(problem: Problem) -> dict[str, ArrayMeta]:
+    """Return the sums of both passes' rows and chunks."""
     p = problem
-    chunks, tokens = (p.B, p.H, cdiv(p.Sk, CHUNK)), (p.B, p.H, p.Sk)
-    made = {"kept": workspace(p, (*chunks, KEY_WIDTH * padded(int(p.D)))), "both": workspace(p, chunks)}
-    return made | {"taken": workspace(p, tokens), "given": workspace(p, tokens)}
+    shapes = DecayGrad((p.B, p.H, p.Sk), *[(p.B, p.H, cdiv(p.Sk, CHUNK) * WARPS)] * 2)
+    return {f"{name}_{kind}": workspace(p, shape) for name in Y for kind, shape in shapes._asdict().items()}
 
 
-def step_gradient_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Config) -> list[Step]:
-    """Return its launches; config: how walks are cut into segments."""
-    p, D, Dv = problem, padded(int(problem.D)), padded(int(problem.Dv))
-    made, chunks = step_gradient_workspace(p), cdiv(p.Sk, CHUNK)
-    kept, both, taken, given = (by_token(made, name, False) for name in ("kept", "both", "taken", "given"))
-    dq, dv, dk = backward_passes(p, results, {}, CHUNK)
+def decay_grad_of(problem: Problem, name: str) -> DecayGrad:
+    """Return the sums of dq's or dk's pass."""
+    made = decay_grad_workspace(problem)
+    return DecayGrad(*(by_token(made, f"{name}_{kind}", False) for kind in DecayGrad._fields))
 
-    def met(each: Pass, names: Sequence[str], of_tokens: Strided, states: States, *, overlaps: bool = False) -> Step:
-        walk = Walk(begins=bool(states.initial.data), back=each.call.direction < 0, overlaps=overlaps)
-        ends = SegmentStates(states.initial, NO_STATE, p.H * p.D * p.Dv, config.segments)
-        to, call = Met(of_tokens, kept, both, dq.call.first_chunk), call_of(p, each, config)
-        args = (*loaded(p, LoadedWithY, names[:-1]), f"{names[-1]}_map", each.inputs, to, ends, each.logs, call)
-        kernel = build_decay_grad_chunks(CONFIG, padded(int(each.call.Dv)), walk)
-        return Step(kernel, (p.B * p.H * config.segments,), args, CONFIG.met_tiles(padded(int(each.call.Dv))).nbytes)
 
-    def segments(each: Pass, names: Sequence[str]) -> tuple[list[Step], States]:
-        adds, between, begins = between_segments(p, each, config)
-        return [walk_step(p, each, names, config, adds, looks=False, exact=True), between], begins
+def decay_grad_step(
+    problem: Problem, each: Pass, names: Sequence[str], config: Config, states: States, *, overlaps: bool
+) -> Step:
+    """Return the launch of dq's or dk's pass with the sums for log_decay's gradient. names: as for `walk_step`."""
+    p, out, width = problem, names[3], padded(int(each.call.Dv))
+    walk = Walk(begins=bool(states.initial.data), back=each.call.direction < 0, overlaps=overlaps)
+    ends = SegmentStates(states.initial, NO_STATE, p.H * p.D * p.Dv, config.segments)
+    maps = loaded(p, LoadedWithY, (*names[:3], Y[out]))
+    args = (*maps, f"{out}_map", each.inputs, decay_grad_of(p, out), ends, each.logs, call_of(p, each, config))
+    kernel, blocks = build_decay_grad_chunks(GRAD, width, walk), p.B * p.H * config.segments
+    return Step(kernel, (blocks,), args, GRAD.tiles(width).nbytes)
 
-    if config.segments == 1:
-        walk = walk_step(p, dv, DV, config, dv.states, overlaps=True)._replace(overlaps=True)
-        walks = [met(dq, FORTH, taken, dq.states, overlaps=True), walk, met(dk, BACK, given, dk.states)]
-    else:
-        before_dq, begins = segments(dq, (*FORTH[:3], FORTH[-1]))
-        walks = [*before_dq, met(dq, FORTH, taken, begins)]
-        before_dv, begins = segments(dv, DV)
-        alike = States(transposed(begins.initial))
-        walks += [*before_dv, walk_step(p, dv, DV, config, begins), met(dk, BACK, given, alike)]
-    call = dq.call._replace(D=p.D, Dv=p.Dv, slots=chunks)
-    sums = PairSums(logs_of(results, "dlog_decay", False), taken, given, both)
-    args = (*loaded(p, LoadedPairs, LoadedPairs._fields), sums, dq.logs, call, p.B * p.H * chunks)
-    blocks, shared_bytes = cdiv(p.B * p.H * chunks, CONFIG.run), CONFIG.pair_tiles(D, Dv).nbytes
-    return [*walks, Step(build_decay_grad_pairs(CONFIG, D, Dv), (blocks,), args, shared_bytes)]
+
+def decay_grad_sums_step(problem: Problem, results: Mapping[str, ArrayMeta], dq: Pass) -> Step:
+    """Return the launch that adds up the sums of both passes."""
+    p, chunks = problem, cdiv(problem.Sk, CHUNK)
+    states = whole(p.arrays, "initial_state", 4), whole(results, "dinitial_state", 4)
+    ends = State(*states, int(bool(states[0].data)), int("dstate" in p.arrays))
+    sums = logs_of(results, "dlog_decay", False), decay_grad_of(p, "dq"), decay_grad_of(p, "dk")
+    args = (*sums, dq.logs, ends, dq.call._replace(D=p.D, Dv=p.Dv), chunks)
+    return Step(build_decay_grad_sums(GRAD), (p.B * p.H * cdiv(chunks, GRAD.run),), args)
