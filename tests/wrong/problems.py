@@ -56,7 +56,6 @@ from dualops.cuda.retention.sm90 import (
     chunks as retention_chunks,
     config as retention_config,
     decay_grad_chunks as retention_decay_grad_chunks,
-    launches as retention_launches,
     wide as retention_wide,
 )
 from dualops.cuda.rows import cluster as rows_cluster
@@ -363,7 +362,7 @@ def _retention() -> Iterator[Problem]:
     yield Problem("retention_decay_grad_sm90", "retention", True, "sm90", case, configs=(NO_ELEMENT_ANEW, roles_of))
     short = {**dict.fromkeys("qkv", (1, 1, 200, 8)), "log_decay": (1, 1, 200), "initial_state": (1, 1, 8, 8)}
     case = Case("two blocks", "bfloat16", short)
-    one = (retention_launches, {"GRAD": retention_config.GradConfig(run=1)})
+    one = (retention, {"GRAD": retention_config.GradConfig(run=1)})
     yield Problem("retention_decay_grad_sums", "retention", True, "sm90", case, configs=(one,))
     one = (retention_marks, {"CONFIG": retention_marks.PrefixSumsConfig(threads=32, each=1)})
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")

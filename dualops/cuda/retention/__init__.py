@@ -1,11 +1,12 @@
 """retention on the GPU: which kernel serves which problem, and the public functions.
 
 passes.py          the operator and its gradient as passes of one kind;  launches.py: the launches of passes by tiles
-decays.py          the decay of a head or of each step;  decay_prefix_sums.py: the sums of log_decay normalizer_grad.py
-weights and terms of a normalized call's gradient nan_repair.py      recomputes elements that unseen columns made NaN
-naive.py           the unfused idea: all scores, then products; everything but log_decay's gradient simt.py
-CUDA cores, any GPU and dtype: chunks with states between them, all at once, or token by token sm80/              tensor
-cores by mma.sync, 16 bits sm90/              Hopper's tensor cores, bfloat16, in chunks
+decays.py          the decay of a head or of each step;  decay_prefix_sums.py: the sums of log_decay
+nan_repair.py      recomputes elements that unseen columns made NaN
+naive.py           the unfused idea: all scores, then products; everything but log_decay's gradient
+simt.py            CUDA cores, any GPU and dtype: chunks with states between them, all at once, or token by token
+sm80/              tensor cores by mma.sync, 16 bits
+sm90/              Hopper's tensor cores, bfloat16, in chunks
 """
 
 from __future__ import annotations

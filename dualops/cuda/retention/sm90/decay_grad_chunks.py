@@ -16,7 +16,8 @@ warp loads, one computes the tables of log_decay (`decay_tables`).
 
 (w Q).T @ Y is what the other pass adds to its own state, with the same rounded factors. So the sums of 4 tell how <S,
 dS> changes over a chunk, to float32's last digits, although the factors were rounded. Those of 2, part of `rows`, are
-the same sums from a rounded state (`decay_grad_sums`). Sums go to memory, those of 2 and 4 a number a warp.
+the same sums from a rounded state (`decay_grad_sums`). Sums go to memory, those of 2 and 4 a number a warp. The order
+of a sum does not depend on the warps' timing.
 
 The second warpgroup stays behind the first (`tile.warpgroup_barrier`): one multiplies while the other does arithmetic.
 Loads of Y and Q of the next chunk overlap with 5 and 6, the load of K with the rest of this chunk, that of V with the
@@ -27,10 +28,13 @@ factor.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, types, u8, u32, verb
-from ...launch.views import number_type
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, kernel, noun, tensor_map, types, u8, u32, verb
+from ...launch.views import number_type, start
+from ...ptx.convert import unpack_bf16x2
+from ...tile.a_fragment import words_of_rows
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
@@ -38,20 +42,29 @@ from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.products import anew_i32
 from ...tile.roles import roles
-from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.rows import FULL_WARP, lane_reductions, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
+from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import halves
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
-from .arguments import SEGMENT_STATES, LoadedWithY, chunk_range, loaded_types
-from .chunk_decay import per_token_decay
-from .chunk_sums import product_sums, row_sums
-from .config import CHUNK, CONSUMERS, DTYPE, WARPS, GradConfig, Walk
+from .chunk_decay import diagonal_residual, per_token_decay
+from .config import (
+    CHUNK,
+    CONSUMERS,
+    DTYPE,
+    SEGMENT_STATES,
+    WARPS,
+    GradConfig,
+    LoadedWithY,
+    Walk,
+    chunk_range,
+    loaded_types,
+)
 from .decay_tables import decay_tables_feed
-from .diagonal_residual import diagonal_residual
 from .state_sums import state_sums, weighted_sums
-from .states import box_by_box, fragments_of, place_of, state_smem
+from .states import box_by_box, fragments_of, my_row, place_of, state_smem
 
 
 class DecayGrad(NamedTuple):
@@ -63,6 +76,85 @@ class DecayGrad(NamedTuple):
 
 
 DECAY_GRAD = types.NamedUniTuple(number_type(DTYPE, 3), 3, DecayGrad)
+
+
+LANES, WORDS = 4, 4  # of a row; of a thread, for 16 columns
+
+
+@cache
+@noun
+def warp_sums() -> Members:
+    """The verb that adds up a warp's numbers."""
+    lanes = lane_reductions(f32, 32)
+
+    @verb
+    def put(to, x, place):
+        """Write the sum of my warp's x. to: [B, H, chunks * WARPS]. place: batch, head, the chunk's first token."""
+        (b, h, m0), tid = place, u32(anew_i32(i32(cuda.threadIdx.x)))
+        total = lanes.sum(x)
+        if tid % u32(32) == u32(0):
+            to.data[start(to, b, h, i32(u32(m0) // u32(CHUNK) * u32(WARPS) + tid // u32(32)))] = total
+
+    return locals()
+
+
+@cache
+@noun
+def row_sums(y: Operand) -> Members:
+    """The verbs for Y in boxes of bfloat16, whose rows and columns are those of the accumulators. Called by a
+    warpgroup.
+    """
+    words_of, lanes, num, of_warp = words_of_rows(y), lane_reductions(f32, LANES), numbers(f32), warp_sums()
+    steps = words_of.steps
+
+    @verb
+    def _multiply(sums, acc, smem, y_at, tid):
+        """Compute my share of the sums of my two rows."""
+        first, words = words_of.first(i32(y_at + my_warpgroup() * ROWS * y.span), tid), cuda.local.array(WORDS, u32)
+        sums[0], sums[1] = num.zero, num.zero
+        for step in range(steps):
+            words_of.load(words, 0, smem, first, step)
+            for word in range(WORDS):
+                low, high = unpack_bf16x2(words[word])
+                e = 2 * (WORDS * step + word)
+                sums[word % 2] += acc[e] * low + acc[e + 1] * high
+
+    @verb
+    def put(to, acc, smem, y_at, place, count):
+        """Write the sums of my rows. to: [B, H, S]. place: batch, head, the first token of the chunk, which has `count`
+        tokens, and the warpgroup's first row.
+        """
+        (b, h, m0, row), tid, sums = place, anew_i32(i32(cuda.threadIdx.x)), cuda.local.array(2, f32)
+        _multiply(sums, acc, smem, y_at, tid)
+        for half in range(2):
+            total, r = lanes.sum(sums[half]), i32(row + my_row() + 8 * half)
+            if r < count and tid % LANES == 0:
+                to.data[start(to, b, h, m0 + r)] = total
+
+    @verb
+    def put_total(to, acc, smem, y_at, place):
+        """Write the sum of my warp's rows. to, place: as for `warp_sums`."""
+        sums = cuda.local.array(2, f32)
+        _multiply(sums, acc, smem, y_at, anew_i32(i32(cuda.threadIdx.x)))
+        of_warp.put(to, sums[0] + sums[1], place)
+
+    return locals()
+
+
+@noun
+def product_sums(size: int) -> Members:
+    """The verb for `size` accumulators of a thread."""
+    of_warp, num = warp_sums(), numbers(f32)
+
+    @verb
+    def put_total(to, acc, other, place):
+        """Write the sum of my warp's products of two numbers. to, place: as for `warp_sums`."""
+        total = num.zero
+        for e in range(size):
+            total += acc[e] * other[e]
+        of_warp.put(to, total, place)
+
+    return locals()
 
 
 @builds

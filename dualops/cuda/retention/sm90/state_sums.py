@@ -92,9 +92,6 @@ HALVES = 2  # the steps are packed and multiplied in halves; more steps at once 
 WORDS = 4  # of a thread, for a step
 
 
-ExactProduct = Noun  # the result of `_in_parts`
-
-
 @verb
 def below(number):
     """Return what is left below the upper part."""
@@ -105,14 +102,6 @@ def below(number):
 def below_any(number):
     """Return what is left below the upper part; 0 for an infinite number."""
     return rest(below(number))
-
-
-def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, overlapped: bool = True) -> ExactProduct:
-    """Return the verbs. `left` is X's place and the arguments of weight(args, token), a verb that returns the factor of
-    a token of the tile. X may have infinite numbers. overlapped: see `_in_parts`.
-    """
-    begin, take = _weighted(x, weight)
-    return _in_parts(y, begin, take, overlapped=overlapped)
 
 
 @noun
@@ -157,7 +146,11 @@ def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Memb
 def _weighted(
     x: Operand, weight: Callable[..., Any], *, alike: bool = False
 ) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Return `begin` and `take` of `_in_parts` for X's columns. alike: see `words_of_columns`."""
+    """Return two verbs for X's columns. alike: see `words_of_columns`.
+
+    begin(left) -> begun, values that registers do not keep; take(eight, begun, smem, step): a thread's numbers of a
+    step of the left factor.
+    """
     columns = words_of_columns(x, alike=alike)
 
     @verb
@@ -181,19 +174,14 @@ def _weighted(
 
 
 @noun
-def _in_parts(
-    b: Operand,
-    begin: Callable[..., Any],
-    take: Callable[..., None],
-    *,
-    overlapped: bool = True,
-) -> Members:
-    """The verbs, called by all threads of a warpgroup.
+def exact_sums(x: Operand, b: Operand, weight: Callable[..., Any], *, overlapped: bool = True) -> Members:
+    """The verbs. weight(args, token): a verb that returns the factor of a token of the tile. X may have infinite
+    numbers. overlapped: one half is packed during the products of the other half, which takes twice the registers for
+    words.
 
-    Given verbs: begin(left) -> begun, values that registers do not keep; take(eight, begun, smem, step): a thread's
-    numbers of a step of the left factor. overlapped: one half is packed during the products of the other half, which
-    takes twice the registers for words.
+    Called by all threads of a warpgroup.
     """
+    begin, take = _weighted(x, weight)
     mma, half = register_mma(DTYPE, b), b.steps // HALVES
     of_half = [tuple(range(half * number, half * (number + 1))) for number in range(HALVES)]
 
@@ -243,7 +231,7 @@ def _in_parts(
 
     @verb
     def multiply(out, both_words, left, smem, b_at):
-        """Multiply and wait for out. left: the left factor."""
+        """Multiply and wait for out. left: X's place and the arguments of `weight`."""
         (words, other_words), place = both_words, (smem, b_at)
         begun = begin(left)
         lower(out, words, begun, place)
@@ -278,7 +266,7 @@ class StateSums(Namespace):
 def state_sums(
     k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, overlapped: bool = False
 ) -> StateSums:
-    """weight(args, token): the factor of a token of the chunk. overlapped: see `_in_parts`."""
+    """weight(args, token): the factor of a token of the chunk. overlapped: see `exact_sums`."""
     return _as_a_result(k, v, weight, overlapped) if exact else _rounded(weighted_sums(k, v, weight))
 
 
