@@ -41,8 +41,6 @@ from ...ptx.arithmetic import bits_of_f32, f32_of_bits
 from ...ptx.memory import (
     ld_shared_b32,
     ld_shared_v2_f32 as ld_shared_v2_f32,
-    st_shared_b32,
-    st_shared_v2_f32 as st_shared_v2_f32,
     st_shared_v4_b32,
 )
 from ...tile.epilogue import opaque_f32
@@ -58,11 +56,6 @@ from .config import CHUNK, DECAY_TABLES, DTYPE
 @verb
 def load_float(array, at):
     return f32_of_bits(ld_shared_b32(array, at))
-
-
-@verb
-def store_float(array, at, x):
-    st_shared_b32(array, at, bits_of_f32(x))
 
 
 @verb
