@@ -43,22 +43,23 @@ def build_decay_grad_sums(config: GradConfig) -> Kernel:
     num, RUN, SMALLEST, TINY = numbers(f32), config.run, f32(LEAST), f32(1e-30)
 
     @verb
-    def scan(warps, x):
-        """Return the sum of this thread's number and those of the threads before it, and the sum of all."""
+    def scan(warps, at, x):
+        """Return the sum of this thread's number and those of the threads before it, and the sum of all. warps[at:]:
+        another half than in the scan before, which may still be read.
+        """
         tid = i32(cuda.threadIdx.x)
         lane, warp, through = i32(u32(tid) % u32(LANES)), i32(u32(tid) // u32(LANES)), x
         for step in range(5):
             there = i32(lane - (1 << step))
             other = shfl_idx_f32(through, i32(there & (LANES - 1)), FULL_WARP)
             through += other if there >= 0 else num.zero
-        cuda.syncthreads()  # the numbers of the last scan have been read
         if lane == LANES - 1:
-            warps[warp] = through
+            warps[at + warp] = through
         cuda.syncthreads()
         total = num.zero
         for n in range(BLOCK_WARPS):
-            through += warps[n] if n < warp else num.zero
-            total += warps[n]
+            through += warps[at + n] if n < warp else num.zero
+            total += warps[at + n]
         return through, total
 
     @verb
@@ -79,7 +80,7 @@ def build_decay_grad_sums(config: GradConfig) -> Kernel:
         threads=CHUNK,
     )
     def retention_decay_grad_sums(dlogs, dq, dk, logs, ends, call, chunks):
-        warps = cuda.shared.array(BLOCK_WARPS, f32)
+        warps = cuda.shared.array(2 * BLOCK_WARPS, f32)
         tid, runs = i32(cuda.threadIdx.x), i32((chunks + (RUN - 1)) // RUN)
         head, chunk = i32(cuda.blockIdx.x // runs), i32(cuda.blockIdx.x % runs * RUN)
         b, h, end = i32(head // call.H), i32(head % call.H), min(i32(chunk + RUN), chunks)
@@ -99,25 +100,25 @@ def build_decay_grad_sums(config: GradConfig) -> Kernel:
                     for e in range(tid, call.Dv, CHUNK):
                         x = one.data[at + d * one.strides[2] + e * one.strides[3]]
                         own += x * other.data[there + d * other.strides[2] + e * other.strides[3]]
-        _, before = scan(warps, own)
+        _, before = scan(warps, 0, own)
         while chunk < end:
             t, log, mine = i32(chunk * CHUNK + tid), num.zero, num.zero
             if t < call.rows:
                 log = logs.data[start(logs, b, h, t)]
                 log = log if log > SMALLEST else SMALLEST
-            through, whole = scan(warps, log)
+            through, whole = scan(warps, BLOCK_WARPS, log)
             from_state, to_state = num.exp(through + through), num.exp((whole - through) + (whole - through))
             if t >= call.rows:
                 from_state, to_state = num.zero, num.zero
-            _, all_from = scan(warps, from_state)
-            _, all_to = scan(warps, to_state)
+            _, all_from = scan(warps, 0, from_state)
+            _, all_to = scan(warps, BLOCK_WARPS, to_state)
             taken, given = of_chunk(dq.states, b, h, chunk), of_chunk(dk.states, b, h, chunk)
             if t < call.rows:
                 of_dq = (taken - of_chunk(dq.rounded, b, h, chunk)) * (from_state / num.maximum(all_from, TINY))
                 of_dk = (given - of_chunk(dk.rounded, b, h, chunk)) * (to_state / all_to)
                 of_dq += dq.rows.data[start(dq.rows, b, h, t)]
                 mine = of_dk + dk.rows.data[start(dk.rows, b, h, t)] - of_dq
-            through, _ = scan(warps, mine)
+            through, _ = scan(warps, 0, mine)
             if t < call.rows:
                 dlogs.data[start(dlogs, b, h, t)] = before + (through - mine)
             before += given - taken
