@@ -184,8 +184,8 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 meet_alone(warpgroup)
             while i != end:
                 log2_gamma = decays.again(log2_gamma)
-                if HALVES and walk.begins:
-                    warpgroup = my_warpgroup()  # recomputed: or one of these kernels would spill
+                if HALVES and walk.begins and walk.overlaps and not walk.back:
+                    warpgroup = my_warpgroup()  # recomputed: or this kernel would spill
                 count = min(i32(call.rows - m0), i32(CHUNK))
                 row = i32(
                     u32(m0) % u32(CHUNK)
