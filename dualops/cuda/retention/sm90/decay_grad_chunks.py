@@ -43,6 +43,7 @@ from ...tile.pipeline import pipeline
 from ...tile.products import anew_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, lane_reductions, shfl_idx_i32
+from ...tile.second_barrier import second_barrier
 from ...tile.softmax_rows import softmax_rows
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
@@ -171,7 +172,7 @@ def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kerne
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
     v_tile, y_tile = box_tile(tiles.v, tiles.v_at, 2), box_tile(tiles.v, tiles.y_at, 2)
     q_pipe, k_pipe = pipeline(1, tiles.q.nbytes, WARPS), pipeline(config.stages, tiles.k.nbytes, WARPS)
-    v_pipe, y_pipe = pipeline(1, tiles.v.nbytes, WARPS), pipeline(1, tiles.v.nbytes, WARPS)
+    v_pipe, y_part = pipeline(1, tiles.v.nbytes, WARPS), second_barrier(1, tiles.v.nbytes)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, width // 2), fragments_of(width)
     carry = state_smem(tiles.state, tiles.state_at, anew=True)
@@ -202,7 +203,7 @@ def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kerne
     def retention_decay_grad_sm90(maps, apart, o_map, x, grad, states, decay, call):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers()
-        y_bars, steps_bars = y_pipe.barriers(), steps.barriers()
+        y_full, steps_bars = y_part.barriers(), steps.barriers()
         tables, warpgroup = (smem, steps.eights()), my_warpgroup()
         part, head = i32(cuda.blockIdx.x % states.count), i32(cuda.blockIdx.x // states.count)
         b, h = i32(head // call.H), i32(head % call.H)
@@ -210,7 +211,7 @@ def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kerne
             q_pipe.init(q_bars)
             k_pipe.init(k_bars)
             v_pipe.init(v_bars)
-            y_pipe.init(y_bars)
+            y_part.init(y_full)
             steps.init(steps_bars)
         prefetch_maps(maps, 1)
         q_pipe.start()
@@ -225,8 +226,8 @@ def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kerne
                     k_tile.load(smem, stage, maps.k, Corner(m0, 0, (i32(h * apart.k), b)), k_bars.full)
                     stage = q_pipe.acquire(q_bars, i)
                     q_tile.load(smem, stage, maps.q, Corner(m0, 0, (i32(h * apart.q), b)), q_bars.full)
-                    stage = y_pipe.acquire(y_bars, i)
-                    y_tile.load(smem, stage, maps.y, Corner(0, m0, (i32(h * apart.y), b)), y_bars.full)
+                    y_part.expect(y_full, i)
+                    y_tile.load(smem, stage, maps.y, Corner(0, m0, (i32(h * apart.y), b)), y_full)
                     stage = v_pipe.acquire(v_bars, i)
                     v_tile.load(smem, stage, maps.v, Corner(0, m0, (i32(h * apart.v), b)), v_bars.full)
                     m0 = i32(m0 + STEP)
@@ -267,7 +268,7 @@ def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kerne
                 qs.start(o, smem, q_at, tiles.state_at, warpgroup)  # o = Q @ state
                 qs.wait(o)
                 decays.rows(o, row, count, mine, call.state_scale)
-                y_at = y_tile.at(y_pipe.wait(y_bars, i))
+                y_at = y_tile.at(y_part.wait(y_full, i))
                 sums.put_total(grad.rounded, o, smem, y_at, (b, h, m0))  # of Y * o
                 v_at = v_tile.at(v_pipe.wait(v_bars, i))
                 pv.add(o, probs, smem, v_at, 1)  # o += P @ V
@@ -280,7 +281,6 @@ def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kerne
                 qy.multiply(product, smem, (q_at, y_at), (mine, count, call.state_scale))  # (decayed Q).T @ Y
                 qy.wait(product)
                 q_pipe.release(q_bars, i)
-                y_pipe.release(y_bars, i)
                 products.put_total(grad.states, product, state, (b, h, m0))
                 known, fade = (mine, count, call.kept_scale), decays.fade(mine, count)
                 kv.fade(state, fade)
