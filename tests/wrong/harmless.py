@@ -54,7 +54,7 @@ HARMLESS = {
     "just before it, behind a fence of its own, and no register was touched in between",
     r"(flash_attention_(dq_)?sm90 ((boxes|thirds|a bias in boxes): pipeline\.release#4|.* over Q: pipeline\.release#5|"
     r"a bias in boxes: _stages\.release( > pipeline\.release)?#[12])|"
-    r"retention_(sm90 pipeline\.release#1|decay_grad_sm90 (pipeline\.release#[13]|second_barrier\.expect)|"
+    r"retention_(sm90 pipeline\.release#1|decay_grad_sm90 (pipeline\.release#[12]|second_barrier\.expect#2)|"
     r"(decay_grad_)?sm90 decay_tables_feed\.(put > second_barrier\.hand|release( > pipeline\.release)?))|"
     r"flash_attention_dq_split_f32_sm90 (pipeline\.(release#[234]|skip( > pipeline\.release)?)|"
     r"warpgroup_exchange\.(hand|leave( > warpgroup_exchange\.free)?))|"

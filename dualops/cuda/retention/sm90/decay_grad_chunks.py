@@ -171,7 +171,7 @@ def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kerne
     steps = decay_tables_feed(tiles.decay_at, walk.back, WARPS)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
     v_tile, y_tile = box_tile(tiles.v, tiles.v_at, 2), box_tile(tiles.v, tiles.y_at, 2)
-    q_pipe, k_pipe = pipeline(1, tiles.q.nbytes, WARPS), pipeline(config.stages, tiles.k.nbytes, WARPS)
+    q_pipe, k_part = pipeline(1, tiles.q.nbytes, WARPS), second_barrier(config.stages, tiles.k.nbytes)
     v_pipe, y_part = pipeline(1, tiles.v.nbytes, WARPS), second_barrier(1, tiles.v.nbytes)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, width // 2), fragments_of(width)
@@ -202,14 +202,14 @@ def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kerne
     )
     def retention_decay_grad_sm90(maps, apart, o_map, x, grad, states, decay, call):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        q_bars, k_bars, v_bars = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers()
+        q_bars, k_full, v_bars = q_pipe.barriers(), k_part.barriers(), v_pipe.barriers()
         y_full, steps_bars = y_part.barriers(), steps.barriers()
         tables, warpgroup = (smem, steps.eights()), my_warpgroup()
         part, head = i32(cuda.blockIdx.x % states.count), i32(cuda.blockIdx.x // states.count)
         b, h = i32(head // call.H), i32(head % call.H)
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
-            k_pipe.init(k_bars)
+            k_part.init(k_full)
             v_pipe.init(v_bars)
             y_part.init(y_full)
             steps.init(steps_bars)
@@ -222,8 +222,8 @@ def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kerne
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
                 while i != end:
-                    stage = k_pipe.acquire(k_bars, i)
-                    k_tile.load(smem, stage, maps.k, Corner(m0, 0, (i32(h * apart.k), b)), k_bars.full)
+                    stage = k_part.expect(k_full, i)  # free: all had read it two chunks ago before they released V
+                    k_tile.load(smem, stage, maps.k, Corner(m0, 0, (i32(h * apart.k), b)), k_full)
                     stage = q_pipe.acquire(q_bars, i)
                     q_tile.load(smem, stage, maps.q, Corner(m0, 0, (i32(h * apart.q), b)), q_bars.full)
                     y_part.expect(y_full, i)
@@ -255,7 +255,7 @@ def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kerne
             while i != end:
                 b, h = anew_i32(b), anew_i32(h)  # or registers would keep the start of a head's rows
                 mine, count = decays.again(mine), min(i32(call.rows - m0), i32(CHUNK))
-                q_at, k_at = q_tile.at(q_pipe.wait(q_bars, i)), k_tile.at(k_pipe.wait(k_bars, i))
+                q_at, k_at = q_tile.at(q_pipe.wait(q_bars, i)), k_tile.at(k_part.wait(k_full, i))
                 half.follow(warpgroup)
                 qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
                 qk.wait(scores)
@@ -285,7 +285,6 @@ def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kerne
                 known, fade = (mine, count, call.kept_scale), decays.fade(mine, count)
                 kv.fade(state, fade)
                 kv.add(state, room, smem, (k_at, v_at), known, fade)  # state += (decayed K).T @ V
-                k_pipe.release(k_bars, i)
                 v_pipe.release(v_bars, i)
                 half.claim(warpgroup)
                 carry.put(smem, state)
