@@ -1,4 +1,4 @@
-"""Shared by the references: argument checks (`bound`) and the dtype of arithmetic (`arithmetic`)."""
+"""Shared by the references: argument checks (`bound`), the dtype of arithmetic (`arithmetic`), rounded factors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 
 from ..spec import ArrayMeta, Problem, Spec
 from ..spec.meta import check_plain, number_meta
@@ -53,6 +54,13 @@ def abs_strides(array: np.ndarray) -> np.ndarray:
 def arithmetic(array: np.ndarray) -> np.ndarray:
     """Return `array` in the dtype of arithmetic: float64 stays, narrower dtypes become float32."""
     return array if array.dtype == np.float64 else array.astype(np.float32)
+
+
+def to_digits(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Round `array` to as many binary digits as `dtype` has, without its limits of range."""
+    digits = int(finfo(dtype).nmant) + 1
+    mantissa, exponent = np.frexp(array)
+    return np.ldexp(np.rint(np.ldexp(mantissa, digits)), exponent - digits)
 
 
 def rows_last(array: np.ndarray, axis: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -11,7 +12,7 @@ from ..spec import Problem, retention as SPEC
 from ..spec.meta import compute_dtype, numpy_dtype
 from ..spec.named import names_options
 from ..spec.retention import Keywords, default_gamma
-from ._rounding import arithmetic, bound
+from ._rounding import arithmetic, bound, to_digits
 from .retention_forms import (
     AnyDecay,
     Decay,
@@ -24,6 +25,7 @@ from .retention_forms import (
     parallel_with_state_backward,
     recurrent,
     recurrent_backward,
+    rounded_step_gradient,
     scores,
 )
 
@@ -161,7 +163,10 @@ def retain_backward(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[
         dq, dk, dv = parallel_backward(q, k, v, du, *_weights(problem, arrays))
     else:
         backward, states = FORMS_BACKWARD[problem.form], (_initial(arrays), _incoming(arrays, v))
-        dq, dk, dv, dstate, dlogs = backward(q, k, v, du, decay_of(problem, arrays), *states)
+        decay, rounded = decay_of(problem, arrays), partial(to_digits, dtype=arrays["q"].dtype)
+        dq, dk, dv, dstate, dlogs = backward(q, k, v, du, decay, *states)
+        if isinstance(decay, StepDecay) and arrays["q"].itemsize == 2:
+            dlogs = rounded_step_gradient(q, k, v, du, decay, states, rounded)
     gradients = {"dq": scale * dq, "dk": dk, "dv": dv[..., : problem.Dv]}
     gradients = {name: gradient.astype(arrays["q"].dtype) for name, gradient in gradients.items()}
     if dstate is not None:

@@ -14,7 +14,7 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -204,6 +204,40 @@ def _step_gradient(
         dlogs = dlogs + _sums_before(given)
     if state is not None and dafter is not None:
         dlogs = dlogs + decay.over(S)[..., 0] * (state * dafter).sum(axis=(-2, -1))[..., None]
+    return dlogs
+
+
+def rounded_step_gradient(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    du: np.ndarray,
+    decay: StepDecay,
+    states: tuple[np.ndarray | None, np.ndarray | None],
+    rounded: Callable[[np.ndarray], np.ndarray],
+) -> np.ndarray:
+    """dlogs_t of 16-bit inputs, whose products have rounded factors: P, the decayed tokens and the states. [B, H, S]
+
+    dlogs_t = sum_(i >= t) (q_i . dq_i - k_i . dk_i) + state . dstate      over the tokens of t's chunk and behind it
+
+    states: the first state and the gradient of the last one. The sum subtracts pairs that do not span t. Rounded P
+    cancel there, as they are the same in dq and dk; rounded states do not. So each chunk has a sum of its own.
+    """
+    state, dafter = (_state(k, v) if each is None else each for each in states)
+    parts, before, dlogs = list(_chunks(q.shape[2])), [state], np.empty_like(decay.logs)
+    for part in parts:
+        own, S = decay.part(part[-1]), k[part].shape[2]
+        before.append(_T(rounded(k[part] * own.to_end(S))) @ v[part] + own.over(S) * before[-1])
+    for number, part in reversed(list(enumerate(parts))):
+        own, S, state = decay.part(part[-1]), k[part].shape[2], before[number]
+        e, seen = scores(du[part], v[part], *own.between(S, S))  # [B, H, n, n]
+        e = rounded(e)
+        dq = masked_product(e, k[part], seen) + own.from_start(S) * (du[part] @ _T(rounded(state)))
+        dk = masked_product(_T(e), q[part], _T(seen)) + own.to_end(S) * (v[part] @ _T(rounded(dafter)))
+        steps = (q[part] * dq - k[part] * dk).sum(axis=-1)  # [B, H, n]
+        end = (before[number + 1] * dafter).sum(axis=(-2, -1))[..., None]
+        dlogs[part] = np.cumsum(steps[..., ::-1], axis=-1)[..., ::-1] + end
+        dafter = _T(rounded(q[part] * own.from_start(S))) @ du[part] + own.over(S) * dafter
     return dlogs
 
 

@@ -55,6 +55,14 @@ The initial state counts as one more key, and the gradient of the last state as 
 
 A pair that is not seen adds nothing, even if it is NaN: no key reaches an earlier query, and no query's gradient a
 later key. With a mask all pairs count, and 0 times NaN is NaN.
+
+Of 16-bit inputs dlog_decay has the rounded factors of dq and dk: e_ij, the tokens times their decay that a state is the
+sum of, and the states that queries and keys are multiplied with have 16-bit digits, with float32's range. So it may be
+computed as others do, from dq and dk before they are rounded:
+
+    dlog_decay_t = sum_(i >= t) (q_i . dq_i - k_i . dk_i) + state_(S-1) . dstate + state_norm . dstate_norm
+
+which adds and subtracts every pair behind t. A NaN may then reach all steps of its sequence.
 """
 
 from __future__ import annotations
@@ -308,7 +316,8 @@ def _spec(
         "saved_when": {"o": lambda p: p.normalize == "signed", "row_sum": lambda p: p.normalize is not None},
         "forward_cost": FORWARD_COST,
         "backward_cost": BACKWARD_COST,
-        "rounding": "o, dq, dk and dv once, to the storage dtype; all else in float32 (float64 for float64)",
+        "rounding": "o, dq, dk and dv once, to the storage dtype; of 16-bit inputs the factors of dlog_decay's "
+        "products too; all else in float32 (float64 for float64)",
         "floor": 16.0,
         "generate": generate,
         "special": special,

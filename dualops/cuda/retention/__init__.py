@@ -4,7 +4,6 @@ passes.py             the operator and its gradient as passes of one kind
 launches.py           the launches of passes by tiles
 decays.py             the decay of a head or of each step
 decay_prefix_sums.py  the sums of log_decay
-normalizer_grad.py    weights and terms of a normalized call's gradient
 nan_repair.py         recomputes elements that unseen columns made NaN
 naive.py              not fused: all scores, then products; everything but log_decay's gradient
 simt.py               CUDA cores, any GPU and dtype: chunks with states between them, all at once, or token by token
@@ -112,8 +111,9 @@ def retention_backward(
 
     Results are bit-equal from run to run, on every GPU of a kind: no atomics. sm90 cuts few sequences into segments, by
     B * H and Sk alone, forward too. So a sequence of a batch may differ in its last bits when it runs alone. Workspace:
-    as `retention`, and a weight and a term for each query of a normalized call. dlog_decay needs the states twice, on
-    tensor cores once.
+    as `retention`, and a weight and a term for each query of a normalized call. dlog_decay needs the states twice; on
+    sm90 two numbers a token instead. Of 16-bit inputs it has the roundings of dq and dk before they are rounded
+    themselves, and a NaN may reach all steps of its sequence.
     """
 
 

@@ -1,4 +1,5 @@
-"""The launches of forward and gradient for kernels of tiles: the states between chunks, the rows, log_decay's gradient.
+"""The launches of forward and gradient for kernels of tiles: the states between chunks, the rows, log_decay's gradient,
+the weights and terms of a normalized call's gradient.
 
 A rung describes how it runs a pass (`How`). All other launches are the same for all rungs.
 """
@@ -11,15 +12,17 @@ from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided, compute_dtype
-from ..compiler.backend import Kernel
+from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel
 from ..launch.arrays import cdiv
 from ..launch.step import Argument, Step
-from ..launch.views import by_token, whole
-from ..tile.products import THREADS
+from ..launch.views import by_token, number_type, start, strided, whole
+from ..tile.numbers import numbers
+from ..tile.products import LANES, THREADS
+from ..tile.rows import lane_reductions
+from ..tile.storage import storage
 from .arguments import OF_COLUMNS, ChunkStates, State, is_varlen, slots_of, workspace
 from .decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
 from .decays import logs_of
-from .normalizer_grad import normalizer_grad_steps, normalizer_grad_workspace
 from .passes import Pass, States, backward_passes, forward_pass
 from .simt_rows import RowsConfig
 from .simt_states import NORM_THREADS, build_norms, build_walk
@@ -209,3 +212,65 @@ def _chunked_passes(problem: Problem, results: Mapping[str, ArrayMeta], how: How
     """Return dq and dk by chunks."""
     dq, _, dk = backward_passes(problem, results, normalizer_grad_workspace(problem), how.step_chunk)
     return dq, dk
+
+
+# --- the normalizer ----------------------------------------------------------------------------------
+
+ROWS = THREADS // LANES  # queries of a block
+
+
+@builds
+def build_normalizer_grad(dtype: str, signed: bool) -> Kernel:
+    """retention_weights(weights, terms, row_sum, o, do, H, S, Dv): what the gradient needs of each query.
+
+        weight = 1 / n,  n = max(1, |row_sum|)
+        term = -sign(row_sum) * (do . o)  if "signed" and |row_sum| > 1, else 0           16 lanes a query
+
+    A NaN in row_sum makes both NaN. It reaches the gradients of all tokens before the query.
+    """
+    mem = storage(dtype)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
+
+    @kernel(*[number_type(dtype, 3)] * 3, *[strided(dtype, 3)] * 2, *[i32] * 3, threads=THREADS)
+    def retention_weights(weights, terms, row_sum, o, do, H, S, Dv):
+        lane, line = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        blocks = (S + ROWS - 1) // ROWS
+        head, row = i64(cuda.blockIdx.x) // blocks, i64(cuda.blockIdx.x) % blocks * ROWS + line
+        b, h = head // H, head % H
+        product = num.zero
+        if signed:
+            if row < S:
+                o_row, do_row = start(o, b, h, row), start(do, b, h, row)
+                for e in range(lane, Dv, LANES):
+                    product += mem.load(o.data, o_row + e) * mem.load(do.data, do_row + e)
+            product = lanes.sum(product)
+        if (row < S) & (lane == 0):
+            total = row_sum.data[start(row_sum, b, h, row)]
+            weight, term = num.one, num.zero
+            if not abs(total) <= num.one:  # a NaN too
+                weight = num.one / abs(total)
+                term = -product if total > num.zero else product
+            weights.data[start(weights, b, h, row)] = weight
+            terms.data[start(terms, b, h, row)] = term
+
+    return retention_weights
+
+
+def normalizer_grad_workspace(problem: Problem) -> dict[str, ArrayMeta]:
+    """Return a weight and a term for each query of a normalized call."""
+    if problem.normalize is None:
+        return {}
+    shape = problem.arrays["row_sum"].shape
+    return {"weights": workspace(problem, shape), "terms": workspace(problem, shape)}
+
+
+def normalizer_grad_steps(problem: Problem) -> list[Step]:
+    """Return the launch, if the call was normalized."""
+    p, extra = problem, normalizer_grad_workspace(problem)
+    if not extra or not extra["weights"].size:
+        return []
+    batches, tokens = (1, p.total) if is_varlen(p) else (p.B, p.Sq)
+    metas, names = {**p.arrays, **extra}, ("weights", "terms", "row_sum", "o", "do")
+    args = (*(by_token(metas, name, is_varlen(p)) for name in names), p.H, tokens, p.Dv)
+    kernel = build_normalizer_grad(p.dtype, p.normalize == "signed")
+    return [Step(kernel, (batches * p.H * cdiv(tokens, ROWS),), args)]

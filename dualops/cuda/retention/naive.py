@@ -31,7 +31,7 @@ from ..tile.storage import storage
 from .arguments import ABS, NO_CHUNK, OF_COLUMNS, call_type, inputs_type, origin, span, state_type, workspace
 from .decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
 from .decays import decays_of
-from .normalizer_grad import normalizer_grad_steps, normalizer_grad_workspace
+from .launches import normalizer_grad_steps, normalizer_grad_workspace
 from .passes import Pass, backward_passes, forward_pass
 
 THREADS = 256  # of a block

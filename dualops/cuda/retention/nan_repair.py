@@ -106,8 +106,8 @@ def warp_repair(variant: Variant, size: int) -> Members:
         return m, e, m < place.rows and e < call.Dv
 
     @verb
-    def _of_state(arrays, place, q_row, row_term, n_first, slot, e, m, mine, call):
-        x, (states, norms) = arrays
+    def _of_state(arrays, where, element, q_row, row_term, mine, call):
+        (x, (states, norms)), (place, n_first, slot, _), (m, e) = arrays, where, element
         total, d = num.zero, i32(0)
         first = slot * states.strides[0] + place.h * states.strides[1] + e
         while d < call.D:
@@ -127,7 +127,7 @@ def warp_repair(variant: Variant, size: int) -> Members:
         if variant.normalized and call.row_term != 0:
             row_term = terms.data[start(terms, b, h, place.row0 + call.direction * m)]
         if slot >= 0:
-            total = _of_state(arrays, place, q_row, row_term, n_first, slot, e, m, mine, call)
+            total = _of_state(arrays, where, (m, e), q_row, row_term, mine, call)
         c, end = i32(n_first), i32(min(i64(m + call.offset + 1), i64(place.columns)))
         while c < end and total == total:
             token = place.column0 + call.direction * c

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from ml_dtypes import finfo
 
 from ...reference.retention import decay_of, retain
 from ...reference.retention_forms import (
@@ -22,6 +23,8 @@ from ...reference.retention_forms import (
 )
 from ...reference.retention_varlen import sequences
 from ...spec import Problem
+from ...spec.accuracy import slack
+from ...spec.meta import numpy_dtype
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -73,7 +76,7 @@ def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
             dq, dk, dv, dstate, dlogs = chunk_backward(q, k, v, du, _decay(one, x), *states)
         each = {"dq": dq * one.scale**2, "dk": dk, "dv": dv[..., :-1]}
         each |= {"dinitial_state": dstate[..., :-1], "dinitial_norm": dstate[..., -1]}
-        each["dlog_decay"] = np.zeros(0) if dlogs is None else dlogs
+        each["dlog_decay"] = np.zeros(0) if dlogs is None else dlogs * _of_steps(one) ** 2
         largest = {name: max(most, float(np.sqrt(each[name].max(initial=0.0)))) for name, most in largest.items()}
     return largest
 
@@ -86,6 +89,15 @@ def _parts(arrays: Arrays, problem: Problem) -> Iterator[tuple[Problem, dict[str
         return
     for _, _, one, inputs in sequences(problem, wide):
         yield one, inputs
+
+
+def _of_steps(problem: Problem) -> float:
+    """Return how much larger the terms of log_decay's gradient count. With 16-bit inputs their factors are rounded to
+    16 bits, which is an error of half of that eps: the rule's c * eps, in units of the terms, has to be as large.
+    """
+    if problem.itemsize > 2:
+        return 1.0
+    return float(finfo(numpy_dtype(problem.dtype)).eps) / 2 / slack(problem.dtype, problem.spec.floor)
 
 
 def _stateless(problem: Problem) -> bool:

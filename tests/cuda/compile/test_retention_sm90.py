@@ -1,87 +1,43 @@
-"""Retention's sm90 rung in each of its variants."""
+"""Each kernel of retention's sm90 rung that a row of the table launches, for the widest heads."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from dualops.cuda.retention.sm90.chunks import build_chunks
-from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, StepsConfig, Walk, WideConfig
-from dualops.cuda.retention.sm90.decay_grad_chunks import build_decay_grad_chunks
-from dualops.cuda.retention.sm90.decay_grad_pairs import build_decay_grad_pairs
-from dualops.cuda.retention.sm90.wide import build_wide
+from dualops.cuda.compiler.offline import absent_problem
+from dualops.cuda.launch import device
+from dualops.cuda.launch.operation import OPERATIONS
+from dualops.cuda.launch.step import Step
+from dualops.cuda.retention.sm90.config import SLACK
 from tests.cuda.compile.ptx import sound
+from tests.cuda.configs import changed
+from tests.cuda.retention import ROWS, WIDE_ROWS
 
 ARCH = "sm_90a"
 MOST_BYTES = 227 * 1024  # of Hopper's shared memory
 
 
-FORTH, BACK = Walk(), Walk(back=True, overlaps=True)
+def kernels() -> dict[str, Step]:
+    """A launch of each kernel, by its identity."""
+    found: dict[str, Step] = {}
+    for row in (*ROWS, *WIDE_ROWS):
+        operation = OPERATIONS["retention"][row.backward]
+        problem = absent_problem(operation.spec, row.widest, row.backward)
+        with changed("retention", *row.changes):
+            choices = operation.choices(problem, problem.outputs(operation.outputs), device.known(ARCH))
+            steps = next(choice.steps() for choice in choices if choice.rung == "sm90")
+        found |= {step.kernel.identity: step for step in steps if ".sm90." in step.kernel.identity}
+    return found
 
 
-@pytest.mark.parametrize(
-    ("Dv", "walk"),
-    [
-        (64, FORTH),
-        (64, BACK),
-        (128, FORTH),
-        (128, replace(FORTH, begins=True)),
-        (128, replace(FORTH, begins=True, finishes=True)),
-        (128, replace(FORTH, begins=True, overlaps=True)),
-        (128, BACK),
-        (128, replace(BACK, begins=True, finishes=True)),
-        (128, replace(FORTH, finishes=True, looks=False)),
-        (128, replace(BACK, finishes=True, looks=False)),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("stepwise", [False, True])
-def test_each_variant(Dv, walk, stepwise):
-    """With a final state keys go in three parts."""
-    config = Sm90Config(parts=3 if walk.finishes else 1, stepwise=stepwise)
-    report = sound(build_chunks(config, Dv, walk), ARCH, config.shared_bytes(128, Dv))
-    assert report.static_shared <= SLACK and config.shared_bytes(128, Dv) + SLACK <= MOST_BYTES
+@pytest.mark.parametrize("step", [pytest.param(step, id=name) for name, step in kernels().items()])
+def test_each_kernel(step):
+    report = sound(step.kernel, ARCH, step.shared_bytes)
+    assert report.static_shared <= SLACK and step.shared_bytes + SLACK <= MOST_BYTES
 
 
-@pytest.mark.parametrize(
-    ("D", "walk"),
-    [
-        (64, FORTH),
-        (256, FORTH),
-        (256, replace(FORTH, begins=True)),
-        (256, replace(FORTH, begins=True, finishes=True)),
-        (256, replace(BACK, begins=True)),
-        (256, replace(BACK, begins=True, finishes=True)),
-        (256, replace(FORTH, finishes=True, looks=False)),
-        (320, BACK),
-        (512, replace(FORTH, overlaps=True)),
-        (512, replace(BACK, begins=True)),
-        (512, replace(FORTH, finishes=True, looks=False)),
-    ],
-    ids=str,
-)
-def test_each_wide_variant(D, walk):
-    """Of more than 256 keys in halves, which no result that is a state is made of."""
-    config = WideConfig(parts=3 if walk.finishes and walk.looks else 1)
-    report = sound(build_wide(config, D, walk), ARCH, config.shared_bytes(D, 512))
-    assert report.static_shared <= SLACK and config.shared_bytes(D, 512) + SLACK <= MOST_BYTES
-
-
-@pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("walk", [replace(FORTH, overlaps=True), FORTH, replace(BACK, overlaps=False)], ids=str)
-@pytest.mark.parametrize("width", [64, 128])
-def test_each_walk_of_a_step_gradient(width, walk, begins):
-    """Beside another launch where a sequence is one block's."""
-    config = StepsConfig()
-    report = sound(
-        build_decay_grad_chunks(config, width, replace(walk, begins=begins)), ARCH, config.met_tiles(width).nbytes
-    )
-    assert report.static_shared <= SLACK and config.met_tiles(width).nbytes + SLACK <= MOST_BYTES
-
-
-@pytest.mark.parametrize(("D", "Dv"), [(64, 64), (64, 128), (128, 64), (128, 128)])
-def test_pairs_of_a_step_gradient(D, Dv):
-    config = StepsConfig()
-    report = sound(build_decay_grad_pairs(config, D, Dv), ARCH, config.pair_tiles(D, Dv).nbytes)
-    assert report.static_shared <= SLACK and config.pair_tiles(D, Dv).nbytes + SLACK <= MOST_BYTES
+def test_the_table_reaches_every_kernel_in_every_way():
+    """Those with and without log_decay and states, in both directions, with segments."""
+    names = list(kernels())
+    for kernel, count in (("build_chunks", 28), ("build_wide", 18), ("build_decay_grad_chunks", 6)):
+        assert sum(f".{kernel}(" in name for name in names) == count, kernel

@@ -9,7 +9,9 @@ from dualops.cuda import simulator
 from dualops.spec import Case, retention as SPEC, retention_cases
 from dualops.spec.retention_cases import options_of
 from tests.checks import check
-from tests.cuda.simulator.test_retention_sm90 import gradient, run
+from tests.cuda.retention import calls_of
+
+run, gradient = calls_of("sm90")
 
 
 @pytest.mark.parametrize(

@@ -16,18 +16,13 @@ from dualops.spec.meta import numpy_dtype
 from dualops.spec.retention_cases import options_of
 from tests.checks import check
 from tests.cuda.configs import alone, changed
+from tests.cuda.retention import STATES, calls_of, expected, held, numbers
 
-STATES: dict[str, Any] = {"states": 1, "return_state": True}
 # as few tokens of a chunk as fill a block's rows, so that small problems have several
 SMALL = alone(sm80, Sm80Config(64, Sm80Rows(block_kv=32), Sm80States()))
 
 
-def run(*arrays: Any, **params: Any) -> Any:
-    return dualops.cuda.retention(*arrays, kernel="sm80", **params)
-
-
-def gradient(*arrays: Any, **params: Any) -> Any:
-    return dualops.cuda.retention_backward(*arrays, kernel="sm80", **params)
+run, gradient = calls_of("sm80")
 
 
 @pytest.mark.parametrize(
@@ -60,53 +55,33 @@ def test_gradients(dtype, q, Dv, options):
         check(SPEC, Case("sm80", dtype, shapes, params), gradient, backward=True, ways=("given",))
 
 
-def numbers(*shape: int, seed: int, dtype: str = "bfloat16") -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(numpy_dtype(dtype))
-
-
-def held(found: np.ndarray, truth: np.ndarray, baseline: np.ndarray) -> None:
-    """By the spec's rule of accuracy; what is not finite in truth is not here."""
-    there = np.isfinite(truth)
-    assert np.array_equal(np.isfinite(found.astype(np.float64)), there) and 0 < there.sum() < there.size
-    result = compare(found[there], truth[there], baseline[there], dtype="bfloat16", floor=SPEC.floor)
-    assert result.passed, result.message
-
-
 @pytest.mark.parametrize("steps", [False, True])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_no_token_reaches_one_before_it(value, steps):
     arrays = [numbers(1, 1, 100, 8, seed=seed) for seed in range(3)]
     arrays[2][0, 0, 30, 5] = arrays[1][0, 0, 93] = value
     given = {"log_decay": -np.random.default_rng(3).random((1, 1, 100), np.float32)} if steps else {}
-    wide = {name: logs.astype(np.float64) for name, logs in given.items()}
     with changed("retention", SMALL):
         found = run(*arrays, **given)
-    held(
-        found,
-        reference.retention(*(x.astype(np.float64) for x in arrays), **wide),
-        reference.retention(*arrays, **given),
-    )
+    held(found, *next(expected(arrays, **given)))
 
 
 def test_no_gradient_reaches_a_token_that_is_not_seen():
     """To dk and dv none comes from a token before, to dq none from one behind."""
     q, k, v, do = (numbers(1, 1, 100, 8, seed=seed) for seed in range(4))
     q[0, 0, 30, 5] = do[0, 0, 20, 3] = v[0, 0, 93, 1] = np.nan
-    truths = reference.retention_backward(*(x.astype(np.float64) for x in (q, k, v, do)))
     with changed("retention", SMALL):
         found = gradient(q, k, v, do)
-    for each in zip(found, truths, reference.retention_backward(q, k, v, do), strict=True):
-        held(*each)
+    for result, each in zip(found, expected((q, k, v, do)), strict=True):
+        held(result, *each)
 
 
 def test_a_head_that_forgets_at_once():
     """Of this draw dq and dk are beyond the rule where nothing is added of what rounding takes from P."""
     arrays, logs = [numbers(1, 1, 64, 16, seed=100 + n) for n in range(4)], np.full((1, 1, 64), -4.0, np.float32)
-    found, baseline = gradient(*arrays, log_decay=logs), reference.retention_backward(*arrays, log_decay=logs)
-    truths = reference.retention_backward(*(x.astype(np.float64) for x in arrays), log_decay=logs.astype(np.float64))
-    for each in zip(found, truths, baseline, strict=True):
-        result = compare(*each, dtype="bfloat16", floor=SPEC.floor)
-        assert result.passed, result.message
+    *found, _ = gradient(*arrays, log_decay=logs)
+    for result, each in zip(found, expected(arrays, log_decay=logs)):
+        held(result, *each)
 
 
 def test_scores_and_states_beyond_float16():

@@ -1,101 +1,32 @@
-"""Retention's sm90 rung and its gradient: whole and ragged chunks, states, decays, layouts, what no token may reach."""
+"""Retention's sm90 rung and its gradient: the table of calls, decays, layouts, what no token may reach."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import dualops.cuda
-from dualops import reference
-from dualops.cuda.retention import sm90
-from dualops.spec import Case, compare, retention as SPEC
-from dualops.spec.retention_cases import options_of
+from dualops.spec import retention as SPEC
 from tests.checks import check
 from tests.cuda.configs import changed
+from tests.cuda.retention import ROWS, WIDE_ROWS, calls_of, expected, held, numbers
 
-STATES: dict[str, Any] = {"states": 1, "return_state": True}
-
-
-def run(*arrays: Any, **params: Any) -> Any:
-    return dualops.cuda.retention(*arrays, kernel="sm90", **params)
+run, gradient = calls_of("sm90")
 
 
-def gradient(*arrays: Any, **params: Any) -> Any:
-    return dualops.cuda.retention_backward(*arrays, kernel="sm90", **params)
-
-
-@pytest.mark.parametrize(
-    ("q", "Dv", "options"),
-    [
-        ((1, 2, 300, 16), 72, {**STATES, "gamma": 1}),
-        ((2, 1, 128, 128), 128, STATES),
-        ((1, 2, 129, 64), 64, {"return_state": True, "gamma": 1}),
-        ((1, 1, 40, 8), 8, {"scale": -0.7}),
-        ((1, 2, 300, 16), 72, {**STATES, "steps": 1}),
-        ((1, 1, 129, 64), 64, {"return_state": True, "steps": 1}),
-    ],
-)
-def test_lengths_states_and_decays(q, Dv, options):
-    """Under the accuracy rule; two heads with a gamma have 1 and 0.01."""
-    shapes, params = options_of(q, Dv, **options)
-    check(SPEC, Case("sm90", "bfloat16", shapes, params), run, ways=("given",))
-
-
-@pytest.mark.parametrize(
-    ("q", "Dv", "options"),
-    [
-        ((1, 2, 130, 16), 72, {**STATES, "gamma": 1}),
-        ((1, 1, 257, 72), 8, {"states": 1}),
-        ((2, 1, 40, 64), 64, {"return_state": True, "scale": -0.7}),
-        ((1, 1, 128, 128), 128, {}),
-        ((1, 1, 257, 72), 8, {"states": 1, "steps": 1}),
-        ((2, 1, 40, 64), 64, {"return_state": True, "scale": -0.7, "steps": 1}),
-    ],
-)
-def test_gradients(q, Dv, options):
-    """With an initial state, a gradient of the last one, both and neither."""
-    shapes, params = options_of(q, Dv, **options)
-    check(SPEC, Case("sm90", "bfloat16", shapes, params), gradient, backward=True, ways=("given",))
-
-
-@pytest.mark.parametrize(
-    ("function", "Sq", "segments", "options"),
-    [
-        (run, 270, 2, {**STATES, "gamma": 1}),
-        (gradient, 270, 2, {**STATES, "gamma": 1}),
-        (run, 390, 3, {}),
-        (run, 270, 2, {**STATES, "steps": 1}),
-        (gradient, 270, 2, {**STATES, "steps": 1}),
-    ],
-)
-def test_segments(function, Sq, segments, options):
-    """The last one has a few tokens, or none."""
-    shapes, params = options_of((1, 1, Sq, 32), 24, **options)
-    case = Case("sm90", "bfloat16", shapes, params)
-    with changed("retention", (sm90, {"segments_of": lambda *_: segments})):
-        check(SPEC, case, function, backward=function is gradient, ways=("given",))
-
-
-def numbers(*shape: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(ml_dtypes.bfloat16)
-
-
-def held(found: np.ndarray, truth: np.ndarray, baseline: np.ndarray) -> None:
-    """By the spec's rule of accuracy; what is not finite in truth is not here: by other chunks an infinity is a NaN."""
-    there = np.isfinite(truth)
-    assert np.array_equal(np.isfinite(found.astype(np.float64)), there) and 0 < there.sum() < there.size
-    result = compare(found[there], truth[there], baseline[there], dtype="bfloat16", floor=SPEC.floor)
-    assert result.passed, result.message
+@pytest.mark.parametrize("row", [*ROWS, *WIDE_ROWS], ids=str)
+def test_each_row(row):
+    """Under the accuracy rule."""
+    with changed("retention", *row.changes):
+        check(SPEC, row.case, gradient if row.backward else run, backward=row.backward, ways=("given",))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_no_token_reaches_one_before_it(value):
     arrays = [numbers(1, 1, 140, 8, seed=seed) for seed in range(3)]
     arrays[2][0, 0, 30, 5] = arrays[1][0, 0, 133] = value
-    held(run(*arrays), reference.retention(*(x.astype(np.float64) for x in arrays)), reference.retention(*arrays))
+    held(run(*arrays), *next(expected(arrays)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -103,39 +34,25 @@ def test_no_gradient_reaches_a_token_that_is_not_seen(value):
     """To dk and dv none comes from a token before, to dq none from one behind."""
     q, k, v, do = (numbers(1, 1, 140, 8, seed=seed) for seed in range(4))
     q[0, 0, 30, 5] = do[0, 0, 20, 3] = v[0, 0, 133, 1] = value
-    truths = reference.retention_backward(*(x.astype(np.float64) for x in (q, k, v, do)))
-    for each in zip(gradient(q, k, v, do), truths, reference.retention_backward(q, k, v, do), strict=True):
-        held(*each)
+    for found, each in zip(gradient(q, k, v, do), expected((q, k, v, do)), strict=True):
+        held(found, *each)
 
 
-@pytest.mark.parametrize(
-    ("function", "least"), [(run, -0.001), (run, -30.0), (run, -1e30), (gradient, -30.0), (gradient, -1e30)]
-)
-def test_steps_from_slow_to_sudden(function, least):
+@pytest.mark.parametrize("least", [-0.001, -30.0, -1e30])
+def test_steps_from_slow_to_sudden(least):
     """Of each eight of tokens some forget all, some nothing, wherever the logarithms lie."""
-    q, k, v, do = (numbers(1, 2, 261, 64, seed=seed) for seed in range(4))
+    arrays = [numbers(1, 2, 261, 64, seed=seed) for seed in range(3)]
     logs = (least * np.random.default_rng(3).random((1, 261, 2)) ** 4).astype(np.float32).transpose(0, 2, 1)
     logs[..., ::5] = 0
-    arrays, reach = ([q, k, v, do], reference.retention_backward) if function is gradient else ([q, k, v], truth_of)
-    found = function(*arrays, log_decay=logs)
-    truths = reach(*(x.astype(np.float64) for x in arrays), log_decay=logs.astype(np.float64))
-    for each in zip(found if function is gradient else (found,), truths, reach(*arrays, log_decay=logs), strict=True):
-        result = compare(*each, dtype="bfloat16", floor=SPEC.floor)
-        assert result.passed, result.message
+    held(run(*arrays, log_decay=logs), *next(expected(arrays, log_decay=logs)))
 
 
 def test_a_gradient_of_a_head_that_forgets_at_once():
     """Of this draw dq and dk are beyond the rule where nothing is added of what rounding takes from P."""
     arrays, logs = [numbers(1, 1, 64, 16, seed=100 + n) for n in range(4)], np.full((1, 1, 64), -4.0, np.float32)
-    found, baseline = gradient(*arrays, log_decay=logs), reference.retention_backward(*arrays, log_decay=logs)
-    truths = reference.retention_backward(*(x.astype(np.float64) for x in arrays), log_decay=logs.astype(np.float64))
-    for each in zip(found, truths, baseline, strict=True):
-        result = compare(*each, dtype="bfloat16", floor=SPEC.floor)
-        assert result.passed, result.message
-
-
-def truth_of(*arrays: np.ndarray, log_decay: np.ndarray) -> tuple[np.ndarray]:
-    return (reference.retention(*arrays, log_decay=log_decay),)
+    *found, _ = gradient(*arrays, log_decay=logs)
+    for result, each in zip(found, expected(arrays, log_decay=logs)):
+        held(result, *each)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -143,8 +60,7 @@ def test_no_token_reaches_one_before_it_by_steps(value):
     arrays = [numbers(1, 1, 140, 8, seed=seed) for seed in range(3)]
     arrays[2][0, 0, 30, 5] = arrays[1][0, 0, 133] = value
     logs = -np.random.default_rng(3).random((1, 1, 140), np.float32)
-    truth = reference.retention(*(x.astype(np.float64) for x in arrays), log_decay=logs.astype(np.float64))
-    held(run(*arrays, log_decay=logs), truth, reference.retention(*arrays, log_decay=logs))
+    held(run(*arrays, log_decay=logs), *next(expected(arrays, log_decay=logs)))
 
 
 def test_steps_of_one_size_are_a_gamma():

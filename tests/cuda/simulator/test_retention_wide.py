@@ -1,4 +1,4 @@
-"""Retention's sm90 rung where heads are wide: slices of V's columns, keys in halves, segments, what nobody may see."""
+"""Retention's sm90 rung for wide heads: what no token may reach, layouts, blocks. Calls are in the table."""
 
 from __future__ import annotations
 
@@ -9,60 +9,23 @@ import numpy as np
 import pytest
 
 import dualops.cuda
-from dualops import reference
-from dualops.cuda.retention import sm90
-from dualops.spec import Case, retention as SPEC
-from dualops.spec.retention_cases import options_of
-from tests.checks import check
-from tests.cuda.configs import changed
-from tests.cuda.simulator.test_retention_sm90 import STATES, gradient, held, numbers, run
+from tests.cuda.retention import calls_of, expected, held, numbers
 
-
-@pytest.mark.parametrize(
-    ("q", "Dv", "options"),
-    [
-        ((1, 1, 70, 16), 136, {**STATES, "gamma": 1}),
-        ((1, 2, 130, 200), 72, {}),
-        ((1, 1, 64, 256), 8, {"return_state": True, "scale": -0.7}),
-    ],
-)
-def test_slices_of_columns(q, Dv, options):
-    """One, or two, of which the second has a few columns; chunks that are whole, and not."""
-    shapes, params = options_of(q, Dv, **options)
-    check(SPEC, Case("sm90", "bfloat16", shapes, params), run, ways=("given",))
-
-
-@pytest.mark.parametrize(
-    ("q", "Dv", "options"),
-    [((1, 1, 70, 136), 40, STATES), ((1, 1, 66, 8), 264, {"states": 1, "gamma": 1}), ((1, 1, 10, 136), 264, {})],
-)
-def test_gradients(q, Dv, options):
-    """Where Dv is more than 256 two warpgroups have half of the keys each."""
-    shapes, params = options_of(q, Dv, **options)
-    check(SPEC, Case("sm90", "bfloat16", shapes, params), gradient, backward=True, ways=("given",))
-
-
-@pytest.mark.parametrize(("function", "Dv"), [(run, 136), (gradient, 264)])
-def test_segments(function, Dv):
-    """The last one has a few tokens."""
-    shapes, params = options_of((1, 1, 142, 8), Dv, **STATES, gamma=1)
-    with changed("retention", (sm90, {"segments_of": lambda *_: 2})):
-        check(SPEC, Case("sm90", "bfloat16", shapes, params), function, backward=function is gradient, ways=("given",))
+run, gradient = calls_of("sm90")
 
 
 def test_no_token_reaches_one_before_it():
     """In the second slice too, whose columns are others of V's."""
     q, k, v = numbers(1, 1, 70, 8, seed=0), numbers(1, 1, 70, 8, seed=1), numbers(1, 1, 70, 200, seed=2)
     v[0, 0, 50, [5, 190]] = k[0, 0, 67] = np.inf
-    held(run(q, k, v), reference.retention(*(x.astype(np.float64) for x in (q, k, v))), reference.retention(q, k, v))
+    held(run(q, k, v), *next(expected((q, k, v))))
 
 
 def test_no_gradient_reaches_a_token_that_is_not_seen():
     """Of halves of keys the sum is made anew: dk's, which sees the tokens of its own and those behind them."""
     q, k, v, do = (numbers(1, 1, 40, width, seed=seed) for seed, width in enumerate((8, 8, 264, 264)))
     q[0, 0, 12, 5] = np.nan
-    truth = reference.retention_backward(*(x.astype(np.float64) for x in (q, k, v, do)))
-    held(gradient(q, k, v, do)[1], truth[1], reference.retention_backward(q, k, v, do)[1])
+    held(gradient(q, k, v, do)[1], *list(expected((q, k, v, do)))[1])
 
 
 def test_tokens_first():

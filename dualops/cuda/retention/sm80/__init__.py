@@ -69,7 +69,6 @@ def _choices(
         return
     if _vector(p) == 1 and max(p.D, p.Dv) > BOX:  # such copies go through registers, and wide heads have none left
         return
-    steps_too = "dlog_decay" in results
     D, Dv = (int(max(p.D, p.Dv)),) * 2 if backward else (int(p.D), int(p.Dv))
     rows_of_steps = (config.rows for config, _ in tiled_configs(p))
     fitting = (rows for rows in rows_of_steps if step_gradient_bytes(p, rows) <= device.shared_memory_per_block)
@@ -77,7 +76,7 @@ def _choices(
     if step_rows is None:
         return
     for config, reason in configs(p.dtype, D, Dv, "log_decay" in p.arrays or "mask" in p.arrays):
-        how = _how(p, results, config, step_rows, exact=steps_too)
+        how = _how(p, results, config, step_rows)
         shape = Shape(boxes_of(D), columns_of(Dv), 1, False, False)
         shared_bytes = config.rows.min_blocks * config.rows.shared_bytes(shape)
         shared_bytes = max(shared_bytes, config.states.min_blocks * config.states.shared_bytes(shape.columns))
@@ -91,12 +90,10 @@ forward_choices, few_choices = (partial(_choices, backward=False, few=few) for f
 backward_choices, few_backward_choices = (partial(_choices, backward=True, few=few) for few in (False, True))
 
 
-def _how(
-    problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Config, step_rows: RowsConfig, *, exact: bool
-) -> How:
-    """Return how passes run. exact: all states are exact, as log_decay's gradient needs them."""
+def _how(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Config, step_rows: RowsConfig) -> How:
+    """Return how passes run."""
     p, chunk = problem, config.chunk if problem.form == "chunk" else NO_CHUNK
-    states = partial(_states_kernel, p, results, config.states, exact)
+    states = partial(_states_kernel, p, results, config.states)
     steps = partial(tiled_steps, p, results, states, partial(_rows_step, p, results, config.rows))
     return How(chunk, steps, states, config.chunk, step_rows)
 
@@ -113,14 +110,12 @@ def _shape(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass) -> Sh
     return Shape(boxes_of(int(call.D)), columns_of(int(call.Dv)), _vector(problem), bool(call.Dv % 4 == 0), whole)
 
 
-def _states_kernel(
-    problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80States, exact: bool, each: Pass
-) -> StatesKernel:
+def _states_kernel(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80States, each: Pass) -> StatesKernel:
     """Return the kernel that computes what each chunk of a pass adds to the state. It is exact if a state is a result,
     or if a result has so few numbers that errors do not average out.
     """
     shape = _shape(problem, results, each)
-    exact = exact or bool(each.states.final.data) or bool(min(each.call.D, each.call.Dv) <= NARROW)
+    exact = bool(each.states.final.data) or bool(min(each.call.D, each.call.Dv) <= NARROW)
     variant = replace(each.variant, mask="", normalized=False, aligned=False)
     own = shape._replace(boxes=0, whole=False)
     build = partial(build_states, replace(config, exact=exact), variant, own)

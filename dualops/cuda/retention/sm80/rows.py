@@ -88,7 +88,8 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
             leave_rest(values, state_tile.numbers)
 
     @verb
-    def load_pair(smem, stage, k, v, n0, place, e0, call):
+    def load_pair(smem, stage, x, n0, place, e0, call):
+        k, v = x.k, x.v
         token, count = place.column0 + call.direction * n0, i32(place.columns - n0)
         at = i32(tile.first + stage * tile.stage)
         k_lines = Lines(k.data, start(k, place.b, place.h, token), call.direction * k.strides[2], count)
@@ -106,7 +107,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
 
     @kernel(*rows_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def retention_rows_sm80(out, row_sum, x, before, decay, call):
-        (q, k, v, weights, terms, _), (states, norms) = x, before
+        (q, _, _, weights, terms, _), (states, norms) = x, before
         smem, floats = cuda.shared.array(0, mem.element, alignment=128), cuda.shared.array(0, f32, alignment=128)
         lane, my_rows = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x // 32 * ROWS)
         q_blocks, v_blocks = (call.rows + (BLOCK_Q - 1)) // BLOCK_Q, (call.Dv + (BLOCK_V - 1)) // BLOCK_V
@@ -137,7 +138,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
             fetch(some, states, state, u32(0), e0, call)
             state_tile.put(smem, floats, i32(tile.first), some)
         elif end != u32(0):
-            load_pair(smem, i32(0), k, v, n_first, place, e0, call)
+            load_pair(smem, i32(0), x, n_first, place, e0, call)
         cp_async_commit()
 
         mine = num.zero
@@ -155,7 +156,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
             if i + u32(1) != slices:
                 fetch(some, states, state, u32(i + u32(1)), e0, call)
             elif i + u32(1) != end:
-                load_pair(smem, coming, k, v, n_first, place, e0, call)
+                load_pair(smem, coming, x, n_first, place, e0, call)
                 cp_async_commit()
             at, first_column = i32(tile.first + stage * tile.stage), i32(first_of(i, call))
             state_tile.add(acc, smem, floats, (q_place, first_column), at)  # acc [16, BLOCK_V] += Q @ state
@@ -195,7 +196,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         while i != end:
             stage = i32(i % u32(2))
             if i + u32(1) != end:
-                load_pair(smem, i32(1 - stage), k, v, i32(n0 + BLOCK_KV), place, e0, call)
+                load_pair(smem, i32(1 - stage), x, i32(n0 + BLOCK_KV), place, e0, call)
                 cp_async_commit()
             at = i32(tile.first + stage * tile.stage)
             qk.multiply(scores, q_frag, smem, q_place, at)  # scores [16, BLOCK_KV] = Q @ K.T

@@ -1,17 +1,14 @@
-"""Retention on Hopper, and its gradient: which problems the rung takes, and their tensor maps.
+"""Retention on Hopper, and its gradient: which problems the rung takes, their tensor maps and launches.
 
-chunks.py                the kernel: one pass
-wide.py                  the kernel for wide heads
-decay_grad_chunks.py, decay_grad_pairs.py   the kernels of log_decay's gradient
-launches.py              the launches of both
-config.py                tiles
-arguments.py             argument records
-chunk_decay.py           the decay between tokens of a chunk
-decay_tables.py          tables of it for log_decay
-states.py                positions of accumulators, and the state in memory and shared memory
-state_sums.py            the update of the state, with 16 bits or all digits of float32
-chunk_sums.py            sums along the rows and columns of a chunk's pairs
-diagonal_residual.py     rounding errors of the scores of neighbouring tokens
+chunks.py             the kernel: one pass
+wide.py               the kernel for wide heads
+decay_grad_chunks.py  the kernel for dq and dk with log_decay
+decay_grad_sums.py    log_decay's gradient from their sums
+config.py             tiles, argument records
+chunk_decay.py        the decay between tokens of a chunk
+decay_tables.py       tables of it for log_decay
+states.py             positions of accumulators, and the state in memory and shared memory
+state_sums.py         the update of the state, with 16 bits or all digits of float32
 """
 
 from __future__ import annotations
@@ -21,26 +18,42 @@ from dataclasses import replace
 from functools import partial
 
 from ....spec import ArrayMeta, Problem
+from ....spec.meta import Strided, compute_dtype
+from ...launch.arrays import cdiv
 from ...launch.device import Device
 from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
-from ...launch.views import Boxed, boxed, how_stored
+from ...launch.views import Boxed, boxed, by_token, how_stored, whole
+from ...tile.products import THREADS
 from ...tile.warpgroup import ROWS
-from ..arguments import is_varlen
+from ..arguments import Call, State, is_varlen, workspace
 from ..decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
-from ..passes import Pass, backward_passes, forward_pass
-from .arguments import is_shared
-from .config import BOX, CHUNK, DTYPE, SLACK, Config, Sm90Config, WideConfig
-from .launches import (
-    SEGMENTS,
-    between_segments,
-    segment_states,
-    step_gradient_bytes,
-    step_gradient_steps,
-    step_gradient_workspace,
-    walk_step,
+from ..decays import logs_of
+from ..passes import NO_STATE, Pass, States, backward_passes, forward_pass
+from ..simt_states import build_walk
+from .chunks import build_chunks
+from .config import (
+    BOX,
+    CHUNK,
+    DTYPE,
+    SLACK,
+    WARPS,
+    Config,
+    GradConfig,
+    Loaded,
+    LoadedWithY,
+    SegmentStates,
+    Sm90Config,
+    Walk,
+    WideConfig,
+    is_shared,
+    loaded,
+    padded,
 )
+from .decay_grad_chunks import DecayGrad, build_decay_grad_chunks
+from .decay_grad_sums import build_decay_grad_sums
+from .wide import build_wide
 
 WIDEST = 128  # D and Dv of `chunks`
 BLOCKS = 128  # sequences are cut into segments for this many blocks, on every GPU, for equal bits
@@ -77,8 +90,8 @@ def _choices(
     if not p.B * p.H:
         return
     config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
-    blocks, steps_too = [int(p.B * p.H * config.slices(*each)) for each in widths], "dlog_decay" in results
-    segments = segments_of(p, blocks[:1] if steps_too else blocks)  # passes run one after another, or overlapped
+    blocks = [int(p.B * p.H * config.slices(*each)) for each in widths]
+    segments = segments_of(p, blocks)
     if (min(blocks) * segments < LEAST_BLOCKS) != few:
         return
     loaded, stored = _loaded(roles), [names[-1] for names in roles]
@@ -88,11 +101,11 @@ def _choices(
         return
     if any(how_stored(metas, name, False) != "boxes" for name in stored):
         return
-    parts = 3 if steps_too or "state" in results or "dinitial_state" in results else 1
+    parts = 3 if "state" in results or "dinitial_state" in results else 1
     config = replace(config, parts=parts, segments=segments)
     room = max(config.shared_bytes(*each) for each in widths) + SLACK
-    if steps_too:
-        room = max(room, step_gradient_bytes(p) + SLACK)
+    if "dlog_decay" in results:
+        room = max(room, decay_grad_bytes(p) + SLACK)
     if room <= device.shared_memory_per_block:
         reason = "few sequences, most of the GPU rests" if few else "enough sequences"
         what = "a sequence" if segments == 1 else f"one of {segments} segments of a sequence"
@@ -145,7 +158,7 @@ def _workspace(problem: Problem, results: Mapping[str, ArrayMeta], config: Confi
     made = segment_states(p, config)
     if "log_decay" in p.arrays and SEGMENTS in made:
         made |= prefix_sums_workspace(p)
-    return made | (step_gradient_workspace(p) if "dlog_decay" in results else {})
+    return made | (decay_grad_workspace(p) if "dlog_decay" in results else {})
 
 
 def steps_of(
@@ -160,14 +173,126 @@ def steps_of(
     passes: Sequence[Pass] = backward_passes(p, results, {}, chunk) if backward else [forward_pass(p, results, chunk)]
     sums = "marks" in _workspace(p, results, config)
     steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].call)) if sums else []
-    if "dlog_decay" in results:
-        return [*steps, *step_gradient_steps(p, results, config)]
     for each, names in zip(passes, roles, strict=True):
+        walk = partial(
+            decay_grad_step if "dlog_decay" in results and names[3] in Y else walk_step, p, each, names, config
+        )
         if config.segments == 1:
-            step = walk_step(p, each, names, config, each.states, overlaps=backward)
-            steps.append(step._replace(overlaps=bool(steps)))
+            steps.append(walk(each.states, overlaps=backward)._replace(overlaps=bool(steps)))
         else:
             adds, between, begins = between_segments(p, each, config)
-            steps += [walk_step(p, each, names, config, adds, looks=False), between]
-            steps.append(walk_step(p, each, names, config, begins))
-    return steps
+            steps += [walk_step(p, each, names, config, adds, looks=False), between, walk(begins, overlaps=False)]
+    return [*steps, decay_grad_sums_step(p, results, passes[0])] if "dlog_decay" in results else steps
+
+
+# --- launches ----------------------------------------------------------------------------------------
+# A pass is a walk. If sequences are few, launches before it find the states between segments. With log_decay's gradient
+# the walks of dq and dk leave sums for it, and one launch follows.
+
+SEGMENTS = "segments"  # the workspace of states between segments
+
+
+def segment_states(problem: Problem, config: Config) -> dict[str, ArrayMeta]:
+    """Return room for the state before each segment, if there are several."""
+    p = problem
+    shape = (p.B * config.segments, p.H, p.D * p.Dv)
+    return {SEGMENTS: workspace(p, shape)} if config.segments > 1 else {}
+
+
+def between_segments(problem: Problem, each: Pass, config: Config) -> tuple[States, Step, States]:
+    """Return where a first launch leaves what each segment adds to the state, the launch that turns it into the state
+    before each segment, and where the pass begins from there.
+    """
+    p, call, ends = problem, each.call, each.states
+    size = call.D * call.Dv
+    between = Strided(SEGMENTS, (config.segments * p.H * size, size, call.Dv, 1))
+    states = whole(segment_states(p, config), SEGMENTS, 3)
+    missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, with which passes back begin
+    args = (states, ends.state, each.decay, call_of(p, each, config), size, call.Dv, missing)
+    kernel = build_walk(compute_dtype(p.dtype), **each.variant.options)
+    walk = Step(kernel, (p.B * p.H * cdiv(size, THREADS),), args)
+    return States(final=between), walk, States(initial=between)
+
+
+def walk_step(
+    problem: Problem,
+    each: Pass,
+    names: Sequence[str],
+    config: Config,
+    states: States,
+    *,
+    looks: bool = True,
+    overlaps: bool = False,
+) -> Step:
+    """Return a launch of the kernel, which begins with a state and leaves one as `states` says.
+
+    names: the arrays in the roles of q, k, v and o.
+    """
+    p, call, widths = problem, each.call, (int(each.call.D), int(each.call.Dv))
+    begins, finishes = bool(states.initial.data), bool(states.final.data)
+    walk = Walk(begins, finishes, back=call.direction < 0, overlaps=overlaps, looks=looks)
+    # one kernel for any number of segments; keys in parts if the state that it leaves becomes a result
+    in_parts = finishes and bool(each.states.final.data)
+    own = replace(config, parts=config.parts if in_parts else 1, segments=1)
+    segments = config.segments if looks or each.states.final.data else config.segments - 1  # the last sum is not needed
+    decay = each.logs if each.variant.stepwise else each.gamma
+    ends = SegmentStates(states.initial, states.final, p.H * call.D * call.Dv, segments)
+    maps, apart = loaded(p, Loaded, names[:3])
+    args = (f"{names[3]}_map", each.inputs, ends, decay, call_of(p, each, config))
+    blocks, slices = p.B * p.H * segments, own.slices(*widths)
+    if isinstance(own, WideConfig):
+        kernel, args = build_wide(own, padded(widths[0]), walk), (maps, *args, slices)
+    else:
+        kernel, args = build_chunks(own, padded(widths[1]), walk), (maps, apart, *args)
+    return Step(kernel, (blocks * slices,), args, own.shared_bytes(*widths))
+
+
+def call_of(problem: Problem, each: Pass, config: Config) -> Call:
+    """Return the sizes of a pass: `state_chunk` tokens are a segment."""
+    tokens = cdiv(cdiv(problem.Sk, config.chunk), config.segments) * config.chunk
+    return each.call._replace(state_chunk=tokens, slots=config.segments)
+
+
+GRAD = GradConfig()
+Y = {"dq": "q", "dk": "k"}  # the array that is multiplied with a pass's result for log_decay's gradient
+
+
+def decay_grad_bytes(problem: Problem) -> int:
+    """Return the shared memory of the passes with log_decay's gradient."""
+    return GRAD.tiles(padded(int(problem.D))).nbytes
+
+
+def decay_grad_workspace(problem: Problem) -> dict[str, ArrayMeta]:
+    """Return the sums of both passes' rows and chunks."""
+    p = problem
+    shapes = DecayGrad((p.B, p.H, p.Sk), *[(p.B, p.H, cdiv(p.Sk, CHUNK) * WARPS)] * 2)
+    return {f"{name}_{kind}": workspace(p, shape) for name in Y for kind, shape in shapes._asdict().items()}
+
+
+def decay_grad_of(problem: Problem, name: str) -> DecayGrad:
+    """Return the sums of dq's or dk's pass."""
+    made = decay_grad_workspace(problem)
+    return DecayGrad(*(by_token(made, f"{name}_{kind}", False) for kind in DecayGrad._fields))
+
+
+def decay_grad_step(
+    problem: Problem, each: Pass, names: Sequence[str], config: Config, states: States, *, overlaps: bool
+) -> Step:
+    """Return the launch of dq's or dk's pass with the sums for log_decay's gradient. names: as for `walk_step`."""
+    p, out, width = problem, names[3], padded(int(each.call.Dv))
+    walk = Walk(begins=bool(states.initial.data), back=each.call.direction < 0, overlaps=overlaps)
+    ends = SegmentStates(states.initial, NO_STATE, p.H * p.D * p.Dv, config.segments)
+    maps = loaded(p, LoadedWithY, (*names[:3], Y[out]))
+    args = (*maps, f"{out}_map", each.inputs, decay_grad_of(p, out), ends, each.logs, call_of(p, each, config))
+    kernel, blocks = build_decay_grad_chunks(GRAD, width, walk), p.B * p.H * config.segments
+    return Step(kernel, (blocks,), args, GRAD.tiles(width).nbytes)
+
+
+def decay_grad_sums_step(problem: Problem, results: Mapping[str, ArrayMeta], dq: Pass) -> Step:
+    """Return the launch that adds up the sums of both passes."""
+    p, chunks = problem, cdiv(problem.Sk, CHUNK)
+    states = whole(p.arrays, "initial_state", 4), whole(results, "dinitial_state", 4)
+    ends = State(*states, int(bool(states[0].data)), int("dstate" in p.arrays))
+    sums = logs_of(results, "dlog_decay", False), decay_grad_of(p, "dq"), decay_grad_of(p, "dk")
+    args = (*sums, dq.logs, ends, dq.call._replace(D=p.D, Dv=p.Dv), chunks)
+    return Step(build_decay_grad_sums(GRAD), (p.B * p.H * cdiv(chunks, GRAD.run),), args)

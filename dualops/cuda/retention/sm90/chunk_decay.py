@@ -1,4 +1,4 @@
-"""The decay between two tokens of a chunk, and between a token and the state.
+"""The decay between two tokens of a chunk, and between a token and the state; the rounding errors of decayed scores.
 
     of a pair      gamma^(r - c), c <= r                 of passes that go back gamma^(c - r), c >= r
     of the state   gamma^(r + 1) for query r             gamma^(n - 1 - r), n being the tokens of the chunk
@@ -6,6 +6,13 @@
 
 The passes of `chunks` and `wide` call these verbs. `constant_decay` has a head's gamma. `per_token_decay` has each
 step's decay, from the tables of `decay_tables`.
+
+P is rounded to 16 bits for P @ V. With many tokens the errors of the scores average out below the rounding of o. A head
+that forgets at once sees the last few tokens. Then each error counts: in one draw of five, o is off by more than twice
+its own rounding. So `diagonal_residual` multiplies the errors of the 16 x 16 pairs of a warp's own tokens too. The warp
+does so alone, because the products of a warpgroup have no registers left:
+
+    o [16, Dv] += (P - rounded P) [16, 16] @ V [16, Dv]          mma.sync, V by ldmatrix from its boxes
 """
 
 from __future__ import annotations
@@ -15,15 +22,19 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ...compiler.backend import Namespace, cuda, f32, i32, u32, verb
+from ...compiler.backend import Members, Namespace, cuda, f32, i32, noun, u32, verb
 from ...launch.views import number_type
+from ...ptx.convert import pack_bf16x2, unpack_bf16x2
+from ...ptx.ldmatrix import ldmatrix
+from ...ptx.mma import mma_m16n8k16
 from ...tile.epilogue import opaque_f32
 from ...tile.numbers import numbers
 from ...tile.products import anew_i32, opaque_i32
+from ...tile.swizzle import Operand
 from ..decays import decay
-from .config import DTYPE
+from .config import BOX, DTYPE
 from .decay_tables import EIGHT, EIGHTS, ld_shared_v2_f32, load_float, tables_at
-from .states import column_of, my_column, my_row, row_of
+from .states import SPAN, column_of, my_column, my_row, rest, row_of
 
 # log2 of a gamma; below it o needs `diagonal_residual`. Emulated without it, at 0.96 one draw of fifty is
 # beyond the accuracy rule; at 31 / 32, where RetNet's heads begin, one of a hundred, by 1.1 at most. RetNet's heads go
@@ -112,9 +123,9 @@ def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
 
 
 @cache
-def per_token_decay(width: int, at: int, back: bool, *, by_steps: bool = False) -> ChunkDecay:
+def per_token_decay(width: int, at: int, back: bool) -> ChunkDecay:
     """The verbs for o of `width` columns. Tables begin at byte `at` of shared memory; back: tokens see those after
-    them. by_steps: only `pairs` is called, with all digits of float32, not in passes back.
+    them.
     """
     num, QUADS, LAST = numbers(f32), width // 8, 4 * (EIGHT - 1)
     WITHIN, NEAR, KEPT, KNOWN = tables_at(at)
@@ -138,16 +149,6 @@ def per_token_decay(width: int, at: int, back: bool, *, by_steps: bool = False) 
         return anew_i32(i32(cuda.threadIdx.x))
 
     @verb
-    def left_of_steps(left, of_eight, smem, line, column):
-        """Sum the logarithms from each of my two columns of an eight to a row of it."""
-        for e in range(2):
-            left[e] = num.zero
-        for t in range(1, EIGHT):
-            step = load_float(smem, i32(of_eight + (KEPT - WITHIN) + 4 * t))
-            for e in range(2):
-                left[e] += step if (column + e < t) & (t <= line) else num.zero
-
-    @verb
     def pairs(scores, row, mine, scale):
         (smem, eights), tid = mine, my_thread()
         line, column = i32(u32(row_of(tid)) % u32(EIGHT)), column_of(tid)
@@ -158,12 +159,9 @@ def per_token_decay(width: int, at: int, back: bool, *, by_steps: bool = False) 
         for h in range(2):
             of_eight = i32(WITHIN + 4 * EIGHT * i32(first + h))
             here = load_float(smem, i32(of_eight + 4 * line))
-            if by_steps:
-                left_of_steps(between, of_eight, smem, line, column)
-            else:
-                there = ld_shared_v2_f32(smem, i32(of_eight + 4 * column))
-                for e in range(2):
-                    between[e] = there[e] - here if back else here - there[e]
+            there = ld_shared_v2_f32(smem, i32(of_eight + 4 * column))
+            for e in range(2):
+                between[e] = there[e] - here if back else here - there[e]
             for e in range(2):
                 seen = column + e >= line if back else column + e <= line
                 left = num.exp2(between[e]) * scale
@@ -227,3 +225,51 @@ def per_token_decay(width: int, at: int, back: bool, *, by_steps: bool = False) 
         return True  # any step may
 
     return ChunkDecay.from_locals(locals(), argument=number_type(DTYPE, 3))
+
+
+# --- rounding errors --------------------------------------------------------------------------------
+
+OWN = 16  # tokens of a warp
+WORDS = 4  # of a thread, for 16 x 16 pairs
+
+
+@cache
+@noun
+def diagonal_residual(v: Operand) -> Members:
+    """The verbs for V in boxes of bfloat16, 16 tokens for each warp. Called by a warpgroup."""
+    load, multiply, STEPS = ldmatrix(4, True), mma_m16n8k16("bf16"), v.lines // OWN
+
+    @verb
+    def _my_warp():
+        """Return my warp's number among those that share V's tokens. Registers do not keep it between chunks."""
+        return i32(u32(anew_i32(i32(cuda.threadIdx.x))) // u32(32) % u32(STEPS))
+
+    @verb
+    def words():
+        """Return a local array for the errors."""
+        return cuda.local.array(WORDS, u32)
+
+    @verb
+    def keep(words, scores):
+        """Compute the errors of packing the scores of my warp's own tokens."""
+        warp = _my_warp()
+        for own in range(STEPS):
+            if own == warp:
+                for word in range(WORDS):
+                    at = WORDS * own + word
+                    low, high = unpack_bf16x2(pack_bf16x2(scores[2 * at], scores[2 * at + 1]))
+                    words[word] = pack_bf16x2(rest(scores[2 * at] - low), rest(scores[2 * at + 1] - high))
+
+    @verb
+    def add(o, words, smem, v_at):
+        """Add the product of the errors and V to o, after o's own products."""
+        lane = i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
+        line = v_at + (OWN * _my_warp() + lane % OWN) * SPAN
+        right = cuda.local.array(WORDS, u32)
+        for column in range(0, v.width, OWN):
+            byte = 2 * (column % BOX) + lane // OWN * 16
+            load(right, 0, smem, i32(line + column // BOX * v.box + (byte ^ (lane % 8) << 4)))
+            multiply(o, column // 2, words, 0, right, 0)
+            multiply(o, column // 2 + 4, words, 0, right, 2)
+
+    return locals()

@@ -55,11 +55,20 @@ from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
-from .arguments import SEGMENT_STATES, Loaded, chunk_range, loaded_types
-from .chunk_decay import constant_decay, per_token_decay
-from .config import BOX, CHUNK, CONSUMERS, DTYPE, Sm90Config, Walk
+from .chunk_decay import constant_decay, diagonal_residual, per_token_decay
+from .config import (
+    BOX,
+    CHUNK,
+    CONSUMERS,
+    DTYPE,
+    SEGMENT_STATES,
+    Loaded,
+    Sm90Config,
+    Walk,
+    chunk_range,
+    loaded_types,
+)
 from .decay_tables import decay_tables_feed
-from .diagonal_residual import diagonal_residual
 from .state_sums import state_sums
 from .states import box_by_box, fragments_of, place_of, state_smem
 

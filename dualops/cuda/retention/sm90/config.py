@@ -1,11 +1,16 @@
-"""The tiles of retention's sm90 rung."""
+"""The tiles of retention's sm90 rung, the argument records of its kernels, and which chunks a block walks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ....spec import ArrayMeta, Problem
+from ...compiler.backend import Members, i32, i64, noun, tensor_map, types, u32, verb
+from ...launch.views import number_type
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ...tile.warpgroup_exchange import THREADS, exchange_bytes
@@ -150,61 +155,116 @@ Config = Sm90Config | WideConfig
 
 
 WARPS = 4 * CONSUMERS  # that multiply
-SUMS, OF_WARPS = 2 * 4 * CHUNK * WARPS, 2 * 4 * WARPS  # bytes of `column_sums` and `warp_sums`, for two turns
 
 
-class MetTiles(NamedTuple):
-    """What is in shared memory of a walk."""
+class GradTiles(NamedTuple):
+    """What is in shared memory of a pass with log_decay's gradient."""
 
     q: Operand  # [CHUNK, 128]
     k: Operand  # [CHUNK, 128], a stage
-    v: Operand  # [CHUNK, width]
-    y: Operand  # [CHUNK, width]
+    v: Operand  # [CHUNK, width]; Y's is the same
     state: Operand  # [128, width]
     k_at: int
     v_at: int
     y_at: int
     state_at: int
     o_at: int  # [CHUNK, 64]
-    sums_at: int
-    warps_at: int
     decay_at: int  # the tables of log_decay
     nbytes: int
 
 
-class PairTiles(NamedTuple):
-    """What is in shared memory of the kernel for the pairs of a chunk."""
-
-    q: Operand  # [CHUNK, D]; K's is the same
-    do: Operand  # [CHUNK, Dv]; V's is the same
-    k_at: int
-    do_at: int
-    v_at: int
-    sums_at: int
-    warps_at: int
-    decay_at: int
-    nbytes: int
-
-
 @dataclass(frozen=True)
-class StepsConfig:
-    """stages: of K, which a walk reads last in a chunk. With two or more, a stage is free when Y of the chunk before is
-    released. run: chunks of a block of pairs, one after another, so that it loads one while it sums up the one before.
+class GradConfig:
+    """Log_decay's gradient. stages: of K in the passes of dq and dk, which release it last in a chunk. run: chunks of a
+    block that adds up the sums.
     """
 
     stages: int = 2
-    run: int = 4
+    run: int = 2
 
-    def met_tiles(self, width: int) -> MetTiles:
+    def tiles(self, width: int) -> GradTiles:
         """Return the tiles for V, Y and results of this width, in whole boxes."""
         q, k = (Operand(CHUNK, KEY_WIDTH, 2, 128, "k") for _ in range(2))
         v, state = (Operand(lines, width, 2, 128, "mn") for lines in (CHUNK, KEY_WIDTH))
-        y = Operand(CHUNK, width, 2, 128, "k")
-        sizes = q.nbytes, self.stages * k.nbytes, v.nbytes, y.nbytes, state.nbytes, 2 * CHUNK * BOX
-        return MetTiles(q, k, v, y, state, *accumulate((*sizes, SUMS, OF_WARPS, DECAY_TABLES)))
+        sizes = q.nbytes, self.stages * k.nbytes, v.nbytes, v.nbytes, state.nbytes, 2 * CHUNK * BOX
+        return GradTiles(q, k, v, state, *accumulate((*sizes, DECAY_TABLES)))
 
-    def pair_tiles(self, D: int, Dv: int) -> PairTiles:
-        """Return the tiles for keys and values of these widths."""
-        q, do = (Operand(CHUNK, width, 2, 128, "k") for width in (D, Dv))
-        ends = accumulate((q.nbytes, q.nbytes, do.nbytes, do.nbytes, SUMS, OF_WARPS, DECAY_TABLES))
-        return PairTiles(q, do, *ends)
+
+# --- arguments of the kernels -----------------------------------------------------------------------
+
+
+class Loaded(NamedTuple):
+    """Tensor maps of the arrays that a walk loads. As `apart`: 0 if all heads share the array, whose map then has one
+    head; otherwise 1.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+
+
+class LoadedWithY(NamedTuple):
+    """As `Loaded`, for the walks of log_decay's gradient."""
+
+    q: Any
+    k: Any
+    v: Any
+    y: Any
+
+
+class SegmentStates(NamedTuple):
+    """The states with which the walks of all segments begin, and those that they leave."""
+
+    initial: Any  # [B, H, D, Dv] of segment 0
+    final: Any
+    step: Any  # numbers from one segment's state to the next
+    count: Any  # segments of a sequence that are walked, from the first one on
+
+
+SEGMENT_STATES = types.NamedTuple((*[number_type(DTYPE, 4)] * 2, i64, i32), SegmentStates)
+
+
+def loaded_types(kind: Any) -> tuple[Any, Any]:
+    """Return the types of the maps and of `apart`."""
+    maps, apart = (types.NamedUniTuple(each, len(kind._fields), kind) for each in (tensor_map, i32))
+    return maps, apart
+
+
+def loaded(problem: Problem, kind: Any, names: Sequence[str]) -> tuple[Any, Any]:
+    """Return the maps of these arrays, and `apart`."""
+    apart = (int(not is_shared(problem.arrays[name])) for name in names)
+    return kind(*(f"{name}_map" for name in names)), kind(*apart)
+
+
+def is_shared(meta: ArrayMeta) -> bool:
+    """Whether all heads of [B, H, S, width] are one in memory."""
+    return meta.shape[1] > 1 and meta.strides[1] == 0
+
+
+class Chunks(NamedTuple):
+    """The chunks of a block."""
+
+    count: Any
+    m0: Any  # the first token of the chunk that comes first
+
+
+@cache
+@noun
+def chunk_range(chunk: int, back: bool) -> Members:
+    """The verbs for chunks of this many tokens."""
+    CHUNK = u32(chunk)  # unsigned divisions are faster
+
+    @verb
+    def last(rows):
+        """Return the first token of the last chunk of this many rows."""
+        return i32((u32(rows) - u32(1)) // CHUNK * CHUNK)
+
+    @verb
+    def chunks(part, call):
+        """Return the chunks of segment number `part`."""
+        before = i32(part * call.state_chunk)  # tokens of the segments before
+        length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
+        m0 = i32(last(call.rows) - before) if back else before
+        return Chunks(u32((length + (chunk - 1)) // chunk), m0)
+
+    return locals()

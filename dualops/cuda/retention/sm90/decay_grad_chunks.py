@@ -1,39 +1,43 @@
-"""dq or dk with log_decay, and what log_decay's own gradient has of the states between chunks.
+"""dq or dk with log_decay, and what log_decay's own gradient needs of them.
 
-    forth   q, k, v, y = do, v, k, q    taken_i = scale * w_i * do_i . (S_c q_i)      S_c: before the chunk
-    back    q, k, v, y = v, do, q, k    given_j = w_j * v_j . (dS_c k_j)              dS_c: of the state behind it
+    dq   q, k, v, y = do, v, k, q        rows_i = q_i . dq_i      of a chunk: <S, (w dO).T @ Q>, S: before the chunk
+    dk   q, k, v, y = v, do, q, k        rows_j = k_j . dk_j      of a chunk: <dS, (w V).T @ K>, dS: behind the chunk
 
-A block walks one sequence of one head, or a segment of it, and computes the pass's results, both as `chunks` does. w is
-what is left from the state to a token. One warp loads, one computes the tables of log_decay (`decay_tables`).
+A block walks one sequence of one head, or a segment of it, and computes the pass's results, both as `chunks` does. One
+warp loads, one computes the tables of log_decay (`decay_tables`).
 
     for each chunk, by the consumers:
-    1  met [64, 128] = state @ Y.T                          the state in three parts of bfloat16 (`exact_left`)
-    2  met *= Q.T;  its columns' sums, of all 128 rows, are the tokens' (`column_sums`)
-    3  forth: store the state to memory, in the order of threads; back: load it, both_c = fade * sum of S_c * dS_c
-    4  o, as steps 2 to 4 of `chunks`; its scores overlap with 2 and 3
-    5  state = fade * state + (decayed K).T @ V             the decayed keys in three parts (`state_sums`)
-    6  state, rounded, to shared memory, for the next o; and the tokens' sums to memory
+    1  P, as step 2 of `chunks`
+    2  o = w * Q @ state;  rounded = the sum of Y * o
+    3  o += P @ V, stored to memory;  rows = the row sums of Y * o, before o is rounded
+    4  states = the sum of the state times (w Q).T @ Y
+    5  state = fade * state + (decayed K).T @ V
+    6  state, rounded, to shared memory, for the next o
 
-taken, given and both are as exact as float32 arithmetic. They cannot come from o's own products, which round P and the
-state. From dq and dk, before they are rounded, dlog_decay would be 600 to 1100 times as far off as the rule of accuracy
-allows (emulated). With two parts it would be off by up to 1.5 times as much as allowed.
+(w Q).T @ Y is what the other pass adds to its own state, with the same rounded factors. So the sums of 4 tell how <S,
+dS> changes over a chunk, to float32's last digits, although the factors were rounded. Those of 2, part of `rows`, are
+the same sums from a rounded state (`decay_grad_sums`). Sums go to memory, those of 2 and 4 a number a warp. The order
+of a sum does not depend on the warps' timing.
 
 The second warpgroup stays behind the first (`tile.warpgroup_barrier`): one multiplies while the other does arithmetic.
-Loads of Y, Q and K of the next chunk overlap with the rest of this one, the load of V with the next scores. Shared
-memory: `StepsConfig.met_tiles`, 2 * 128 * (128 * (1 + stages) + 3 * width + 64) bytes, 208 KiB for width = 128, 8 KiB
-of sums and 2 KiB of tables. Registers: width / 2 for the state; with it 64 of one product and 64 words of a left
-factor, or 64 of two. The producer warpgroup has 24 for width = 128.
+Loads of Y and Q of the next chunk overlap with 5 and 6, the load of K with the rest of this chunk, that of V with the
+next scores. Shared memory: `GradTiles`, 2 * 128 * (128 * (1 + stages) + 3 * width + 64) bytes, 208 KiB for width = 128,
+and 2 KiB of tables. Registers: width / 2 for the state; with it as many of another product, and 32 words of a left
+factor.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, types, u8, u32
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, kernel, noun, tensor_map, types, u8, u32, verb
 from ...launch.views import number_type, start
+from ...ptx.convert import unpack_bf16x2
+from ...tile.a_fragment import words_of_rows
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
-from ...tile.grids import let_next_grid_begin
+from ...tile.grids import let_next_grid_begin, wait_for_grid_before
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.products import anew_i32
@@ -41,72 +45,165 @@ from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, lane_reductions, shfl_idx_i32
 from ...tile.second_barrier import second_barrier
 from ...tile.softmax_rows import softmax_rows
+from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import halves
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
-from .arguments import SEGMENT_STATES, LoadedWithY, chunk_range, loaded_types
-from .chunk_decay import per_token_decay
-from .chunk_sums import column_sums, warp_sums
-from .config import BOX, CHUNK, CONSUMERS, DTYPE, WARPS, StepsConfig, Walk
+from .chunk_decay import diagonal_residual, per_token_decay
+from .config import (
+    CHUNK,
+    CONSUMERS,
+    DTYPE,
+    SEGMENT_STATES,
+    WARPS,
+    GradConfig,
+    LoadedWithY,
+    Walk,
+    chunk_range,
+    loaded_types,
+)
 from .decay_tables import decay_tables_feed
-from .diagonal_residual import diagonal_residual
-from .state_sums import exact_left, state_sums
-from .states import box_by_box, fragments_of, place_of, saved_states, state_smem, times_transposed
+from .state_sums import state_sums, weighted_sums
+from .states import box_by_box, fragments_of, my_row, place_of, state_smem
 
 
-class Met(NamedTuple):
-    """What log_decay's gradient needs of the states between chunks."""
+class DecayGrad(NamedTuple):
+    """What log_decay's gradient needs of a pass."""
 
-    tokens: Any  # [B, H, S]: taken or given
-    states: Any  # [B, H, chunks, numbers of a state] (`saved_states`)
-    both: Any  # [B, H, chunks], written by the walk back
-    first_chunk: Any  # the first one that has a state before it
+    rows: Any  # [B, H, S]
+    states: Any  # [B, H, chunks * WARPS]
+    rounded: Any  # the same sums, as they are part of `rows`
 
 
-MET = types.NamedTuple((*[number_type(DTYPE, 3)] * 3, i32), Met)
+DECAY_GRAD = types.NamedUniTuple(number_type(DTYPE, 3), 3, DecayGrad)
+
+
+LANES, WORDS = 4, 4  # of a row; of a thread, for 16 columns
+
+
+@cache
+@noun
+def warp_sums() -> Members:
+    """The verb that adds up a warp's numbers."""
+    lanes = lane_reductions(f32, 32)
+
+    @verb
+    def put(to, x, place):
+        """Write the sum of my warp's x. to: [B, H, chunks * WARPS]. place: batch, head, the chunk's first token."""
+        (b, h, m0), tid = place, u32(anew_i32(i32(cuda.threadIdx.x)))
+        total = lanes.sum(x)
+        if tid % u32(32) == u32(0):
+            to.data[start(to, b, h, i32(u32(m0) // u32(CHUNK) * u32(WARPS) + tid // u32(32)))] = total
+
+    return locals()
+
+
+@cache
+@noun
+def row_sums(y: Operand) -> Members:
+    """The verbs for Y in boxes of bfloat16, whose rows and columns are those of the accumulators. Called by a
+    warpgroup.
+    """
+    words_of, lanes, num, of_warp = words_of_rows(y), lane_reductions(f32, LANES), numbers(f32), warp_sums()
+    steps = words_of.steps
+
+    @verb
+    def _multiply(sums, acc, smem, y_at, tid):
+        """Compute my share of the sums of my two rows."""
+        first, words = words_of.first(i32(y_at + my_warpgroup() * ROWS * y.span), tid), cuda.local.array(WORDS, u32)
+        sums[0], sums[1] = num.zero, num.zero
+        for step in range(steps):
+            words_of.load(words, 0, smem, first, step)
+            for word in range(WORDS):
+                low, high = unpack_bf16x2(words[word])
+                e = 2 * (WORDS * step + word)
+                sums[word % 2] += acc[e] * low + acc[e + 1] * high
+
+    @verb
+    def put(to, acc, smem, y_at, place, count):
+        """Write the sums of my rows. to: [B, H, S]. place: batch, head, the first token of the chunk, which has `count`
+        tokens, and the warpgroup's first row.
+        """
+        (b, h, m0, row), tid, sums = place, anew_i32(i32(cuda.threadIdx.x)), cuda.local.array(2, f32)
+        _multiply(sums, acc, smem, y_at, tid)
+        for half in range(2):
+            total, r = lanes.sum(sums[half]), i32(row + my_row() + 8 * half)
+            if r < count and tid % LANES == 0:
+                to.data[start(to, b, h, m0 + r)] = total
+
+    @verb
+    def put_total(to, acc, smem, y_at, place):
+        """Write the sum of my warp's rows. to, place: as for `warp_sums`."""
+        sums = cuda.local.array(2, f32)
+        _multiply(sums, acc, smem, y_at, anew_i32(i32(cuda.threadIdx.x)))
+        of_warp.put(to, sums[0] + sums[1], place)
+
+    return locals()
+
+
+@noun
+def product_sums(size: int) -> Members:
+    """The verb for `size` accumulators of a thread."""
+    of_warp, num = warp_sums(), numbers(f32)
+
+    @verb
+    def put_total(to, acc, other, place):
+        """Write the sum of my warp's products of two numbers. to, place: as for `warp_sums`."""
+        total = num.zero
+        for e in range(size):
+            total += acc[e] * other[e]
+        of_warp.put(to, total, place)
+
+    return locals()
 
 
 @builds
-def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
-    """retention_met_sm90(maps, apart, o_map, x, met, states, decay, call).
+def build_decay_grad_chunks(config: GradConfig, width: int, walk: Walk) -> Kernel:
+    """retention_decay_grad_sm90(maps, apart, o_map, x, grad, states, decay, call).
 
-    maps, apart: `LoadedWithY`. met: `Met`. states: `SegmentStates` without final ones. decay: log_decay. width: of V, Y
-    and o, in whole boxes.
+    maps, apart: `LoadedWithY`. grad: `DecayGrad`. states: `SegmentStates` without final ones. decay: log_decay. width:
+    of V, Y and o, in whole boxes.
     """
     STEP, walk_of = -CHUNK if walk.back else CHUNK, chunk_range(CHUNK, walk.back)
-    num, role, tiles = numbers(f32), roles(CONSUMERS, most=width > BOX), config.met_tiles(width)
+    num, role, tiles = numbers(f32), roles(CONSUMERS), config.tiles(width)
     decays = per_token_decay(width, tiles.decay_at, walk.back)
     steps = decay_tables_feed(tiles.decay_at, walk.back, WARPS)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
-    v_tile, y_tile = box_tile(tiles.v, tiles.v_at, 2), box_tile(tiles.y, tiles.y_at, 2)
+    v_tile, y_tile = box_tile(tiles.v, tiles.v_at, 2), box_tile(tiles.v, tiles.y_at, 2)
     q_pipe, k_part = pipeline(1, tiles.q.nbytes, WARPS), second_barrier(config.stages, tiles.k.nbytes)
-    v_pipe, y_pipe = pipeline(1, tiles.v.nbytes, WARPS), pipeline(1, tiles.y.nbytes, WARPS)
+    v_pipe, y_part = pipeline(1, tiles.v.nbytes, WARPS), second_barrier(1, tiles.v.nbytes)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, width // 2), fragments_of(width)
     carry = state_smem(tiles.state, tiles.state_at, anew=True)
     boxes = box_output(DTYPE, width, tiles.o_at, 1, 2, anew=True)  # o is stored in two steps through one buffer
-    near, kept, half = diagonal_residual(tiles.v), saved_states(width), halves()
+    near, half, store_o, sums = diagonal_residual(tiles.v), halves(), box_by_box(boxes), row_sums(tiles.v)
     hidden = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
-    kv = state_sums(tiles.k, tiles.v, True, decays.weight, overlapped=True)
-    state_y, met_q = exact_left(tiles.y), times_transposed(tiles.q)
-    sums, of_warps = column_sums(tiles.sums_at, CHUNK, WARPS), warp_sums(tiles.warps_at, WARPS)
-    lanes, store_o = lane_reductions(f32, 32), box_by_box(boxes)
+    kv = state_sums(tiles.k, tiles.v, False, decays.weight)
+
+    @verb
+    def row_weight(args, token):
+        """Return the factor that the other pass gives this token: the same float32 number."""
+        mine, count, scale = args
+        return decays.of_row(mine, token, count) * scale
+
+    qy = weighted_sums(tiles.q, tiles.v, row_weight)
+    products = product_sums(qy.size)
 
     @kernel(
         *loaded_types(LoadedWithY),
         tensor_map,
         inputs_type(DTYPE),
-        MET,
+        DECAY_GRAD,
         SEGMENT_STATES,
         decays.argument,
         call_type(DTYPE),
         threads=role.threads,
     )
-    def retention_met_sm90(maps, apart, o_map, x, met, states, decay, call):
+    def retention_decay_grad_sm90(maps, apart, o_map, x, grad, states, decay, call):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_full, v_bars = q_pipe.barriers(), k_part.barriers(), v_pipe.barriers()
-        y_bars, steps_bars = y_pipe.barriers(), steps.barriers()
+        y_full, steps_bars = y_part.barriers(), steps.barriers()
         tables, warpgroup = (smem, steps.eights()), my_warpgroup()
         part, head = i32(cuda.blockIdx.x % states.count), i32(cuda.blockIdx.x // states.count)
         b, h = i32(head // call.H), i32(head % call.H)
@@ -114,23 +211,23 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
             q_pipe.init(q_bars)
             k_part.init(k_full)
             v_pipe.init(v_bars)
-            y_pipe.init(y_bars)
+            y_part.init(y_full)
             steps.init(steps_bars)
         prefetch_maps(maps, 1)
         q_pipe.start()
         if walk.overlaps:
-            let_next_grid_begin()  # that of dv, which ends after this one
+            let_next_grid_begin()
         i, (end, m0) = u32(0), walk_of.chunks(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
                 while i != end:
-                    stage = y_pipe.acquire(y_bars, i)
-                    y_tile.load(smem, stage, maps.y, Corner(m0, 0, (i32(h * apart.y), b)), y_bars.full)
+                    stage = k_part.expect(k_full, i)  # free: all had read it two chunks ago before they released V
+                    k_tile.load(smem, stage, maps.k, Corner(m0, 0, (i32(h * apart.k), b)), k_full)
                     stage = q_pipe.acquire(q_bars, i)
                     q_tile.load(smem, stage, maps.q, Corner(m0, 0, (i32(h * apart.q), b)), q_bars.full)
-                    stage = k_part.expect(k_full, i)  # free: all had read it two chunks ago before they released Y
-                    k_tile.load(smem, stage, maps.k, Corner(m0, 0, (i32(h * apart.k), b)), k_full)
+                    y_part.expect(y_full, i)
+                    y_tile.load(smem, stage, maps.y, Corner(0, m0, (i32(h * apart.y), b)), y_full)
                     stage = v_pipe.acquire(v_bars, i)
                     v_tile.load(smem, stage, maps.v, Corner(0, m0, (i32(h * apart.v), b)), v_bars.full)
                     m0 = i32(m0 + STEP)
@@ -147,8 +244,7 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
             mine = decays.of(tables, call, h)
             scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
-            near_words, room = near.words(), kv.room()
-            products, state_words, by_column = state_y.fragment(), state_y.words(), sums.values()
+            near_words, room, product = near.words(), kv.room(), qy.fragment()
             for j in range(kv.size // 4):
                 for e in range(4):
                     state[4 * j + e] = num.zero
@@ -159,22 +255,11 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
             while i != end:
                 b, h = anew_i32(b), anew_i32(h)  # or registers would keep the start of a head's rows
                 mine, count = decays.again(mine), min(i32(call.rows - m0), i32(CHUNK))
-                chunk, turn = i32(u32(m0) // u32(CHUNK)), i32(i & u32(1))
-                y_at, q_at = y_tile.at(y_pipe.wait(y_bars, i)), q_tile.at(q_pipe.wait(q_bars, i))
+                q_at, k_at = q_tile.at(q_pipe.wait(q_bars, i)), k_tile.at(k_part.wait(k_full, i))
                 half.follow(warpgroup)
-                state_y.multiply(products, state_words, state, smem, y_at)  # products = state @ Y.T
-                y_pipe.release(y_bars, i)
-                k_at, v_at = k_tile.at(k_part.wait(k_full, i)), v_tile.at(v_pipe.stage(i))
                 qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
-                met_q(by_column, products, smem, q_at)  # my rows' sums of products * Q.T
-                sums.put(smem, turn, by_column)
-                half.go_ahead(warpgroup)
-                at = start(met.states, b, h, chunk)
-                if walk.back:
-                    of_warps.put(smem, turn, lanes.sum(kept.product(met.states, at, state)))
-                else:
-                    kept.put(met.states, at, state)
                 qk.wait(scores)
+                half.go_ahead(warpgroup)
                 steps.wait(steps_bars, i)
                 decays.pairs(scores, row, mine, call.scale)
                 near.keep(near_words, scores)
@@ -182,35 +267,33 @@ def build_decay_grad_chunks(config: StepsConfig, width: int, walk: Walk) -> Kern
                 half.take(warpgroup)
                 qs.start(o, smem, q_at, tiles.state_at, warpgroup)  # o = Q @ state
                 qs.wait(o)
-                q_pipe.release(q_bars, i)
                 decays.rows(o, row, count, mine, call.state_scale)
-                v_pipe.wait(v_bars, i)
+                y_at = y_tile.at(y_part.wait(y_full, i))
+                sums.put_total(grad.rounded, o, smem, y_at, (b, h, m0))  # of Y * o
+                v_at = v_tile.at(v_pipe.wait(v_bars, i))
                 pv.add(o, probs, smem, v_at, 1)  # o += P @ V
                 pv.wait(o)
                 near.add(o, near_words, smem, v_at)
                 hidden.repair(o, (x, smem), (b, h, m0, row, 0), mine, call)
                 half.leave(warpgroup)
+                sums.put(grad.rows, o, smem, y_at, (b, h, m0, row), count)
                 store_o(smem, o_map, o, Corner(i32(m0 + row), 0, (h, b)))
+                qy.multiply(product, smem, (q_at, y_at), (mine, count, call.state_scale))  # (decayed Q).T @ Y
+                qy.wait(product)
+                q_pipe.release(q_bars, i)
+                products.put_total(grad.states, product, state, (b, h, m0))
                 known, fade = (mine, count, call.kept_scale), decays.fade(mine, count)
-                kv.add(state, room, smem, (k_at, v_at), known, fade)  # state = fade * state + (decayed K).T @ V
+                kv.fade(state, fade)
+                kv.add(state, room, smem, (k_at, v_at), known, fade)  # state += (decayed K).T @ V
                 v_pipe.release(v_bars, i)
                 half.claim(warpgroup)
                 carry.put(smem, state)
                 half.hand(warpgroup)
-                if warpgroup == 1:  # both have put their sums
-                    token = i32(anew_i32(i32(cuda.threadIdx.x)) - 128)
-                    tokens_before = i32(walk_of.last(call.rows) - m0) if walk.back else m0
-                    there = i32(u32(tokens_before) // u32(CHUNK)) >= call.first_chunk
-                    if token < count:
-                        total = sums.total(smem, turn, token) * decays.of_row(mine, token, count) * call.state_scale
-                        met.tokens.data[start(met.tokens, b, h, m0 + token)] = total if there else num.zero
-                    if walk.back and token == 0:
-                        total = of_warps.total(smem, turn) * decays.fade(mine, count)
-                        there = there and chunk >= met.first_chunk
-                        met.both.data[start(met.both, b, h, chunk)] = total if there else num.zero
                 steps.release(steps_bars, i)
                 m0 = i32(m0 + STEP)
                 i = q_pipe.next(i)
             boxes.finish()
+        if walk.overlaps and cuda.threadIdx.x < 32:  # a consumer: idle lanes of the producer would delay the loads
+            wait_for_grid_before()
 
-    return retention_met_sm90
+    return retention_decay_grad_sm90

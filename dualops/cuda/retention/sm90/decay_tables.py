@@ -17,8 +17,7 @@ sums them up, with its neighbour's and with those of the lanes before and behind
 
 The numbers of a sum have one sign, so each sum is as exact as a float32. Only differences within an eight are
 subtracted. There a step that forgets nearly all would cost the steps behind it their digits. That error is below o's
-rounding. A kernel that needs only exact pairs finds each step's logarithm in place of `kept`, and adds up those between
-two tokens. In passes that go back a token sees those behind it: the sums are the same, with the ends exchanged.
+rounding. In passes that go back a token sees those behind it: the sums are the same, with the ends exchanged.
 
 Shared memory: 16 bytes a token, and 4 an eight.
 
@@ -42,8 +41,6 @@ from ...ptx.arithmetic import bits_of_f32, f32_of_bits
 from ...ptx.memory import (
     ld_shared_b32,
     ld_shared_v2_f32 as ld_shared_v2_f32,
-    st_shared_b32,
-    st_shared_v2_f32 as st_shared_v2_f32,
     st_shared_v4_b32,
 )
 from ...tile.epilogue import opaque_f32
@@ -59,11 +56,6 @@ from .config import CHUNK, DECAY_TABLES, DTYPE
 @verb
 def load_float(array, at):
     return f32_of_bits(ld_shared_b32(array, at))
-
-
-@verb
-def store_float(array, at, x):
-    st_shared_b32(array, at, bits_of_f32(x))
 
 
 @verb
@@ -94,9 +86,8 @@ def tables_at(at: int) -> TablesAt:
 
 @cache
 @noun
-def decay_tables(at: int, back: bool, *, states: bool = True) -> Members:
-    """The verbs for tables from byte `at` on. back: tokens see those after them. states: without it only the tables for
-    pairs are written: `within`, `near`, `eights`, and the logarithms themselves in place of `kept`.
+def decay_tables(at: int, back: bool) -> Members:
+    """The verbs for tables from byte `at` on. back: tokens see those after them.
 
     Called by a warp, not the first. tables: shared memory, and the array of the eights in it.
     """
@@ -181,26 +172,23 @@ def decay_tables(at: int, back: bool, *, states: bool = True) -> Members:
         near(smem, own, begin if back else end, EACH, lane)
         if lane & 1 == 0:
             eights[lane >> 1] = num.exp2(total)
-        if states:
-            before, to_here = _sums(total, lane, -1)
-            behind, _ = _sums(total, lane, 1)
-            if lane == 31:
-                eights[EIGHTS] = exp_of(to_here * LOG_2)
-            kept(smem, own, begin + before if back else end + behind, i32(count - EACH * lane), lane)
-            known(smem, own, end + behind if back else begin + before, EACH, lane)
-        else:
-            store_four_floats(smem, i32(place_of.kept + 4 * EACH * lane), own)
+        before, to_here = _sums(total, lane, -1)
+        behind, _ = _sums(total, lane, 1)
+        if lane == 31:
+            eights[EIGHTS] = exp_of(to_here * LOG_2)
+        kept(smem, own, begin + before if back else end + behind, i32(count - EACH * lane), lane)
+        known(smem, own, end + behind if back else begin + before, EACH, lane)
 
     return locals()
 
 
 @cache
 @noun
-def decay_tables_feed(at: int, back: bool, warps: int, *, states: bool = True) -> Members:
-    """The verbs for tables from byte `at` on, read by `warps` warps; back, states: as for `decay_tables`. `i` numbers
-    the chunks of a block.
+def decay_tables_feed(at: int, back: bool, warps: int) -> Members:
+    """The verbs for tables from byte `at` on, read by `warps` warps; back: as for `decay_tables`. `i` numbers the
+    chunks of a block.
     """
-    tables_of, pipe, written = decay_tables(at, back, states=states), pipeline(1, 0, warps), second_barrier(1, 0)
+    tables_of, pipe, written = decay_tables(at, back), pipeline(1, 0, warps), second_barrier(1, 0)
 
     @verb
     def put(tables, barriers, i, own, logs, place, rows):

@@ -14,7 +14,6 @@ Products with one 16-bit number for each decayed token:
 
 Products whose left factor keeps all digits of float32, as three parts of bfloat16. The right factor has 16 bits.
 
-    out [64, n] = acc [64, K] @ B [K, n]                            `exact_left`: acc are a warpgroup's accumulators
     out [64, n] = (weights * X).T [64, tokens] @ Y [tokens, n]      `exact_sums`: as `weighted_sums`
                                                                     `exact_pieces`: some columns of Y at a time
 
@@ -30,7 +29,6 @@ place. An infinite accumulator becomes NaN. An infinite number of X is its own u
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from ...compiler.backend import Members, Namespace, Noun, cuda, f32, i32, members, noun, u32, verb
@@ -58,8 +56,7 @@ def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, alike: 
     steps = columns.steps
 
     @verb
-    def add(acc, smem, places, args):
-        """Add the product of X and Y to acc."""
+    def _start(acc, smem, places, args, adds):
         left, lane = mma.left(), i32(u32(cuda.threadIdx.x) % u32(32))
         first = columns.first(places[0], cuda.threadIdx.x)
         for step in range(steps):
@@ -71,7 +68,17 @@ def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, alike: 
                     word = 4 * step + 2 * half + row
                     low, high = unpack_bf16x2(left[word])
                     left[word] = pack_bf16x2(low * here, high * next_one)
-        mma.add(acc, left, smem, places[1], 1)
+        mma.add(acc, left, smem, places[1], adds)
+
+    @verb
+    def add(acc, smem, places, args):
+        """Start to add the product of X and Y to acc."""
+        _start(acc, smem, places, args, 1)
+
+    @verb
+    def multiply(acc, smem, places, args):
+        """Start to write the product to acc."""
+        _start(acc, smem, places, args, 0)
 
     return members(
         locals(),
@@ -85,9 +92,6 @@ HALVES = 2  # the steps are packed and multiplied in halves; more steps at once 
 WORDS = 4  # of a thread, for a step
 
 
-ExactProduct = Noun  # the result of `_in_parts`
-
-
 @verb
 def below(number):
     """Return what is left below the upper part."""
@@ -98,30 +102,6 @@ def below(number):
 def below_any(number):
     """Return what is left below the upper part; 0 for an infinite number."""
     return rest(below(number))
-
-
-@cache
-def exact_left(b: Operand) -> ExactProduct:
-    """Return the verbs for a right factor of bfloat16; `left` are the accumulators."""
-
-    @verb
-    def begin(acc):
-        return acc
-
-    @verb
-    def take(eight, acc, smem, step):
-        for e in range(2 * WORDS):
-            eight[e] = acc[2 * WORDS * step + e]
-
-    return _in_parts(b, begin, take, below)
-
-
-def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, overlapped: bool = True) -> ExactProduct:
-    """Return the verbs. `left` is X's place and the arguments of weight(args, token), a verb that returns the factor of
-    a token of the tile. X may have infinite numbers. overlapped: see `_in_parts`.
-    """
-    begin, take = _weighted(x, weight)
-    return _in_parts(y, begin, take, below_any, overlapped=overlapped)
 
 
 @noun
@@ -166,7 +146,11 @@ def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Memb
 def _weighted(
     x: Operand, weight: Callable[..., Any], *, alike: bool = False
 ) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Return `begin` and `take` of `_in_parts` for X's columns. alike: see `words_of_columns`."""
+    """Return two verbs for X's columns. alike: see `words_of_columns`.
+
+    begin(left) -> begun, values that registers do not keep; take(eight, begun, smem, step): a thread's numbers of a
+    step of the left factor.
+    """
     columns = words_of_columns(x, alike=alike)
 
     @verb
@@ -190,20 +174,14 @@ def _weighted(
 
 
 @noun
-def _in_parts(
-    b: Operand,
-    begin: Callable[..., Any],
-    take: Callable[..., None],
-    less: Callable[..., Any],
-    *,
-    overlapped: bool = True,
-) -> Members:
-    """The verbs, called by all threads of a warpgroup.
+def exact_sums(x: Operand, b: Operand, weight: Callable[..., Any], *, overlapped: bool = True) -> Members:
+    """The verbs. weight(args, token): a verb that returns the factor of a token of the tile. X may have infinite
+    numbers. overlapped: one half is packed during the products of the other half, which takes twice the registers for
+    words.
 
-    Given verbs: begin(left) -> begun, values that registers do not keep; take(eight, begun, smem, step): a thread's
-    numbers of a step of the left factor; less(number): what is below its upper part. overlapped: one half is packed
-    during the products of the other half, which takes twice the registers for words.
+    Called by all threads of a warpgroup.
     """
+    begin, take = _weighted(x, weight)
     mma, half = register_mma(DTYPE, b), b.steps // HALVES
     of_half = [tuple(range(half * number, half * (number + 1))) for number in range(HALVES)]
 
@@ -218,7 +196,7 @@ def _in_parts(
                 take(eight, begun, smem, FIRST + step)
                 for word in range(WORDS):
                     at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
-                    one, other = less(one), less(other)
+                    one, other = below_any(one), below_any(other)
                     words[WORDS * COUNT + at] = packed_parts(one, other)
                     words[at] = packed_parts(below(one), below(other))
             product.add(out, words, smem, b_at, 0 if FIRST == 0 else 1)
@@ -253,7 +231,7 @@ def _in_parts(
 
     @verb
     def multiply(out, both_words, left, smem, b_at):
-        """Multiply and wait for out. left: the left factor."""
+        """Multiply and wait for out. left: X's place and the arguments of `weight`."""
         (words, other_words), place = both_words, (smem, b_at)
         begun = begin(left)
         lower(out, words, begun, place)
@@ -288,7 +266,7 @@ class StateSums(Namespace):
 def state_sums(
     k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, overlapped: bool = False
 ) -> StateSums:
-    """weight(args, token): the factor of a token of the chunk. overlapped: see `_in_parts`."""
+    """weight(args, token): the factor of a token of the chunk. overlapped: see `exact_sums`."""
     return _as_a_result(k, v, weight, overlapped) if exact else _rounded(weighted_sums(k, v, weight))
 
 

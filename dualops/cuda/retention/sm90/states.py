@@ -3,9 +3,8 @@
 A thread has rows r and r + 8 of accumulators [64, 8 * n], in quads of two neighbours of the one and two of the other
 (`tile.fragment.accumulator`).
 
-`fragments_of` moves states from and to memory. `saved_states` stores them in the order of a walk's threads: the walk
-forth stores them for the walk back, whose threads have the same elements. Four neighbouring accumulators of a thread
-are next to those of the next thread. `state_smem` writes a state, rounded, to shared memory as a right factor:
+`fragments_of` moves states from and to memory. `state_smem` writes a state, rounded, to shared memory as a right
+factor:
 
     carry = state_smem(tile, at)                  acc of all warpgroups
     carry.put(smem, acc)
@@ -19,16 +18,13 @@ from functools import cache
 from ...compiler.backend import Members, Noun, cuda, f32, i32, i64, noun, u32, verb
 from ...ptx.convert import unpack_bf16x2
 from ...ptx.memory import ld_shared_b32
-from ...tile.a_fragment import words_of_columns
 from ...tile.epilogue import opaque_f32, put_matrices
-from ...tile.numbers import numbers
-from ...tile.products import anew_i32, opaque_i32
+from ...tile.products import opaque_i32
 from ...tile.rows import FULL_WARP, shfl_idx_i32
-from ...tile.storage import storage
 from ...tile.swizzle import Operand
 from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import ROWS, my_warpgroup
-from .config import BOX, CONSUMERS, DTYPE
+from .config import BOX, DTYPE
 
 
 @verb
@@ -129,10 +125,6 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
     return locals()
 
 
-FOUR = 4
-THREADS = 128 * CONSUMERS
-
-
 def box_by_box(boxes: Noun) -> Callable[..., None]:
     """Return the verb (smem, o_map, acc, corner), which stores accumulators box after box (`box_output`)."""
 
@@ -149,36 +141,6 @@ def box_by_box(boxes: Noun) -> Callable[..., None]:
     return store
 
 
-@cache
-@noun
-def saved_states(Dv: int) -> Members:
-    """The verbs for accumulators [64, Dv] of each warpgroup. Called by the consumers. at: where the state begins."""
-    mem, num, QUADS = storage("float32"), numbers(f32), Dv // 8
-
-    @verb
-    def _mine(at):
-        return at + i64(FOUR * anew_i32(i32(cuda.threadIdx.x)))
-
-    @verb
-    def put(states, at, acc):
-        first = _mine(at)
-        for j in range(QUADS):
-            mem.store_kept(states.data, first + FOUR * THREADS * j, True, acc, FOUR * j)
-
-    @verb
-    def product(states, at, acc):
-        """Return the sum of a thread's stored numbers times its own."""
-        first, four = _mine(at), cuda.local.array(FOUR, f32)
-        total = num.zero
-        for j in range(QUADS):
-            mem.load_vector(four, 0, states.data, first + FOUR * THREADS * j, True, 0)
-            for e in range(FOUR):
-                total += four[e] * acc[FOUR * j + e]
-        return total
-
-    return locals()
-
-
 SPAN = 2 * BOX  # bytes of a line of a box
 
 
@@ -186,28 +148,6 @@ SPAN = 2 * BOX  # bytes of a line of a box
 def rest(less):
     """Return a rounding error; 0 if it is not finite."""
     return less if less == less else f32(0)
-
-
-def times_transposed(x: Operand) -> Callable[..., None]:
-    """Return the verb (sums, acc, smem, x_at), called by a warpgroup. For each of a thread's columns, which are tokens
-    of X, it sums acc * X.T [64, tokens] over the thread's two rows.
-    """
-    columns = words_of_columns(x)
-    steps = columns.steps
-
-    @verb
-    def multiply(sums, acc, smem, x_at):
-        words, first = cuda.local.array(4, u32), columns.first(x_at, anew_i32(i32(cuda.threadIdx.x)))
-        for step in range(steps):
-            columns.load(words, 0, smem, first, step)
-            for half in range(2):
-                at = 2 * step + half
-                upper, upper_next = unpack_bf16x2(words[2 * half])
-                lower, lower_next = unpack_bf16x2(words[2 * half + 1])
-                sums[2 * at] = acc[4 * at] * upper + acc[4 * at + 2] * lower
-                sums[2 * at + 1] = acc[4 * at + 1] * upper_next + acc[4 * at + 3] * lower_next
-
-    return multiply
 
 
 @noun

@@ -53,10 +53,8 @@ from ...tile.warpgroup_barrier import meet_alone
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
-from .arguments import SEGMENT_STATES, Loaded, chunk_range, loaded_types
-from .chunk_decay import constant_decay
-from .config import BOX, CONSUMERS, DTYPE, Walk, WideConfig
-from .diagonal_residual import diagonal_residual
+from .chunk_decay import constant_decay, diagonal_residual
+from .config import BOX, CONSUMERS, DTYPE, SEGMENT_STATES, Loaded, Walk, WideConfig, chunk_range, loaded_types
 from .state_sums import state_of_values
 from .states import fragments_of, place_of, state_smem
 
@@ -186,6 +184,8 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 meet_alone(warpgroup)
             while i != end:
                 log2_gamma = decays.again(log2_gamma)
+                if HALVES and walk.begins and walk.overlaps and not walk.back:
+                    warpgroup = my_warpgroup()  # recomputed: or this kernel would spill
                 count = min(i32(call.rows - m0), i32(CHUNK))
                 row = i32(
                     u32(m0) % u32(CHUNK)
