@@ -355,7 +355,9 @@ def _retention() -> Iterator[Problem]:
     states = {"initial_state": (1, 1, 72, 72)}
     case = Case("dlog_decay", "bfloat16", shapes | states, {"return_state": True})
     roles_of = (retention_decay_grad_chunks, {"roles": _roles_of_any_registers})
-    yield Problem("retention_decay_grad_sm90", "retention", True, "sm90", case, configs=(NO_RECOMPUTED_ELEMENT, roles_of))
+    yield Problem(
+        "retention_decay_grad_sm90", "retention", True, "sm90", case, configs=(NO_RECOMPUTED_ELEMENT, roles_of)
+    )
     short = {**dict.fromkeys("qkv", (1, 1, 200, 8)), "log_decay": (1, 1, 200), "initial_state": (1, 1, 8, 8)}
     case = Case("two blocks", "bfloat16", short)
     one = (retention, {"GRAD": retention_config.GradConfig(run=1)})
