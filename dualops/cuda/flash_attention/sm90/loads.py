@@ -222,16 +222,16 @@ def q_loads(
         do, part = pipeline(config.do_stages, tiles.do.nbytes, warps), second_barrier(config.stages, 0)
 
         @verb
-        def _load_do(smem, bars, do_map, corner, stage, filling):
+        def _load_do(smem, bars, do_map, corner, q_stage, filling):
             do_tile.load(smem, do.acquire(bars.do, filling), do_map, corner, bars.do.full)
 
     else:
         do = part = second_barrier(config.stages, tiles.do.nbytes + bias.nbytes, writers=1)
 
         @verb
-        def _load_do(smem, bars, do_map, corner, stage, filling):
+        def _load_do(smem, bars, do_map, corner, q_stage, filling):
             part.expect(bars.do, filling)
-            do_tile.load(smem, stage, do_map, corner, bars.do)
+            do_tile.load(smem, q_stage, do_map, corner, bars.do)
 
     @verb
     def barriers():
