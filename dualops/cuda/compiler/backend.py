@@ -30,8 +30,8 @@ SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined] # set when
 def _import_numba_cuda() -> Any:
     """numba.cuda, imported.
 
-    numba-cuda 0.30 overloads numpy.row_stack while it is imported, a name that NumPy 2.5 no longer has. NumPy has it
-    again for as long as that takes.
+    numba-cuda 0.30 overloads numpy.row_stack while it is imported, a name that NumPy 2.5 no longer has. So the name is
+    restored during the import.
     """
     lent = not hasattr(numpy, "row_stack")
     if lent:
@@ -76,7 +76,7 @@ def verb(function: Function) -> Function:
 
 
 class Noun(ModuleType):
-    """A noun of kernels: verbs, and numbers that go with them, used by their place, `pipe.wait(smem, i)`.
+    """A noun of kernels: verbs, and numbers that go with them, used by position, `pipe.wait(smem, i)`.
 
     A member is what a plain name would be, also where it sizes an array or decides an `if` while compiling; so are
     fields of frozen dataclasses and NamedTuples that a kernel closes over, `config.warps` (see `frontend.members`). A

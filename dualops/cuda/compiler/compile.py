@@ -1,7 +1,7 @@
 """From a kernel to a cubin: Numba -> LTO-IR -> nvJitLink, without a GPU.
 
 LTO-IR and not PTX is linked: from PTX, ptxas would make relocatable code, ignore `setmaxnreg` and serialise `wgmma`.
-`binaries` keeps what is made, and has many made side by side.
+`binaries` caches compiled kernels, and compiles many in parallel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FATAL_COMPLAINTS = ("C7504", "C7509", "C7510", "C7514", "wgmma.mma_async instruc
 
 @dataclass(frozen=True)
 class Report:
-    """What the assembler said of a kernel."""
+    """The assembler's report on a kernel."""
 
     name: str
     arch: str
@@ -71,10 +71,10 @@ def lto_ir(kernel: Kernel, arch: str) -> bytes:
 
 
 def link(ltoir: bytes, arch: str, *, ptx: bool = False) -> tuple[bytes, str]:
-    """The cubin, or the PTX, of LTO-IR, and what the assembler said. Nothing else in dualops calls nvJitLink.
+    """The cubin, or the PTX, of LTO-IR, and the assembler's report. Nothing else in dualops calls nvJitLink.
 
-    A linker that is destroyed in another thread than its own crashes the process, then or in a later link. Left to the
-    collector it may be: frames are kept alive by exceptions that Numba keeps, and the collector runs in any thread.
+    A linker that is destroyed in another thread than its own crashes the process, then or in a later link. The garbage
+    collector could do so: exceptions that Numba keeps hold frames alive, and the collector runs in any thread.
     The driver's cache of what was linked before, which nvJitLink uses where there is a GPU, keeps no log.
     """
     from cuda.core import Linker, LinkerOptions, ObjectCode
@@ -93,7 +93,7 @@ def _entry(cubin: bytes) -> str:
     """The kernel's name in a cubin: its code lies in the section .text.<name>."""
     found = re.search(rb"\0\.text\.([^\0]+)\0", cubin)
     if not found:
-        raise RuntimeError("dualops.cuda: the linker made a cubin without a kernel")
+        raise RuntimeError("dualops.cuda: the linker built a cubin without a kernel")
     return found[1].decode()
 
 

@@ -240,8 +240,8 @@ def flash_attention_varlen(
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
     cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]; cu_seqlens [B + 1] of int32 begin at 0 and
-    never fall; max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence
-    belong to none: there o is 0, lse -inf and every gradient 0, whatever do and dlse are.
+    are nondecreasing. max_seqlen_q and max_seqlen_k are the lengths of the longest sequences, or more. Tokens after
+    the last sequence belong to none: there o is 0, lse -inf and every gradient 0, whatever do and dlse are.
     In place of cu_seqlens_k, k_starts and k_lengths [B] of int32 say where keys are: sequence b has the keys
     k_starts[b] to k_starts[b] + k_lengths[b]. Such ranges may overlap, repeat, leave gaps, be empty and come in any
     order; k and v are not copied.

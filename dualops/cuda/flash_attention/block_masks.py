@@ -1,6 +1,6 @@
 """block_mask: which tiles of keys a mask_mod shows to a tile of queries. Dong et al. 2024, arXiv:2412.05496.
 
-    states, a warp a tile                             lists, a thread a tile of queries
+    states, one warp per tile                         lists, one thread per tile of queries
     1  evaluate all pairs of TILE queries and keys    3  for each tile of keys that is not empty, in order:
     2  the state: none, some or all of them are seen     append 2 * tile + whether all are seen; then the count
 
@@ -122,7 +122,7 @@ def build_lists() -> Kernel:
 
 
 def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    yield Choice("simt", None, "a warp a tile", partial(_steps, problem, results))
+    yield Choice("simt", None, "one warp per tile", partial(_steps, problem, results))
 
 
 def _steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> list[Step]:

@@ -60,7 +60,10 @@ def build_ends() -> Kernel:
 
 @builds
 def build_sum(dtype: str, aligned: bool) -> Kernel:
-    """sum_of_ranges(x, parts, ends, starts, B, tokens, heads, width): a token a warp, 16 bytes a lane if aligned."""
+    """sum_of_ranges(x, parts, ends, starts, B, tokens, heads, width): one token per warp.
+
+    A lane has 16 bytes at once if aligned.
+    """
     mem, number = access(dtype, aligned), storage(dtype).number
     num, VECTOR = numbers(number), mem.vector
 

@@ -30,7 +30,7 @@ from .saved_lse import exponential_of
 
 @builds
 def build_delta(variant: Variant) -> Kernel:
-    """flash_attention_naive_delta(delta, o, do, dlse, has_dlse, Dv, B, work): a thread a row."""
+    """flash_attention_naive_delta(delta, o, do, dlse, has_dlse, Dv, B, work): one thread per row."""
     mem, inner, span = storage(variant.dtype), inner_products(variant.dtype), spans(variant.varlen)
 
     array, number = array_type(variant), pointer(mem.number)
@@ -63,7 +63,7 @@ class Operands(NamedTuple):
 
 @builds
 def build_score_gradients(variant: Variant) -> Kernel:
-    """flash_attention_naive_score_gradients(probs, d_scores, x, B, work): a thread a score. x: `Operands`.
+    """flash_attention_naive_score_gradients(probs, d_scores, x, B, work): one thread per score. x: `Operands`.
 
     weight * P replaces the scores in `probs`. In both results, -0 marks what does not count.
     """
@@ -103,7 +103,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
 
 @builds
 def build_transposed_product(variant: Variant) -> Kernel:
-    """flash_attention_naive_transposed_product(x, B, Hkv, work): a thread an element. x: `Product`.
+    """flash_attention_naive_transposed_product(x, B, Hkv, work): one thread per element. x: `Product`.
 
     out [B, Hkv, Sk, width] = factor * left.T @ right [B, H, Sq, width], summed over the heads of a group, for dv =
     (weight * P).T @ do and dk = scale * ds0.T @ q.
@@ -133,7 +133,7 @@ def build_transposed_product(variant: Variant) -> Kernel:
 
 @builds
 def build_bias_gradient(dtype: str) -> Kernel:
-    """flash_attention_naive_bias_gradient(dbias, d_scores, sizes, over, H, Sq, Sk): a thread an element of the bias.
+    """flash_attention_naive_bias_gradient(dbias, d_scores, sizes, over, H, Sq, Sk): one thread per element of the bias.
 
     sizes: of the bias along B, H, Sq and Sk. over: how many scores along each axis share an element of the bias.
     """
@@ -160,7 +160,7 @@ def build_bias_gradient(dtype: str) -> Kernel:
 
 @builds
 def build_bend(variant: Variant) -> Kernel:
-    """flash_attention_naive_bend(d_scores, q, k, D, B, work): ds0 = dS * slope, a thread a score."""
+    """flash_attention_naive_bend(d_scores, q, k, D, B, work): ds0 = dS * slope, one thread per score."""
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
     chain, pair_at = chain_of(variant.having, variant.dtype, gradient=True), pair_places(mem.number)
@@ -187,7 +187,7 @@ def build_bend(variant: Variant) -> Kernel:
 
 @builds
 def build_sinks_gradient(variant: Variant, sinks_dtype: str) -> Kernel:
-    """flash_attention_naive_sinks_gradient(dsinks, lse, delta, B, work): a thread a head."""
+    """flash_attention_naive_sinks_gradient(dsinks, lse, delta, B, work): one thread per head."""
     mem, sinks_mem = storage(variant.dtype), storage(sinks_dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
     chain = chain_of(variant.having, variant.dtype)

@@ -71,7 +71,7 @@ def inner_products(dtype: str) -> Members:
 
 @builds
 def build_scores(variant: Variant) -> Kernel:
-    """flash_attention_naive_scores(scores, q, k, D, B, work): a thread a score."""
+    """flash_attention_naive_scores(scores, q, k, D, B, work): one thread per score."""
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
     chain, pair_at = chain_of(variant.having, variant.dtype), pair_places(mem.number)
@@ -96,7 +96,7 @@ def build_scores(variant: Variant) -> Kernel:
 
 @builds
 def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
-    """flash_attention_naive_softmax(scores, row_sums, lse, B, work): a thread a row.
+    """flash_attention_naive_softmax(scores, row_sums, lse, B, work): one thread per row.
 
     Scores become probabilities times row_sum, after dropout, or -0 where they do not count.
     """
@@ -149,7 +149,7 @@ def product_type(variant: Variant) -> Any:
 
 @builds
 def build_product(variant: Variant) -> Kernel:
-    """flash_attention_naive_product(x, row_sums, divided, B, work): a thread an element. x: `Product`.
+    """flash_attention_naive_product(x, row_sums, divided, B, work): one thread per element. x: `Product`.
 
     out [B, H, Sq, width] = factor * left @ right [B, Hkv, Sk, width], divided by the row sums if `divided` is not 0: o
     = probs @ v and dq = scale * ds0 @ k.

@@ -1,6 +1,6 @@
 """Masks of a tile's scores, in registers: keys that are padding, and probabilities that dropout keeps.
 
-If masks depend on keys alone, a warp evaluates each key once, not once a row. In every eight columns a thread has
+If masks depend on keys alone, a warp evaluates each key once, not once per row. In every eight columns a thread has
 numbers 2 * c and 2 * c + 1, where c is its number among four lanes. In ballot c, lane l evaluates column 8 * (l // 2) +
 2 * c + l % 2. So the ballot's bits are the columns of lanes c, in order.
 

@@ -22,7 +22,7 @@ from .arguments import Variant, size_types, spans
 from .options import OptionChain
 
 # heads of keys in a section: few, so that their inputs and sums stay in L2, but enough that not all keys of a head run
-# at once, each block waiting for the one before
+# at once, each block waiting for the previous one
 LEAST_HEADS, MOST_HEADS = 2, 16
 
 

@@ -1,6 +1,6 @@
-"""The arguments of all retention kernels, and the verbs that read them.
+"""The arguments of all retention kernels, and the verbs (device functions) that read them.
 
-All kernels compute retention of one pass (`passes`). Row r reads the columns c that stand before it:
+All kernels compute retention of one pass (`passes`). Row r reads the columns c before it:
 
     out_r = sum_c scale * (q_r . k_c) * gamma^(r + offset - c) * v_c  +  state_scale * gamma^(r + later) * q_r @ state
 
@@ -56,7 +56,7 @@ class Call(NamedTuple):
     normalize: Any  # 0, or how rows are divided: SIGNED or ABS
     sums: Any  # whether the row sums are a result
     scale: Any  # of scores
-    kept_scale: Any  # of what a token adds to a state
+    kept_scale: Any  # factor of a token's contribution to a state
     state_scale: Any  # of what a state gives
     ends: Any  # cu_seqlens [B + 1] of varlen
 

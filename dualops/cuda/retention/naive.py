@@ -10,7 +10,7 @@ parallel form. All forms agree, so it serves every forward. The gradient is thre
 columns may have weights and scores may have terms. simt_steps.py computes log_decay's gradient.
 
 Workspace: itemsize * B * H * rows * columns bytes, with an itemsize of 4 (8 for float64). The products skip a pair that
-is not seen, so a NaN behind a row does not reach it. All sums are compensated, because a thread adds as many numbers as
+is not seen, so a NaN after a row does not reach it. All sums are compensated, because a thread adds as many numbers as
 there are tokens.
 """
 

@@ -11,7 +11,7 @@ of its own chunk one by one, and everything before the chunk through the state. 
 
 Q stays in shared memory. K is loaded DEPTH numbers of a row at a time, the state BLOCK_KV rows at a time. The products
 of a tile are summed before they are added to acc. P is -0 for a pair that is not seen: this adds nothing. If V holds a
-NaN or an infinity, -0 marks the products to skip, so that nothing reaches a row from behind it. If scores have terms, Q
+NaN or an infinity, -0 marks the products to skip, so that nothing after a row reaches it. If scores have terms, Q
 and K have one more column: the terms in one of them, ones in the other. The state then has one more row, the norm.
 
 Shared memory: itemsize * (BLOCK_Q * (D' + BLOCK_KV + 4) + BLOCK_KV * (max(DEPTH, BLOCK_V) + 5)), D' being DEPTH + 4 for

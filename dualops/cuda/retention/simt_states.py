@@ -1,4 +1,4 @@
-"""The states between the chunks: what each chunk adds, all chunks at once, and then a walk from chunk to chunk.
+"""The states between the chunks: what each chunk adds, all chunks at once, and then a scan over the chunks.
 
     1  for each chunk of T tokens, at once:    A [D, Dv] = kept_scale * sum_t gamma^(T - t - later) * k_t^T v_t
     2  for each element, chunk after chunk:    the state before the chunk replaces A in memory,
@@ -33,7 +33,7 @@ NORM_THREADS = 64
 
 
 class StatesLayout(NamedTuple):
-    """What is in shared memory."""
+    """The layout of shared memory."""
 
     weights: int  # of a chunk's tokens
     k: Tile  # [tokens, BLOCK_D]
@@ -88,7 +88,7 @@ def whole_chunk(call, chunk, count):
 
 @verb
 def fewer(call, count):
-    """Return how many tokens the last chunk is short of a whole one. In a pass back with the same chunks it is the
+    """Return how many tokens the last chunk is short of a whole one. In a backward pass with the same chunks it is the
     first.
     """
     rest = count % call.state_chunk
@@ -97,7 +97,7 @@ def fewer(call, count):
 
 @verb
 def mirrored_chunk(call, chunk, count):
-    """Return the rows of a chunk, as `whole_chunk`, of a pass back that has the chunks of the pass forth."""
+    """Return the rows of a chunk, as `whole_chunk`, of a backward pass that has the chunks of the forward pass."""
     missing = fewer(call, count)
     t0 = chunk * call.state_chunk - missing
     return max(t0, 0), t0 + call.state_chunk

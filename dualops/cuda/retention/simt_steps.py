@@ -1,9 +1,9 @@
-"""The gradient of log_decay: the sum over all pairs of a key before a step and a query at the step or behind it.
+"""The gradient of log_decay: the sum over all pairs of a key before a step and a query at the step or after it.
 
     dlog_decay_t = sum_(j < t <= i) s_ij ds_ij        with the initial state as one more key, dstate as one more query
 
 By chunks of T tokens the state before a chunk is the key of everything before it. The gradient of the state after the
-chunk is the query of everything behind it. Nothing is subtracted: a result is as exact as its terms, and a NaN reaches
+chunk is the query of everything after it. Nothing is subtracted: a result is as exact as its terms, and a NaN reaches
 only the steps that it passes over. (Sums of q . dq - k . dk from the end give the same result without these
 properties.)
 
@@ -11,7 +11,7 @@ properties.)
        given_j = k_j . (what dk_j has of the gradient of the state after it)                    the same, of a pass back
     2  for each tile of queries of a chunk, and each tile of keys up to it:                     `build_step_gradient`
     3      P [BLOCK, BLOCK] = ds_ij * q_i . k_j                                                 as in dq and in o
-    4      keys before the tile of queries: their column sums pass over all keys behind them; row sums are kept
+    4      keys before the tile of queries: their column sums pass over all keys after them; row sums are kept
        the same tile: what a row has of keys before t, summed over the rows from t on
     5  dlog_decay_t = result of 4 for t + sum_(i >= t) taken_i + sum_(j < t) given_j + decay * (state . dstate)
 

@@ -23,7 +23,7 @@ What is done less often:
     collections  of garbage run while Numba makes objects that live until it is done. Here: afterwards, when those
                  have been taken apart (`cycles`).
 
-This is the one package that knows Numba's compiler from inside: of numba-cuda 0.30, see `known`.
+This is the one package that uses internals of Numba's compiler: of numba-cuda 0.30, see `known`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which compiler this package knows from inside: the one place that checks it."""
+"""The versions of numba-cuda whose internals this package uses: the one place that checks them."""
 
 from __future__ import annotations
 

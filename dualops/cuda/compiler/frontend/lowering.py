@@ -4,7 +4,7 @@
     words             Numba prepares the words of an error for each statement, formats it for a print that is off, and
                       asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
     implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
-                      again if there is none. Here: once a kernel.
+                      again if there is none. Here: once per kernel.
     places            Numba gives a place on the stack to each variable that is read in another block than that of its
                       assignment. Here: to those alone that are assigned to again, or read in a block that is lowered
                       earlier, and to iterators.

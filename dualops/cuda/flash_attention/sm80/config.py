@@ -13,7 +13,7 @@ from ..saved_lse import lane_columns
 
 ROWS = 64  # queries of four warps
 STAGES = 2
-ROW_BYTES = 32  # of a thread: maximum and sum of four rows
+ROW_BYTES = 32  # per thread: maximum and sum of four rows
 
 
 def pitch(width: int, itemsize: int) -> int:
@@ -37,7 +37,7 @@ class Tiles(NamedTuple):
     v_boxes: int
     k_at: int
     v_at: int
-    k_size: int  # from a stage to the next
+    k_size: int  # elements from one stage to the next
     v_size: int
     nbytes: int
 
@@ -95,7 +95,7 @@ class Sm80Config(_Groups):
         return D <= 128 and itemsize == 2 and self.strips == 1
 
 
-LIGHT_OPTIONS = ("band", "sinks", "key_padding_mask")  # that need no registers
+LIGHT_OPTIONS = ("band", "sinks", "key_padding_mask")  # options that need no registers
 LONG_OPTIONS = ("score_mod", "mask_mod")  # that may need any number of registers
 STRIPS_OPTIONS = ("band",)  # options with which a warp may have two strips of queries
 
@@ -121,7 +121,7 @@ def configs(
         yield Sm80Config(1, block_kv), f"64 queries by {block_kv} keys, in two parts each"
         return
     if many and widest <= 128 and all(name in STRIPS_OPTIONS for name in options):
-        yield Sm80Config(1, 64, min_blocks=2, strips=2), "128 queries, 32 a warp, by 64 keys"
+        yield Sm80Config(1, 64, min_blocks=2, strips=2), "128 queries, 32 per warp, by 64 keys"
     if widest <= 128 and not rich:
         yield Sm80Config(1, 64, min_blocks=2), "64 queries by 64 keys"
     if widest <= 128:
@@ -147,7 +147,7 @@ class Sm80DqTiles(NamedTuple):
     do_at: int
     k_at: int
     v_at: int
-    k_size: int  # from a stage to the next
+    k_size: int  # elements from one stage to the next
     v_size: int
     nbytes: int
 
@@ -196,7 +196,7 @@ def dq_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm80Dq
     if not heavy:
         yield Sm80DqConfig(1, 64, min_blocks=2), "64 queries by 64 keys for dq"
     yield Sm80DqConfig(1, 32, min_blocks=2), f"64 queries by 32 keys for dq{why or ', little shared memory'}"
-    yield Sm80DqConfig(1, 32), "64 queries by 32 keys for dq, in all the shared memory that a consumers' card has"
+    yield Sm80DqConfig(1, 32), "64 queries by 32 keys for dq, in all the shared memory of a consumer GPU"
 
 
 class Sm80DkvTiles(NamedTuple):
@@ -215,7 +215,7 @@ class Sm80DkvTiles(NamedTuple):
     v_at: int
     q_at: int
     do_at: int
-    q_size: int  # from a stage to the next
+    q_size: int  # elements from one stage to the next
     do_size: int
     nbytes: int
 
@@ -264,7 +264,7 @@ class Sm80DkvConfig(_Groups):
         return self.tiles(D, Dv).nbytes
 
 
-DKV_LIGHT_OPTIONS = ("band", "sinks", "block_mask")  # that need no registers
+DKV_LIGHT_OPTIONS = ("band", "sinks", "block_mask")  # options that need no registers
 NARROW = 192  # columns of dk and dv that leave registers for 64 queries, or for several options
 MOST_OPTIONS = 4  # others, for which these columns leave registers
 

@@ -1,6 +1,6 @@
 """Attention on Hopper: which problems the rung takes, its launches and their tensor maps.
 
-forward.py          the kernel;  config.py: its tiles;  output.py: how o gets to memory;  products.py: products with Q
+forward.py          the kernel;  config.py: its tiles;  output.py: how o is stored;  products.py: products with Q
 schedule.py         which work item a block takes next, and when a warpgroup starts its products
 loads.py            what producers load, and the barriers that report it
 visible_tiles.py    what the rows of a tile of queries are, and which tiles of keys or of queries an item visits
@@ -38,7 +38,7 @@ from .schedule import after_counter, cleared, counter_of, is_static
 from .split_kv import LEAST_TILES, MOST_BLOCKS, WARPS, build_merge, kept_shape, most_splits
 from .visible_tiles import box_of_group
 
-SHORT = 64  # queries at most, to split keys
+SHORT = 64  # keys are split only up to this many queries
 MOST_D, MOST_DV = 256, 512
 
 
@@ -74,7 +74,7 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def _short_config(p: Problem, options: Sequence[str], room: int) -> tuple[Sm90Config, str] | None:
-    """Return tiles that split keys, if some sequences may need them."""
+    """Return tiles that split keys, if sequences have few queries."""
     if (fewest_queries(p) if is_varlen(p) else p.Sq) > SHORT:
         return None
     D, Dv = padded(int(p.D)), padded(int(p.Dv))

@@ -99,7 +99,7 @@ def most_by_two_kernels(config: FusedConfig) -> int:
 
 def fused_section_of(problem: Problem, config: FusedConfig) -> Any:
     """Return how many heads of keys form a section: few, so that their inputs and sums stay in L2, but enough that not
-    all keys of a head run at once, each block waiting for the one before. In a group, blocks with few tiles of each
+    all keys of a head run at once, each block waiting for the previous one. In a group, blocks with few tiles of each
     head would wait, head by head, for those with many. Varlen: return the queries of such heads, as sequences differ in
     length.
     """

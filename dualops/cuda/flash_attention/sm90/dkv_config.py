@@ -20,8 +20,8 @@ WHOLE = 1024  # alignment of tiles, in bytes
 class DkvTiles(NamedTuple):
     """What lies in shared memory. Q and dO are read in two ways: as columns of a product, and as steps of its sum."""
 
-    k: Operand  # [BLOCK_KV, D]; dk overwrites it in the end
-    v: Operand  # [BLOCK_KV, Dv]; dv overwrites it in the end
+    k: Operand  # [BLOCK_KV, D]; dk overwrites it at the end
+    v: Operand  # [BLOCK_KV, Dv]; dv overwrites it at the end
     q: Operand  # [BLOCK_Q, D], a stage
     do: Operand  # [BLOCK_Q, Dv], a stage
     q_steps: Operand
@@ -236,7 +236,7 @@ def _apart_of_list(width: int, heavy: Sequence[str]) -> DkvApartConfig:
 
 FRAGMENT_BYTES = 4 * ROWS * BOX  # of dq that a warpgroup computes at a time, in float32
 FRAGMENT = ROWS * BOX  # numbers
-DS_PLACES = 2  # so that warpgroups meet once a tile
+DS_PLACES = 2  # so that warpgroups meet once per tile
 # options that need no registers; and those of which one fits. A user's function may need any number of registers: with
 # a score_mod that reads the score, its square and all coordinates, 64 bytes spill
 SERVED = ("band", "sinks")
@@ -246,8 +246,8 @@ ONE_SERVED = ("alibi", "key_padding_mask", "softcap", "score_mod", "mask_mod", "
 class FusedTiles(NamedTuple):
     """What lies in shared memory. K, Q and dO are read in two ways: by rows and by columns."""
 
-    k: Operand  # [BLOCK_KV, D]; dk overwrites it in the end
-    v: Operand  # [BLOCK_KV, Dv]; dv overwrites it in the end
+    k: Operand  # [BLOCK_KV, D]; dk overwrites it at the end
+    v: Operand  # [BLOCK_KV, Dv]; dv overwrites it at the end
     q: Operand  # [BLOCK_Q, D], a stage
     do: Operand  # [BLOCK_Q, Dv], a stage
     part_q: Operand  # [64, D]: a part of the tile of Q

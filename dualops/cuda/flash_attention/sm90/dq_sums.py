@@ -170,7 +170,7 @@ class TileOrder(Namespace):
 
 
 def from_the_last(block_kv: int, block_q: int) -> TileOrder:
-    """From the last tile on, for blocks of ascending keys: each is one tile behind the previous block."""
+    """From the last tile on, for blocks of ascending keys: each starts one tile after the previous block."""
 
     @verb
     def start(task):

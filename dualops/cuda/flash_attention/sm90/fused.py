@@ -27,7 +27,7 @@ start, and the longest blocks come last (`FusedConfig.ascends`). With `by_steps`
 soon as it is there, overlapped with the next exponentials (`products.probs_by_steps`). dq lies in memory in the layout
 of registers; `dq_sums.build_dq_convert` turns it into rows.
 
-Varlen: rows behind the last key are the next sequence's keys. They get dS = 0, since dq sums over them. Tiles are
+Varlen: rows after the last key are the next sequence's keys. They get dS = 0, since dq sums over them. Tiles are
 packed (`tile_scheduler`), and so are dq's sums. So there are as many blocks and sums as tokens need, and a sequence has
 the bits that it has alone.
 

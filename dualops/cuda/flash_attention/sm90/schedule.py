@@ -258,7 +258,7 @@ def items_of(config: Sm90Config, variant: Variant, chain: OptionChain, visits: K
 def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk:
     """The schedule of split keys. Neighbouring items have the same keys, as heads of a group do, then keys that follow.
 
-    A sequence has as many splits as its own keys need. Splits beyond that begin behind its last query.
+    A sequence has as many splits as its own keys need. Splits beyond that begin after its last query.
     """
     QUERIES, HEADS, BLOCK_KV = config.queries, u32(config.heads), config.block_kv
     SERIAL = config.serial  # an item has all splits

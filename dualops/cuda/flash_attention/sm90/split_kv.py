@@ -9,7 +9,7 @@ Results of a split, o and lse of a row, are float32. They are merged in order. M
 (arXiv:1805.02867), Alg. 3, for whole splits:
 
     most' = max(most, lse_s)
-    share = exp(most - most'),  weight = exp(lse_s - most' + rest_s)        rest_s: what rounding took from lse_s
+    share = exp(most - most'),  weight = exp(lse_s - most' + rest_s)        rest_s: the rounding error of lse_s
     total' = total * share + weight,  acc' = acc * share + weight * o_s
 
 Then o = acc / total and lse = most + ln(total). A sink comes before the first split.
@@ -210,7 +210,7 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
 
 
 EACH = 128  # threads with rows of a block
-MOST_BLOCKS = 256  # that keep something; each takes one work item after another
+MOST_BLOCKS = 256  # blocks with kept state; each takes one work item after another
 
 
 class Serial(Namespace):
@@ -221,12 +221,12 @@ class Serial(Namespace):
 
 
 def kept_shape(config: Sm90Config, Dv: int) -> tuple[int, int, int]:
-    """Return the shape of what is kept: blocks, numbers of a thread, threads."""
+    """Return the shape of what is kept: blocks, numbers per thread, threads."""
     return MOST_BLOCKS, 4 + ROWS * config.columns(Dv) // EACH, EACH
 
 
 def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries: Queries, with_lse: bool) -> Serial:
-    """For forward's kernel."""
+    """Return the verbs for forward's kernel."""
     if not config.serial:
         return Serial(kept_type=types.Tuple([]), add=_nothing)
     (_, SIZE, _), QUADS, WIDTH = kept_shape(config, variant.Dv), config.columns(variant.Dv) // 8, variant.Dv

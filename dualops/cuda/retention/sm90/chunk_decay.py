@@ -132,7 +132,7 @@ def per_token_decay(width: int, at: int, back: bool) -> ChunkDecay:
 
     @verb
     def to_edge(smem, within_eight, of_eight):
-        """Return the decay from a token to the edge of its eight that is behind it; in passes back, before it."""
+        """Return the decay from a token to the edge of its eight that is after it; in passes back, before it."""
         return num.exp2(load_float(smem, i32(of_eight + LAST)) - within_eight) if back else num.exp2(within_eight)
 
     @verb

@@ -22,7 +22,7 @@ computes these tables (`decay_tables`).
 A probability of 0 times a NaN in V is a NaN. `nan_repair` recomputes an element of o that only 4 made NaN.
 
 The gradient is three such passes (`passes`). Two go back, from the last chunk to the first. A query then sees the
-tokens c >= r of its chunk and those behind it. The state knows how far those are from the chunk's last token:
+tokens c >= r of its chunk and those after it. The state knows how far those are from the chunk's last token:
 
     o *= gamma^(n - 1 - r);   state = gamma^n * state + (scale * gamma^(c + 1) * K).T @ V
 

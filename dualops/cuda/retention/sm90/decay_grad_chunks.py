@@ -1,7 +1,7 @@
 """dq or dk with log_decay, and what log_decay's own gradient needs of them.
 
     dq   q, k, v, y = do, v, k, q        rows_i = q_i . dq_i      of a chunk: <S, (w dO).T @ Q>, S: before the chunk
-    dk   q, k, v, y = v, do, q, k        rows_j = k_j . dk_j      of a chunk: <dS, (w V).T @ K>, dS: behind the chunk
+    dk   q, k, v, y = v, do, q, k        rows_j = k_j . dk_j      of a chunk: <dS, (w V).T @ K>, dS: after the chunk
 
 A block walks one sequence of one head, or a segment of it, and computes the pass's results, both as `chunks` does. One
 warp loads, one computes the tables of log_decay (`decay_tables`).

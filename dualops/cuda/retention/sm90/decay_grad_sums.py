@@ -2,7 +2,7 @@
 
     dlog_decay_t = sum_(i >= t) (q_i . dq_i - k_i . dk_i) + <S, dS> after the last token
 
-is exact, but adds and subtracts every pair behind t. Within a chunk that is harmless: dq and dk round the same P of a
+is exact, but adds and subtracts every pair after t. Within a chunk that is harmless: dq and dk round the same P of a
 pair, so its errors cancel. The errors of rounded states do not, and would add up over the chunks. So each chunk begins
 with its own B = <S, dS>, the product of the state before it and that state's gradient, and its rows have what rounding
 took from its states:

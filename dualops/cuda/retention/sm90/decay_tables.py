@@ -1,14 +1,14 @@
 """Tables of a chunk for the decay between two of its tokens, by the decay of each step.
 
-L_n is the sum of the first n of a chunk's logarithms, to base 2. Of a pair r >= c, 2^(L_(r + 1) - L_(c + 1)) is left.
+L_n is the sum of the first n of a chunk's logarithms, to base 2. A pair r >= c has the decay 2^(L_(r + 1) - L_(c + 1)).
 An exponential for every pair would be too slow. So the decay of a pair in different eights of tokens is a product:
 
     from c to the end of its eight . each eight between them . from the beginning of r's eight to r
 
-None of these is above 1, and all are computed once a chunk. A warp of the producer warpgroup has four tokens a lane. It
-sums them up, with its neighbour's and with those of the lanes before and behind, and writes for the consumers
+None of these is above 1, and all are computed once per chunk. A lane of the producer warpgroup has four tokens. It
+sums them up, with its neighbour's and with those of the lanes before and after, and writes for the consumers
 
-    within    the logarithm of what is left from the beginning of its eight to a token: a pair of one eight needs their
+    within    the logarithm of the decay from the beginning of its eight to a token: a pair of one eight needs their
               difference, a thread needs two for each of its two rows
     near      from a token to the edge of its eight that is nearer to the row
     kept      from a token to the next state; 0 beyond the tokens
@@ -16,10 +16,10 @@ sums them up, with its neighbour's and with those of the lanes before and behind
     eights    of each eight, and of the chunk: this one with one rounding near 1, as each chunk multiplies a state by it
 
 The numbers of a sum have one sign, so each sum is as exact as a float32. Only differences within an eight are
-subtracted. There a step that forgets nearly all would cost the steps behind it their digits. That error is below o's
-rounding. In passes that go back a token sees those behind it: the sums are the same, with the ends exchanged.
+subtracted. There a step that forgets nearly all would make the steps after it lose precision. That error is below o's
+rounding. In passes that go back a token sees those after it: the sums are the same, with the ends exchanged.
 
-Shared memory: 16 bytes a token, and 4 an eight.
+Shared memory: 16 bytes per token, and 4 per eight.
 
 `decay_tables_feed` has the barriers between the warp that computes the tables and the consumers:
 
@@ -67,7 +67,7 @@ def store_four_floats(array, at, four):
 EIGHT = 8  # tokens
 EIGHTS = CHUNK // EIGHT
 EACH = CHUNK // 32  # tokens of a lane
-LEAST = -128.0  # of a step: nothing is left in float32
+LEAST = -128.0  # of a step: the decay is 0 in float32
 
 
 class TablesAt(NamedTuple):
@@ -105,14 +105,14 @@ def decay_tables(at: int, back: bool) -> Members:
         return cuda.local.array(EACH, f32)
 
     @verb
-    def _lane_anew():
+    def _lane_again():
         """Return the lane. Registers keep nothing computed from it between chunks: a producer has few."""
         return i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
 
     @verb
     def fetch(own, logs, b, h, m0, rows):
         """Start to load the logarithms of the chunk that begins with token m0."""
-        t = i32(m0 + EACH * _lane_anew())
+        t = i32(m0 + EACH * _lane_again())
         for n in range(EACH):
             own[n] = num.zero
             if t + n < rows:
@@ -121,7 +121,7 @@ def decay_tables(at: int, back: bool) -> Members:
 
     @verb
     def _sums(x, lane, way):
-        """Return the sum of the eights before a lane's (way -1) or behind it (way 1), and of them and its own."""
+        """Return the sum of the eights before a lane's (way -1) or after it (way 1), and of them and its own."""
         total = x
         for step in range(4):
             there = i32(lane + way * (2 << step))
@@ -163,7 +163,7 @@ def decay_tables(at: int, back: bool) -> Members:
     def put(tables, own, count):
         """Write all tables of a chunk of `count` tokens."""
         smem, eights = tables
-        lane = _lane_anew()
+        lane = _lane_again()
         total = ((own[0] + own[1]) + own[2]) + own[3]
         beside = num.shuffle(total, 1, FULL_WARP)  # an eight has two lanes
         total += beside
