@@ -110,13 +110,13 @@ def perhaps(y, n):
     """Variables that a way to where they are read does not assign to."""
     if n > 3:
         seldom = y[n]
-    y[0] = seldom
+    y[0] = seldom  # pyright: ignore[reportPossiblyUnboundVariable]
     for k in range(n):
         if k == 2:
             last = y[k]
         if k > 2:
-            y[k] = last
-    y[1] = last
+            y[k] = last  # pyright: ignore[reportPossiblyUnboundVariable]
+    y[1] = last  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 @pytest.mark.parametrize("kernel", [divided, elements, numbers, loops, far, perhaps], ids=lambda kernel: kernel.name)
