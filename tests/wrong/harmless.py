@@ -8,9 +8,9 @@ import re
 HARMLESS = {
     r"softmax_ring(_backward)? cluster of [12]: ring\.wait > mbarrier_wait_cta#2: "
     r"left out": "a row that was read once stays: the second wait is over before it begins, and tells the stage",
-    r"softmax_rows_backward gradient_operator\.keep > in_block\.sum_of_row: row_round \+ 1": "a block has one row, "
-    "which may have either of two slots",
-    r"norm_ring a warp a row: ring_rows\.(send|merge): i \+ 1": "a warp has its row alone: it sends nothing",
+    r"(norm_ring a warp a row: ring_rows\.(send|merge): i|softmax_rows_backward gradient_operator\.keep > "
+    r"in_block\.sum_of_row: row_round) \+ 1": "a warp has its row alone and sends nothing; or a block has one "
+    "row, which may have either of two slots",
     r"norm_ring ring\.release > bar_warp_sync: left out": "the lanes meet in the shuffles of their sums between their "
     "last read and the release",
     r"(flash_attention_(sm90 .*add_previous > .*register_mma\.add > wgmma_fence|dq_sm90 .*\.tile > "

@@ -27,9 +27,10 @@ from dualops.cuda.flash_attention.sm90.dkv_config import (
 from dualops.cuda.flash_attention.sm90.dkv_split import build_dkv_split, build_dkv_split_f32
 from dualops.cuda.flash_attention.sm90.dq import build_dq, build_dq_split_f32
 from dualops.cuda.flash_attention.sm90.dq_sums import build_dq_convert
-from dualops.cuda.flash_attention.sm90.float32 import build_thirds, gradient_configs, thirds_configs
+from dualops.cuda.flash_attention.sm90.float32 import gradient_configs, thirds_configs
 from dualops.cuda.flash_attention.sm90.forward import build_forward
 from dualops.cuda.flash_attention.sm90.fused import build_fused
+from dualops.cuda.flash_attention.sm90.to_bf16x3 import build_thirds
 from dualops.cuda.tile.warpgroup import ROWS
 from dualops.spec.attention import UserFunction
 from tests.cuda.compile.attention import names, read_documents, variant_of

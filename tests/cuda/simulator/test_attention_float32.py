@@ -11,7 +11,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.compiler.offline import absent_problem
-from dualops.cuda.flash_attention.sm90.float32 import thirds_of
+from dualops.cuda.flash_attention.sm90.to_bf16x3 import thirds_of
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import in_patches
 from tests.cuda.simulator.attention import checked, named, numbers, options_for, widened

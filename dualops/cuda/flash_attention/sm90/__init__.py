@@ -7,7 +7,7 @@ visible_tiles.py    what the rows of a tile of queries are, and which tiles of k
 tile_scores.py      the scores of a tile: what options read before there are any, and how products become scores
 split_kv.py         how keys are split if there are few queries, and how the splits are merged
 bias.py             the tiles of a bias
-float32.py          float32, forward and gradient
+float32.py          float32, forward and gradient;  to_bf16x3.py: the launch that splits it
 backward.py         the gradient
 """
 
