@@ -40,6 +40,7 @@ from .config import (
     SLACK,
     WARPS,
     Config,
+    DecayGrad,
     GradConfig,
     Loaded,
     LoadedWithY,
@@ -51,7 +52,7 @@ from .config import (
     loaded,
     padded,
 )
-from .decay_grad_chunks import DecayGrad, build_decay_grad_chunks
+from .decay_grad_chunks import build_decay_grad_chunks
 from .decay_grad_sums import build_decay_grad_sums
 from .wide import build_wide
 

@@ -268,3 +268,14 @@ def chunk_range(chunk: int, back: bool) -> Members:
         return Chunks(u32((length + (chunk - 1)) // chunk), m0)
 
     return locals()
+
+
+class DecayGrad(NamedTuple):
+    """What log_decay's gradient needs of a pass."""
+
+    rows: Any  # [B, H, S]
+    states: Any  # [B, H, chunks * WARPS]
+    rounded: Any  # the same sums, as they are part of `rows`
+
+
+DECAY_GRAD = types.NamedUniTuple(number_type(DTYPE, 3), 3, DecayGrad)

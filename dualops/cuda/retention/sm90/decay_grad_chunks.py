@@ -29,10 +29,9 @@ factor.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
 
-from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, kernel, noun, tensor_map, types, u8, u32, verb
-from ...launch.views import number_type, start
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, kernel, noun, tensor_map, u8, u32, verb
+from ...launch.views import start
 from ...ptx.convert import unpack_bf16x2
 from ...tile.a_fragment import words_of_rows
 from ...tile.boxes import Corner, box_tile, prefetch_maps
@@ -54,6 +53,7 @@ from .chunk_decay import diagonal_residual, per_token_decay
 from .config import (
     CHUNK,
     CONSUMERS,
+    DECAY_GRAD,
     DTYPE,
     SEGMENT_STATES,
     WARPS,
@@ -66,18 +66,6 @@ from .config import (
 from .decay_tables import decay_tables_feed
 from .state_sums import state_sums, weighted_sums
 from .states import box_by_box, fragments_of, my_row, place_of, state_smem
-
-
-class DecayGrad(NamedTuple):
-    """What log_decay's gradient needs of a pass."""
-
-    rows: Any  # [B, H, S]
-    states: Any  # [B, H, chunks * WARPS]
-    rounded: Any  # the same sums, as they are part of `rows`
-
-
-DECAY_GRAD = types.NamedUniTuple(number_type(DTYPE, 3), 3, DecayGrad)
-
 
 LANES, WORDS = 4, 4  # of a row; of a thread, for 16 columns
 

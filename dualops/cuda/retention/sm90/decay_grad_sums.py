@@ -25,8 +25,7 @@ from ...launch.views import number_type, start
 from ...tile.numbers import numbers
 from ...tile.rows import FULL_WARP, shfl_idx_f32
 from ..arguments import call_type, state_type
-from .config import CHUNK, DTYPE, WARPS, GradConfig
-from .decay_grad_chunks import DECAY_GRAD
+from .config import CHUNK, DECAY_GRAD, DTYPE, WARPS, GradConfig
 from .decay_tables import LEAST
 
 LANES = 32
