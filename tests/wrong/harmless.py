@@ -15,7 +15,7 @@ HARMLESS = {
     "last read and the release",
     r"(flash_attention_(sm90 .*add_previous > .*register_mma\.add > wgmma_fence|dq_sm90 .*\.tile > "
     r"warpgroup_mma\.start > warpgroup_mma\._issue > wgmma_fence#[23]|(dkv|fused)_sm90 .*warpgroup_mma\.start > "
-    r"warpgroup_mma\._issue > wgmma_fence#2|fused_sm90 .*add_dk > register_mma\.add > wgmma_fence|"
+    r"warpgroup_mma\._issue > wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence|"
     r"dbias_sm90 keys stay: warpgroup_mma\.start > "
     r"warpgroup_mma\._issue > wgmma_fence#2)|retention_wide_sm90 "
     r"warpgroup_mma\.start > warpgroup_mma\._issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was "

@@ -69,7 +69,6 @@ from .arguments import SUMS_TYPE, queries_to_type
 from .config import BOX, padded
 from .dkv_config import FRAGMENT, FusedConfig
 from .output import rows_output
-from .visible_tiles import QTile, QTiles, q_tiles_of
 
 
 @verb
@@ -206,22 +205,6 @@ def from_the_first(block_kv: int, block_q: int, chain: OptionChain) -> TileOrder
         return i32(u32(i32(n_end) - 1) // u32(block_kv)) - i32(u32(task.n0) // u32(block_kv))
 
     return TileOrder.from_locals(locals())
-
-
-def q_tiles_in_order(order: TileOrder, block_q: int) -> QTiles:
-    """The tiles of queries of a block, in this order."""
-    count = q_tiles_of(block_q, None).count
-
-    @verb
-    def first(task, work):
-        return QTile(i32(task.h_kv * work.extent.group), order.start(task), i32(0))
-
-    @verb
-    def after(tile, i, end, task, work):
-        h, m0 = order.next(task, tile.h, tile.m0, order.start(task))
-        return QTile(h, m0, i32(0))
-
-    return QTiles(count=count, first=first, after=after, listed=False)
 
 
 def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
