@@ -216,12 +216,13 @@ def rounded_step_gradient(
     states: tuple[np.ndarray | None, np.ndarray | None],
     rounded: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    """dlogs_t of 16-bit inputs, whose products have rounded factors: P, the decayed tokens and the states. [B, H, S]
+    """Return dlogs [B, H, S] of 16-bit inputs. P, the decayed tokens and the states are rounded before a product.
 
-    dlogs_t = sum_(i >= t) (q_i . dq_i - k_i . dk_i) + state . dstate      over the tokens of t's chunk and behind it
+    dlogs_t = sum_(i >= t) (q_i . dq_i - k_i . dk_i) + state . dstate      over t's chunk; the states are those after it
 
-    states: the first state and the gradient of the last one. The sum subtracts pairs that do not span t. Rounded P
-    cancel there, as they are the same in dq and dk; rounded states do not. So each chunk has a sum of its own.
+    states: the first state and the gradient of the last one. The sum subtracts pairs that do not span t. The error of a
+    rounded P cancels there, since dq and dk have the same P. Errors of rounded states do not cancel. So each chunk has
+    a sum of its own.
     """
     state, dafter = (_state(k, v) if each is None else each for each in states)
     parts, before, dlogs = list(_chunks(q.shape[2])), [state], np.empty_like(decay.logs)

@@ -56,13 +56,13 @@ The initial state counts as one more key, and the gradient of the last state as 
 A pair that is not seen adds nothing, even if it is NaN: no key reaches an earlier query, and no query's gradient a
 later key. With a mask all pairs count, and 0 times NaN is NaN.
 
-Of 16-bit inputs dlog_decay has the rounded factors of dq and dk: e_ij, the tokens times their decay that a state is the
-sum of, and the states that queries and keys are multiplied with have 16-bit digits, with float32's range. So it may be
-computed as others do, from dq and dk before they are rounded:
+With 16-bit inputs, dlog_decay has rounded factors, as dq and dk have. Rounded to the digits of the dtype, in float32's
+range, are e_ij, the decayed tokens that a state adds up, and the states that queries and keys are multiplied by. So it
+can be computed from dq and dk before they are rounded:
 
     dlog_decay_t = sum_(i >= t) (q_i . dq_i - k_i . dk_i) + state_(S-1) . dstate + state_norm . dstate_norm
 
-which adds and subtracts every pair behind t. A NaN may then reach all steps of its sequence.
+This adds and subtracts every pair after t, so a NaN may reach all steps of its sequence.
 """
 
 from __future__ import annotations

@@ -52,20 +52,18 @@ from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..nan_repair import nan_repair_keys
-from ..options import chain_of
 from ..saved_lse import lse_delta_of
 from ..score_gradients import gradient_of_keys
 from ..score_mod import Given
-from ..tile_scheduler import key_rows_of, tiled_work_type, walk_by_keys
+from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type
-from .bias import BiasPlace, bias_dkv, in_words
+from .bias import BiasPlace, bias_dkv, chains_of
 from .config import padded
 from .dkv_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
 from .dq_sums import draw, from_the_first, from_the_last, ordered_sums, place_of_sum, store_queue
 from .loads import load_once
-from .output import rows_output
+from .output import results_of_keys
 from .products import Factor, Registers, probs_at_once, probs_by_steps, register_a
 
 
@@ -77,9 +75,8 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     dk_stored, dv_stored: how dk and dv get to memory (`output`).
     """
     D, Dv, BLOCK_Q, BLOCK_KV, num = padded(variant.D), padded(variant.Dv), config.block_q, config.block_kv, numbers(f32)
-    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS, most=config.most)
-    in_boxes = in_words(variant.having) if config.bias_in_boxes else variant.having
-    tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
+    role = roles(CONSUMERS, most=config.most)
+    chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
     warps, tiles = 4 * CONSUMERS, config.tiles(D, Dv)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
@@ -93,7 +90,6 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     VARLEN = variant.varlen
     score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word, others=VARLEN)
     columns = lse_delta_of(config.block_q, config.stages, chain)
-    hidden = nan_repair_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, ROWS)
     stepwise = probs_by_steps(gradient, variant.dtype, tiles.do_steps)
     probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
@@ -111,10 +107,8 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     DQ_AT, PLACE, SIZE = tiles.dq_at // 4, CONSUMERS * FRAGMENT, dsk.size
     # for dq, the warpgroups have different queries, or different columns
     MY_QUERIES, MY_COLUMNS = (DS_BYTES, 0) if config.parts > 1 else (0, tiles.k_columns.nbytes)
-    dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, CONSUMERS)
-    dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, CONSUMERS)
+    results = results_of_keys(variant, chain, (dsq.size, pdo.size), (0, tiles.v_at), (dk_stored, dv_stored), CONSUMERS)
     to_type, x_type = keys_to_type(variant, dk_stored, dv_stored), gradient_inputs_type(variant)
-    last = dv_output if dv_stored == "boxes" else dk_output  # copies of both form one group
 
     @verb
     def put_part(floats, bars, i, values):
@@ -243,17 +237,8 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                 pdo.wait(dv_acc)
                 both.gather()  # dk goes where K was
             else:
-                for e in range(dsq.size):
-                    dk_acc[e] = num.zero
-                for e in range(pdo.size):
-                    dv_acc[e] = num.zero
+                results.clear(dk_acc, dv_acc)
             task = task_of(opaque_i32(drawn[0]), work)  # recomputed: no register kept it
-            hidden.repair(dk_acc, dv_acc, x, task, i32(ROWS * warpgroup), work)
-            for e in range(dsq.size):
-                dk_acc[e] *= scale
-            rows = key_rows_of(task)
-            dk_output.store(smem, to.dk_map, to.dk, dk_acc, rows, i32(ROWS * warpgroup), i32(0))
-            dv_output.store(smem, to.dv_map, to.dv, dv_acc, rows, i32(ROWS * warpgroup), i32(0))
-            last.finish()
+            results.store(smem, to, (dk_acc, dv_acc), task, i32(ROWS * warpgroup), x, work)
 
     return flash_attention_fused_sm90

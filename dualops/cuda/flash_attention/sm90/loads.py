@@ -35,7 +35,7 @@ from ..saved_lse import Columns
 from .bias import BiasDkv, BiasPlace, BiasStages
 from .bias_tile_scheduler import BiasWalk
 from .config import AnyDqConfig, Sm90Config, padded
-from .dkv_config import AnyDkvConfig, DkvThirdsConfig, FusedConfig
+from .dkv_config import AnyDkvConfig, DkvThirdsConfig
 from .schedule import WorkItems
 from .visible_tiles import KvTiles, QTiles
 
@@ -201,7 +201,7 @@ def no_barriers() -> Members:
 
 @noun
 def q_loads(
-    config: AnyDkvConfig | FusedConfig,
+    config: AnyDkvConfig,
     variant: Variant,
     visits: QTiles,
     columns: Columns,

@@ -14,12 +14,12 @@ warp loads, one computes the tables of log_decay (`decay_tables`).
     5  state = fade * state + (decayed K).T @ V
     6  state, rounded, to shared memory, for the next o
 
-(w Q).T @ Y is what the other pass adds to its own state, with the same rounded factors. So the sums of 4 tell how <S,
-dS> changes over a chunk, to float32's last digits, although the factors were rounded. Those of 2, part of `rows`, are
-the same sums from a rounded state (`decay_grad_sums`). Sums go to memory, those of 2 and 4 a number a warp. The order
-of a sum does not depend on the warps' timing.
+(w Q).T @ Y is what the other pass adds to its own state, with the same rounded factors. So the sums of step 4 give the
+change of <S, dS> over a chunk to float32's precision. The sums of step 2, which are part of `rows`, are the same from a
+rounded state (`decay_grad_sums`). All sums are stored, those of steps 2 and 4 as one number per warp. The order of a
+sum does not depend on the warps' timing.
 
-The second warpgroup stays behind the first (`tile.warpgroup_barrier`): one multiplies while the other does arithmetic.
+The second warpgroup follows the first (`tile.warpgroup_barrier`): one multiplies while the other does arithmetic.
 Loads of Y and Q of the next chunk overlap with 5 and 6, the load of K with the rest of this chunk, that of V with the
 next scores. Shared memory: `GradTiles`, 2 * 128 * (128 * (1 + stages) + 3 * width + 64) bytes, 208 KiB for width = 128,
 and 2 KiB of tables. Registers: width / 2 for the state; with it as many of another product, and 32 words of a left

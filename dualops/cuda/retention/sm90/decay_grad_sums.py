@@ -2,20 +2,20 @@
 
     dlog_decay_t = sum_(i >= t) (q_i . dq_i - k_i . dk_i) + <S, dS> after the last token
 
-is exact, but adds and subtracts every pair after t. Within a chunk that is harmless: dq and dk round the same P of a
-pair, so its errors cancel. The errors of rounded states do not, and would add up over the chunks. So each chunk begins
-with its own B = <S, dS>, the product of the state before it and that state's gradient, and its rows have what rounding
-took from its states:
+is exact, but adds and subtracts every pair after t. Within a chunk this is harmless: dq and dk use the same rounded P
+of a pair, so its error cancels. The errors of rounded states do not cancel, and would add up over the chunks. So each
+chunk begins with its own B = <S, dS>, the product of the state before it and that state's gradient. Its rows also get
+the rounding errors of its states:
 
     B_0 = <initial_state, dinitial_state>, or 0           B_(c+1) = B_c + states of dk - states of dq
     dlog_decay_t = B_c + sum_(first token <= i < t) (k_i . dk_i + share of dk - q_i . dq_i - share of dq)
 
-Without a gradient of the last state B is 0 after the last chunk, and the sum goes back from there. The shares of a pass
-are states - rounded, spread over the tokens by the square of the decay between each and the state: so large is the
-expected error of a token.
+Without a gradient of the last state, B is 0 after the last chunk, and the sum goes back from there. The share of a
+token is its part of `states - rounded` of a pass. The parts are proportional to the square of the decay between token
+and state, which is the expected squared error of a token.
 
-A block has some chunks of a head, a thread has a token of each. The block adds up the chunks on one side itself, so no
-block waits for another.
+A block has some chunks of a head, and a thread has one token of each. The block itself adds up all chunks before its
+own, or after them, so no block waits for another.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def build_decay_grad_sums(config: GradConfig) -> Kernel:
 
     @verb
     def scan(warps, at, x):
-        """Return the sum of this thread's number and those of the threads before it, and the sum of all. warps[at:]:
-        another half than in the scan before, which may still be read.
+        """Return the sum of x up to this thread, and the sum of all. warps[at:]: not the half of the previous scan,
+        which other threads may still read.
         """
         tid = i32(cuda.threadIdx.x)
         lane, warp, through = i32(u32(tid) % u32(LANES)), i32(u32(tid) // u32(LANES)), x
