@@ -18,12 +18,12 @@ def test_the_script_draws_the_picture_of_the_page(tmp_path):
 
 
 def test_head_and_tail_of_each_document():
-    """1152 tokens are 144 a chunk, 250 are not cut, 646 are 128 a chunk and 134 in the last. Rank 0 is last then."""
-    expected = [rank for rank in (0, 1, 2, 3, 3, 2, 1, 0) for _ in range(144)] + [0] * 250
+    """1152 tokens are nine tiles in eight chunks; then come 646 tokens, 134 in the last of five chunks; 250 are whole."""
+    expected = [rank for rank in (0, 0, 1, 2, 3, 3, 2, 1, 0) for _ in range(128)] + [2] * 250
     for rank, length in ((1, 128), (2, 128), (3, 128), (0, 128), (1, 134)):
         expected += [rank] * length
     assert draw.owners("head_tail").tolist() == expected
-    runs = ((0, 512), (1, 512), (2, 506), (3, 518))  # 1536 is 134 tokens into the last document: 128 are whole warps
+    runs = ((0, 512), (1, 512), (2, 506), (3, 518))  # 1536 is 134 tokens into the last document: 128 are a tile
     assert draw.owners("contiguous").tolist() == [rank for rank, length in runs for _ in range(length)]
 
 

@@ -26,7 +26,7 @@ Found = dict[str, Any]
 
 def with_short_chunks(*_: Any) -> None:
     """Cut documents and windows of a few tokens too: to be called before anything else, in each process."""
-    layout.LEAST_CHUNK, layout.ROWS, layout.KEY_TILES = 4, 2, (4, 4)
+    layout.TILE, layout.KEY_TILES = 4, (4, 4)
     layout.layout_of.cache_clear()
 
 

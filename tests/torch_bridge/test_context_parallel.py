@@ -37,7 +37,7 @@ EVERY: dict[str, Any] = {"short chunks": context.with_short_chunks, **CALLS, **W
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In this process, too."""
-    for name in ("LEAST_CHUNK", "ROWS", "KEY_TILES"):
+    for name in ("TILE", "KEY_TILES"):
         monkeypatch.setattr(layout, name, getattr(layout, name))
     context.with_short_chunks()
     yield

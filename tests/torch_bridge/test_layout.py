@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from dualops.torch_bridge.distributed import layout
 from dualops.torch_bridge.distributed.layout import BALANCES, Layout, Reach, ends_of, layout_of
 
-LEAST, ROWS, TILES = 4, 2, (5, 7)  # tokens of a chunk, queries of a warp, keys of a tile
+TILE, KEY_TILES = 4, (5, 7)  # queries, keys of a tile
 CPU = torch.device("cpu")
 lengths = st.lists(st.integers(0, 40), max_size=8)
 sizes = st.integers(1, 9)
@@ -26,9 +26,8 @@ def made(of: list[int], size: int, balance: str) -> Layout:
 @pytest.fixture(autouse=True, scope="module")
 def short_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(layout, "LEAST_CHUNK", LEAST)
-        patched.setattr(layout, "ROWS", ROWS)
-        patched.setattr(layout, "KEY_TILES", TILES)
+        patched.setattr(layout, "TILE", TILE)
+        patched.setattr(layout, "KEY_TILES", KEY_TILES)
         layout_of.cache_clear()
         yield
     layout_of.cache_clear()
@@ -41,11 +40,10 @@ def test_every_token_is_on_one_rank(balance: str, of: list[int], size: int) -> N
     assert sorted(np.concatenate(shares.rows).tolist()) == list(range(sum(of)))
     assert shares.counts == [len(rows) for rows in shares.rows]
     assert all((np.diff(rows) > 0).all() for rows in shares.rows)
-    whole = balance == "head_tail" and all(length >= 2 * size * LEAST for length in of if length)
-    assert max(shares.counts) - min(shares.counts) <= (2 * ROWS if whole else 2 * LEAST + 2 * ROWS)
+    assert max(shares.counts) - min(shares.counts) <= max(4 * TILE, sum(of) / (layout.SHORT * size))
     for rank in range(size):
         pieces = shares.pieces[rank]
-        assert not ((pieces.starts - shares.cu[pieces.documents]) % ROWS).any()
+        assert not ((pieces.starts - shares.cu[pieces.documents]) % TILE).any()
 
 
 @given(of=lengths, size=sizes)
@@ -57,8 +55,9 @@ def test_head_and_tail(of: list[int], size: int) -> None:
     for begin, end in pairwise(shares.ends):
         if begin == end:
             continue
-        wanted = min(2 * size, max(1, (end - begin) // LEAST))
         inside = sorted(cut for cut in cuts if begin <= cut <= end)
+        whole = len(inside) == 2 and layout.SHORT * size * (end - begin) <= sum(of)
+        wanted = 1 if whole else min(2 * size, max(1, (end - begin) // TILE))
         chunks = [(a, b) for a, b in pairwise(inside)]
         owners = [next(r for r, rows in enumerate(shares.rows) if a in rows) for a, _ in chunks]
         middle = 1 if wanted == 2 * size else 0  # the chunks next to the middle are one piece there
@@ -66,14 +65,14 @@ def test_head_and_tail(of: list[int], size: int) -> None:
         assert max(owners.count(rank) for rank in owners) <= 2
         assert owners[: len(owners) // 2] == owners[::-1][: len(owners) // 2] or wanted < 2 * size
         lengths = [b - a for i, (a, b) in enumerate(chunks) if not (middle and i == size - 1)]
-        assert not lengths or max(lengths) - min(lengths) < 2 * ROWS
+        assert not lengths or max(lengths) - min(lengths) < 2 * TILE
 
 
 @pytest.mark.parametrize("balance", BALANCES)
 @given(of=lengths, size=sizes, left=st.none() | st.integers(0, 40), D=st.sampled_from((128, 136)))
 def test_pieces_are_sequences(balance: str, of: list[int], size: int, left: int | None, D: int) -> None:
     """Each piece lies in one document. Its keys are the tokens that its queries see, from where a tile begins on."""
-    shares, tile = made(of, size, balance), TILES[D > 128]
+    shares, tile = made(of, size, balance), KEY_TILES[D > 128]
     for rank, rows in enumerate(shares.rows):
         assert shares.positions(rank).tolist() == [row - document_of(shares, row)[0] for row in rows.tolist()]
         for reach in (Reach(True, left, D), Reach(False)):
@@ -104,8 +103,10 @@ def tokens_read(shares: Layout, rank: int, reach: Reach | None) -> torch.Tensor:
         sent = torch.from_numpy(rows)[theirs.sent].split(theirs.sent_counts)[rank]
         assert len(sent) == mine.received_counts[other]
         arrived.append(sent)
-    tokens = torch.cat([*arrived, torch.from_numpy(shares.rows[rank])])
-    return tokens if mine.order is None else tokens[mine.order]
+    tokens = torch.full((mine.rows,), -1)
+    tokens[mine.received], tokens[mine.own] = torch.cat(arrived), torch.from_numpy(shares.rows[rank])
+    assert mine.in_order == torch.equal(tokens, torch.cat([*arrived, torch.from_numpy(shares.rows[rank])]))
+    return tokens
 
 
 @pytest.mark.parametrize("balance", BALANCES)
@@ -133,7 +134,7 @@ def test_no_piece_has_few_queries_and_many_keys(of: list[int], size: int) -> Non
         shares = made(of, size, balance)
         for pieces in shares.pieces:
             for start, stop, document in zip(*(each.tolist() for each in pieces)):
-                assert stop - start >= LEAST or stop - shares.ends[document] < 2 * LEAST
+                assert stop - start >= TILE or stop - shares.ends[document] < 2 * TILE
 
 
 def test_one_rank_has_whole_documents() -> None:
@@ -143,6 +144,17 @@ def test_one_rank_has_whole_documents() -> None:
 
 def test_short_documents_are_shared_out_in_turn() -> None:
     assert layout_of(tuple(range(9)), 4, "head_tail").counts == [2, 2, 2, 2]
+
+
+def test_documents_are_whole_while_shorter_ones_fill_the_shares() -> None:
+    shares = made([*[12] * 6, 200, *[1] * 20], 2, "head_tail")
+    begins = shares.ends[:6]
+    owners = [next(rank for rank, rows in enumerate(shares.rows) if begin in rows) for begin in begins]
+    assert sorted(owners) == [0, 0, 0, 1, 1, 1] and max(shares.counts) - min(shares.counts) <= 2 * TILE
+    for begin, owner in zip(begins, owners):
+        assert {*range(begin, begin + 12)} <= {*shares.rows[owner].tolist()}
+    alone = made([12, 200], 2, "head_tail")  # nothing could fill the other share
+    assert max(alone.counts) - min(alone.counts) <= 2 * TILE
 
 
 @pytest.mark.parametrize("wrong", [3, "abc", [0.0, 1.0], [[0, 1]], None, [0, None], []])

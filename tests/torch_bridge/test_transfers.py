@@ -27,6 +27,7 @@ Clock = dict[str, int]  # of each stream, how many of its operations are known t
 NAMES = {
     "copy_",
     "index_select",
+    "index_copy_",
     "index_add_",
     "add_",
     "zero_",
@@ -170,7 +171,7 @@ CALLS = {
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(layout, "LEAST_CHUNK", 4)
+    monkeypatch.setattr(layout, "TILE", 4)
     layout.layout_of.cache_clear()
     yield
     layout.layout_of.cache_clear()
@@ -187,7 +188,7 @@ def test_a_wait_that_is_left_out_is_found(forgets: str) -> None:
     assert races(CALLS["a head at a time"], 0, 2, forgets)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Gathering, "ordered"), (Returning, "given")])
+@pytest.mark.parametrize(("kind", "name"), [(Gathering, "read"), (Returning, "given")])
 def test_memory_for_one_group_alone_is_found_too_little(kind: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = kind.__init__
 

@@ -100,17 +100,17 @@ def context_parallel(
 
     Differentiable once, by q, k, v and sinks. Backward gathers K and V again, and each rank computes its queries' part
     of dk and dv for the keys that they see, in k's dtype. An all-to-all sends these parts to the ranks that own the
-    keys. They add the parts in float32 (float64 for float64) in the order of the ranks: gradients have the same bits in
-    every run. Parts of 16 bits are rounded before they are sent. The gradient of sinks is added in the same way; sinks
-    of 16 bits are read as float32.
+    keys. They add the parts in float32 (float64 for float64), first their own, then the others in the order of the
+    ranks: gradients have the same bits in every run. Parts of 16 bits are rounded before they are sent. The gradient of
+    sinks is added in the order of the ranks; sinks of 16 bits are read as float32.
 
     With P ranks, T tokens that this rank's queries see and rows of G * (D + Dv) numbers of k's dtype, where G is
     gather_heads:
-      - forward needs memory for 3 * T rows, with all heads at once for 2 * T, and for what it sends: its rows, once for
-        each rank that reads them. It receives the rows of all Hkv heads that it sees and does not own. With
-        "contiguous" it needs 2 * T and T: they arrive in order
-      - backward needs 5 * T rows, including the gradients, with all heads at once 4 * T, what it sends, and the memory
-        for parts of key ranges (`flash_attention_varlen`). It receives about twice as much as forward.
+      - forward needs memory for 2 * T rows, with all heads at once for T, for the rows that it receives, and for those
+        that it sends, once for each rank that reads them. With "contiguous" received rows need no memory of their own:
+        they arrive in order
+      - backward needs twice that memory, including the gradients, and the memory for parts of key ranges
+        (`flash_attention_varlen`). It receives about twice as much as forward.
     Each call first exchanges a few integers. If arguments differ, or a rank refuses its own, every rank raises an
     error. On a GPU the first call with such arguments and documents waits for the device; later calls compare on the
     device. If only one rank has new arguments in a later call, a CUDA assertion fails on the others.

@@ -2,16 +2,18 @@
 
     head_tail     each document is cut into n = 2 * P chunks for P ranks. The i-th rank has chunks i and n - 1 - i. A
                   causal query late in its document sees more keys than an early one. Together the two chunks of any
-                  rank see as many as those of any other.
+                  rank see as many as those of any other. A document of at most 1 / SHORT of a rank's share of all
+                  tokens is whole if shorter ones can fill the other ranks' shares: nothing of it is sent.
     contiguous    rank r has the r-th of P runs of all tokens, across documents. A run ends with a document that has
-                  less than LEAST_CHUNK tokens left.
+                  less than TILE tokens left.
 
-With head_tail, ranks count from the one with the fewest tokens of earlier documents. Chunks begin at multiples of ROWS
-tokens of their document and have nearly the same length. A chunk has at least LEAST_CHUNK tokens, or a whole document:
-shorter documents have fewer chunks, and short ones are whole.
+With head_tail, the longest document is cut first, and ranks count from the one with the fewest tokens so far. Chunks
+are whole tiles of TILE queries, with nearly the same number of tiles; the last chunk also has the rest of the document.
+Documents of few tiles have fewer chunks.
 
-Both numbers keep the bits of one process. Kernels split the keys of a few queries among blocks: no chunk is that short.
-With softcap the queries of a warp share the choice of a formula: no cut separates them.
+Tiles keep the bits of one process. Kernels split the keys of a few queries among blocks: no chunk is that short. With
+softcap the queries of a warp share the choice of a formula: no cut separates them. And no query tile is partly filled
+that would be full in one process.
 
 A rank has its tokens in the order of the documents. A contiguous piece of a document is one sequence of
 `flash_attention_varlen`.
@@ -32,8 +34,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...spec.domains import shown
 
 BALANCES = ("head_tail", "contiguous")
-LEAST_CHUNK = 128  # tokens: the queries of a tile on Hopper
-ROWS = 16  # tokens: the queries of a warp
+TILE = 128  # tokens: the queries of a tile on Hopper
+SHORT = 8
 KEY_TILES = 384, 13440  # tokens: multiples of the keys of any kernel's tile, for heads to 128 wide and for wider ones
 Ends = tuple[int, ...]  # where documents begin, and the end
 _READ = WeakTensorKeyDictionary()  # cu_seqlens on a device -> their version and values
@@ -75,7 +77,7 @@ class Exchange(NamedTuple):
     received: Tensor  # tokens from rank 0, 1 ...: places among those that the rank reads
     received_counts: list[int]
     own: Tensor  # places of its own among those
-    order: Tensor | None  # of received and then own tokens, to have those it reads in order; None if they are
+    in_order: bool  # the received tokens and then its own are those it reads, in their order
 
 
 class Layout:
@@ -114,16 +116,15 @@ class Layout:
                 sent[other] = self._read(other, reach)[own].nonzero()[0]
                 received[other] = self.rows[other][read[self.rows[other]]]
             arrived, place = np.concatenate(received), read.cumsum() - 1
-            order = np.argsort(np.concatenate([arrived, own]))
-            in_order = (order == np.arange(len(order))).all()
+            places = np.concatenate([place[arrived], place[own]])
             return Exchange(
-                len(order),
-                self._index(device, np.concatenate(sent)),
+                len(places),
+                _on(device, np.concatenate(sent)),
                 [len(each) for each in sent],
-                self._index(device, place[arrived]),
+                _on(device, place[arrived]),
                 [len(each) for each in received],
-                self._index(device, place[own]),
-                None if in_order else self._index(device, order),
+                _on(device, place[own]),
+                bool((places == np.arange(len(places))).all()),
             )
 
         return self._once(("exchange", rank, reach, device), made)
@@ -165,10 +166,6 @@ class Layout:
         """cu_seqlens of all documents, and the length of the longest."""
         longest = int(np.diff(self.cu).max(initial=0))
         return self._once(("whole", device), lambda: (_on(device, self.cu.astype(np.int32)), longest))
-
-    def _index(self, device: torch.device, places: np.ndarray) -> Tensor:
-        """Copy places of tokens to a device, in 32 bits if they suffice."""
-        return _on(device, places.astype(np.int32) if self.total < 2**31 else places)
 
     def _once(self, key: Any, make: Any) -> Any:
         if key not in self._on_device:
@@ -213,19 +210,24 @@ def ends_of(op: str, cu_seqlens: Any) -> Ends:
 def _head_tail(cu: np.ndarray, size: int) -> list[Pieces]:
     counts = [0] * size
     found: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]
-    for document, (begin, end) in enumerate(pairwise(cu.tolist())):
-        chunks = min(2 * size, max(1, (end - begin) // LEAST_CHUNK))
-        each, left = divmod((end - begin) // ROWS, chunks)
+    rest = int(cu[-1])  # tokens of shorter documents
+    for document in np.argsort(-np.diff(cu), kind="stable").tolist():
+        begin, end = cu[document : document + 2].tolist()
+        length, missing = end - begin, max(counts) - min(counts)
+        rest -= length
+        whole = SHORT * size * length <= cu[-1] and (length <= missing or size * length <= rest)
+        chunks = 1 if whole else min(2 * size, max(1, length // TILE))
+        each, left = divmod(length // TILE, chunks)
         order = sorted(range(size), key=lambda rank: (counts[rank], rank))
         heads = range(min(size, chunks))
-        longer = {*[*heads, *range(chunks - 1, size - 1, -1)][:left]}  # chunks with ROWS more tokens
+        longer = {*[*heads, *range(chunks - 1, size - 1, -1)][:left]}  # chunks with one more tile
         for chunk in range(chunks):
             rank = order[chunk if chunk < size else chunks - 1 - chunk]
-            stop = begin + ROWS * (each + (chunk in longer)) if chunk < chunks - 1 else end
+            stop = begin + TILE * (each + (chunk in longer)) if chunk < chunks - 1 else end
             found[rank].append((begin, stop, document))
             counts[rank] += stop - begin
             begin = stop
-    return [_pieces(*np.array(pieces, np.int64).reshape(-1, 3).T) for pieces in found]
+    return [_pieces(*np.array(sorted(pieces), np.int64).reshape(-1, 3).T) for pieces in found]
 
 
 def _contiguous(cu: np.ndarray, size: int) -> list[Pieces]:
@@ -233,10 +235,10 @@ def _contiguous(cu: np.ndarray, size: int) -> list[Pieces]:
     for rank in range(size + 1):
         cut = int(cu[-1]) * rank // size
         begin, end = int(cu[np.searchsorted(cu, cut, "right") - 1]), int(cu[np.searchsorted(cu, cut)])
-        cut -= (cut - begin) % ROWS  # begin, end: of the document that contains the cut
+        cut -= (cut - begin) % TILE  # begin, end: of the document that contains the cut
         low = max([begin, *bounds[-1:]])
-        cut = low if cut - low < LEAST_CHUNK else cut
-        bounds.append(end if end - cut < LEAST_CHUNK else cut)
+        cut = low if cut - low < TILE else cut
+        bounds.append(end if end - cut < TILE else cut)
     documents = np.arange(len(cu) - 1)
     return [_pieces(cu[:-1].clip(*run), cu[1:].clip(*run), documents) for run in pairwise(bounds)]
 
