@@ -59,18 +59,14 @@ class Gathering:
         count = _count(heads)
         self.ranks.aside_waits()
         with self.ranks.aside():
-            for x, sent in zip(self.tensors, self.sent):
+            for x, sent, read in zip(self.tensors, self.sent, self._read(number)):
                 torch.index_select(x[:, heads], 0, exchange.sent, out=sent.of(count))
+                _place(x[:, heads], read, exchange.own)
         self.ranks.wait_for_aside()
         with self.ranks.aside():
             for arriving, sent in zip(self._arriving(number), self.sent):
                 counts = exchange.received_counts, exchange.sent_counts
                 self.works.append(self.ranks.all_to_all(arriving, sent.of(count), *counts))
-            for x, read in zip(self.tensors, self._read(number)):  # while those of other ranks arrive
-                if exchange.in_order:
-                    read[len(exchange.received) :].copy_(x[:, heads])
-                else:
-                    read.index_copy_(0, exchange.own, x[:, heads])
 
     def finish(self, number: int) -> list[Tensor]:
         """Return the tensors of a group of heads, [read tokens, heads, D], for the current stream."""
@@ -81,7 +77,7 @@ class Gathering:
             _wait(self.works)
             if not self.exchange.in_order:
                 for each, arrived in zip(read, self._arriving(number)):
-                    _words(each).index_copy_(0, self.exchange.received, _words(arrived))
+                    _place(arrived, each, self.exchange.received)
         self.ranks.wait_for_aside()
         return read
 
@@ -165,9 +161,13 @@ def _wait(works: list[Any]) -> None:
     works.clear()
 
 
-def _words(x: Tensor) -> Tensor:
-    """View a dense tensor as integers of 8 bytes if its rows allow it: rows are then moved at twice the speed."""
-    return x.view(torch.int64) if x.shape[-1] * x.element_size() % 8 == 0 else x
+def _place(rows: Tensor, into: Tensor, places: Tensor) -> None:
+    """Copy rows [n, heads, D] into places of a dense tensor, 8 bytes at a time if they allow it: twice as fast."""
+    steps = rows.storage_offset(), rows.shape[-1], *rows.stride()[:-1]
+    nbytes = rows.data_ptr(), *(step * rows.element_size() for step in steps)
+    if rows.stride(-1) == 1 and not any(number % 8 for number in nbytes):
+        rows, into = rows.view(torch.int64), into.view(torch.int64)
+    into.index_copy_(0, places, rows)
 
 
 def sum_in_order(ranks: Ranks, x: Tensor) -> Tensor:
