@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 from hypothesis import settings
 
+from tests.gpus import first_gpu
 from tests.shares import share_of
 
 # the same examples in every run: a red test is red for everybody
@@ -22,6 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cuda(count=1): needs so many GPUs")
     config.addinivalue_line("markers", "xdist_group(name): run by one of several processes, one after another")
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        os.environ.update(first_gpu(int(worker.removeprefix("gw"))))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

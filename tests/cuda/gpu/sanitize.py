@@ -31,6 +31,7 @@ from tests.cuda.calls import Call, calls_of_case
 from tests.cuda.gpu import edge
 from tests.cuda.gpu.cover import choose
 from tests.cuda.gpu.edge import BEGINS, BROKE, DONE, WRONG, names, picked
+from tests.gpus import first_gpu
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = ("racecheck", "initcheck", "memcheck", "synccheck")  # the slowest first
@@ -63,7 +64,7 @@ class Part:
     told: list[str] = field(default_factory=list)  # what went wrong
     unended: str = ""  # the case that was killed, or STARTUP
 
-    def start(self, command: list[str], log: Path, seconds: float) -> None:
+    def start(self, command: list[str], log: Path, seconds: float, number: int) -> None:
         self.log, self.began = log, time.time()
         self.until = self.began + seconds
         listed = log.with_suffix(".cases")
@@ -73,7 +74,7 @@ class Part:
             words.append("--given")
         # memory of its own for every tensor, so that what lies behind one belongs to nobody; a core for each process
         alone = {"OMP_NUM_THREADS": "1", "DUALOPS_HELPERS": "0"}
-        environment = {**alone, **os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        environment = {**alone, **os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", **first_gpu(number)}
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [*command, sys.executable, *words],
@@ -210,8 +211,9 @@ class Campaign:
             while waiting and len(running) < self.jobs and time.time() < self.deadline - STARTING:
                 part = waiting.pop(0)
                 seconds = min(self.part_seconds, self.deadline - time.time() - STARTING / 2)
-                log = self.logs / f"{part.tool}-{len(self.over) + len(running):03}.txt"
-                part.start(command_of(self.sanitizer, part.tool), log, seconds)
+                number = len(self.over) + len(running)
+                log = self.logs / f"{part.tool}-{number:03}.txt"
+                part.start(command_of(self.sanitizer, part.tool), log, seconds, number)
                 running.append(part)
             if not running:
                 return waiting
