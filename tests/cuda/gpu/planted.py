@@ -56,8 +56,8 @@ BUGS = (
         "start(x, task.b, task.h_kv, task.q_first + i)",
     ),
     Bug(
-        "dk lacks softcap's slope",
-        "flash_attention_backward-sm90-options",
+        "dk of the gradient in one kernel lacks softcap's slope",
+        "flash_attention_backward-sm90-one_kernel_softcap",
         "flash_attention/score_gradients.py",
         "scores[2 * n], scores[2 * n + 1] = bent\n        if chain.weighs:",
         "scores[2 * n], scores[2 * n + 1] = probs\n        if chain.weighs:",
