@@ -202,9 +202,17 @@ def _cases() -> tuple[Case, ...]:
     add("m1n1000k1", (1, 1000, 1), FLOATS, ragged, activation="silu", return_preactivation=True)
     add("m7n3k20000", (7, 3, 20000), both, ragged, layout="nt", activation="gelu", bias=True)
     add("batch70000", (2, 3, 4), both, exact, a=(70000,), b=(70000,))  # more than a grid's second axis can have
+    # enough tiles for an H200 to have wide ones: of 64, 128, 192 and 256 columns; and a long sum of few
+    wide: dict[str, Any] = {"tags": exact, "bias": True, "backward": False}
+    add("m700n1544k72_nt", (700, 1544, 72), half, **wide, layout="nt", activation="gelu", return_preactivation=True)
+    add("m1032n520k40", (1032, 520, 40), half, **wide)
+    add("m1032n2056k40", (1032, 2056, 40), half, **wide)
+    add("m64n136k2000", (64, 136, 2000), half, **wide)
+    add("m2040n2040k40_tn", (2040, 2040, 40), half, **wide, layout="tn", activation="silu")
     # float32 on tensor cores: factors that are loaded directly, and factors that are copied first; long sums
     for precision in PRECISIONS:
         shape: dict[str, Any] = {"dtypes": single, "precision": precision}
+        add(f"{precision}_m700n1544k72_nt", (700, 1544, 72), **wide, layout="nt", activation="relu", **shape)
         add(f"{precision}_m256n128k160_nt", (256, 128, 160), tags=exact, layout="nt", **shape)
         add(f"{precision}_m128n260k200_tn", (128, 260, 200), tags=exact, layout="tn", a=(3,), b=(3,), **shape)
         add(f"{precision}_m257n130k71", (257, 130, 71), tags=ragged, a=(2,), bias=True, activation="gelu", **shape)

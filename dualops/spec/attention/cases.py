@@ -209,6 +209,7 @@ def _cases() -> tuple[Case, ...]:
     add("odd", (1, 1, 33, 33), (1, 35), FLOATS, edge, Dv=7, causal=True)
     add("one_query", (2, 4, 1, 64), (1, 300), FLOATS, edge, causal=True)
     add("few_queries", (2, 6, 3, 64), (2, 1100), FLOATS, edge, causal=True, return_lse=True)
+    add("one_query_gqa8", (2, 16, 1, 128), (2, 1100), ("bfloat16",), test, backward=False)
     add("no_queries", (1, 2, 0, 16), (2, 8), FLOATS, {Tag.TEST, Tag.EDGE, Tag.SIM}, return_lse=True)
     add("no_keys", (1, 2, 8, 16), (2, 0), FLOATS, {Tag.TEST, Tag.EDGE, Tag.SIM}, return_lse=True)
     add("sim_gqa_causal", (1, 2, 17, 8), (1, 21), FLOATS, sim, causal=True, return_lse=True)
@@ -233,6 +234,12 @@ def _cases() -> tuple[Case, ...]:
     add("d128groups", (2, 4, 300, 128), (2, 330), ("bfloat16",), {Tag.TEST, Tag.EDGE}, causal=True, return_lse=True)
     add("d64long", (1, 2, 450, 64), (2, 470), ("bfloat16",), {Tag.TEST, Tag.EDGE}, causal=True, return_lse=True)
     add("d64groups", (2, 4, 390, 64), (2, 300), ("float16",), {Tag.TEST}, causal=True, return_lse=True)
+    one: Row = {"q": (2, 4, 300, 128), "dtypes": ("bfloat16",), "tags": test, "return_lse": True}
+    add("one_kernel_softcap", kv=(2, 330), **one, softcap=1.5)
+    add("one_kernel_alibi", kv=(2, 330), **one, arrays={"alibi_slopes": (4,)})
+    add("one_kernel_bias", kv=(2, 336), **one, arrays={"bias": (2, 1, 300, 336)})
+    add("one_kernel_dropout", kv=(2, 330), **one, dropout_p=0.3, arrays={"seed": ()})
+    add("one_kernel_documents", kv=(2, 330), **one, mask_mod=documents)
     add("d96v72", (1, 2, 260, 96), (2, 200), ("float16",), {Tag.TEST, Tag.EDGE}, Dv=72, return_lse=True)
     add("own_score", (1, 2, 260, 128), (1, 300), ("bfloat16",), {Tag.TEST}, score_mod=tanh_softcap, return_lse=True)
     add(

@@ -55,8 +55,8 @@ def picked(words: str) -> list[str]:
     return ["-k", words] if words else []
 
 
-def run(stage: Stage, log: Path, seconds: float) -> Outcome:
-    """Run a stage; what is not done in its time is stopped."""
+def run(stage: Stage, log: Path, seconds: float, root: Path = ROOT) -> Outcome:
+    """Run a stage in a tree; what is not done in its time is stopped."""
     if seconds < 1:
         return Outcome(stage.name, False, 0.0, "not run: no time was left", [])
     began = time.perf_counter()
@@ -76,7 +76,7 @@ def run(stage: Stage, log: Path, seconds: float) -> Outcome:
     environment = {**alone, **os.environ, **stage.environment}
     with log.open("w") as file:
         process = subprocess.Popen(
-            words, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, process_group=0
+            words, cwd=root, env=environment, stdout=file, stderr=subprocess.STDOUT, process_group=0
         )
         try:
             ended = _wait(process, seconds)
