@@ -10,6 +10,7 @@ is caught if a case rejects a result. Exit code 1 if a bug survives. Needs no gi
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -146,7 +147,8 @@ def tried(folder: Path, left_out: Path, logs: Path, deadline: float, number: int
     plant(bug, root)
     if cache.folder().exists():
         shutil.copytree(cache.folder(), root / "cache")
-    environment = {"PYTHONPATH": str(root), "DUALOPS_CACHE_DIR": str(root / "cache")}
+    paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    environment = {"PYTHONPATH": paths, "DUALOPS_CACHE_DIR": str(root / "cache")}
     environment |= {"DUALOPS_TEST_LEFT_OUT": str(left_out), "COLUMNS": WIDE}
     stage = Stage(bug.name, ["-x", *spread(PROCESSES), *picked(bug.cases), CASES], environment)
     return run(stage, logs / f"{number}.txt", deadline - time.perf_counter(), root)
