@@ -19,7 +19,7 @@ from ...spec.meta import itemsize
 from ..compiler.backend import Members, Namespace, i32, noun, types, u32, verb
 from ..launch.views import boundary
 from .arguments import Variant, size_types, spans
-from .options import OptionChain
+from .options import OptionChain, chain_of
 
 # heads of keys in a section: few, so that their inputs and sums stay in L2, but enough that not all keys of a head run
 # at once, each block waiting for the previous one
@@ -322,12 +322,15 @@ def walk_by_queries(
 
 
 def walk_by_keys(
-    block_kv: int, block_q: int, varlen: bool, chain: OptionChain, *, last_first: bool = False, packed: bool = False
+    config: Any, variant: Variant, *, last_first: bool = False, packed: bool = False
 ) -> Callable[..., KeysTask]:
     """Return the verb (number, work) -> the task of that number: a section of heads at a time, first the first keys,
-    which most queries see under a causal mask. last_first: the last keys come first. packed: as in `walk_by_queries`.
+    which most queries see under a causal mask. config: with block_kv and block_q. last_first: the last keys come first.
+    packed: as in `walk_by_queries`.
     """
-    span, pieces = spans(varlen), (packed_pieces if packed else pieces_of_longest)(block_kv, 1)
+    block_kv, block_q, span = config.block_kv, config.block_q, spans(variant.varlen)
+    pieces = (packed_pieces if packed else pieces_of_longest)(block_kv, 1)
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
 
     @verb
     def task(number, work):

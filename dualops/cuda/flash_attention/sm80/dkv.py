@@ -56,7 +56,7 @@ def build_dkv(
     """
     mem, dtype, BLOCK_Q = storage(variant.dtype), variant.dtype, config.block_q
     chain, tile = chain_of(variant.having, dtype, gradient=True), config.tiles(variant.D, variant.Dv)
-    task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
+    task_of = walk_by_keys(config, variant)
     copy = copies_of(variant, tile, vectors, config.threads)
     kq = strip_abt(dtype, tile.k, tile.q, tile.k_boxes, held=config.k_held)
     vdo = strip_abt(dtype, tile.v, tile.do, tile.v_boxes, held=config.v_held)

@@ -14,6 +14,8 @@ need clearing. Readers, which may be a grid that overlaps this one, wait until a
 
 `TileOrder`: the order in which blocks visit tiles of queries, so that they wait little.
 
+`dq_queue`: both, for dq of a tile: warps put it in a place, and a thread adds it to its sum.
+
 `build_dq_convert`: a block has 64 queries of a tile of one head. A thread reads the numbers that a product would have
 left in its registers. As in `dq`, rows that are not finite are recomputed (`nan_repair`), and all are scaled, rounded
 and stored. A tile that no block adds to is zero. Blocks begin while the fused kernel still runs, where it leaves room,
@@ -26,18 +28,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...compiler.backend import (
     Kernel,
     Members,
-    Namespace,
     builds,
     cuda,
     f32,
     i32,
     i64,
     kernel,
+    members,
     noun,
     u8,
     u32,
@@ -57,18 +59,20 @@ from ...ptx.warp import bar_warp_sync
 from ...tile.grids import wait_for_grid_before
 from ...tile.numbers import numbers
 from ...tile.pipeline import Barriers
+from ...tile.products import opaque_i32
 from ...tile.rows import FULL_WARP
 from ...tile.storage import access
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant, gradient_inputs_type
 from ..nan_repair import nan_repair
-from ..options import OptionChain, chain_of
+from ..options import chain_of
 from ..score_gradients import rows_of_queries
-from ..tile_scheduler import ROWS_OF_A_HEAD, packed_tiles, range_of, tile_after, tiled_work_type, walk_by_queries
+from ..tile_scheduler import ROWS_OF_A_HEAD, packed_tiles, range_of, tiled_work_type, walk_by_queries
 from .arguments import SUMS_TYPE, queries_to_type
 from .config import BOX, padded
-from .dkv_config import FRAGMENT, FusedConfig
+from .dkv_config import CONSUMERS, FRAGMENT, FRAGMENT_BYTES, FusedConfig
 from .output import rows_output
+from .visible_tiles import QTiles, q_tiles_of
 
 
 @verb
@@ -153,58 +157,61 @@ def store_queue(places: int, warps: int) -> Members:
     return locals()
 
 
-@verb
-def tile_before(task, h, m0, block_q, last):
-    """Return head and first query of the tile before this one: of the same head, or tile `last` of the next head."""
-    m0 = i32(m0 - block_q)
-    return (i32(h), m0) if m0 >= task.first else (i32(h + 1), i32(last))
+class OrderedTile(NamedTuple):
+    """A tile of queries of one head, as `QTile`."""
+
+    h: Any
+    m0: Any  # its first query
+    last: Any  # first query of each head's last tile
 
 
-class TileOrder(Namespace):
+class TileOrder(QTiles):
     """The order in which a block of keys visits the tiles of queries of each head that see some of them."""
 
-    start: Callable[..., Any]  # (task) -> first query of the first one
-    next: Callable[..., Any]  # (task, h, m0, start) -> head and first query of the next one
     rank: Callable[..., Any]  # (task, m0, options) -> how many blocks visit this one earlier
 
 
-def from_the_last(block_kv: int, block_q: int) -> TileOrder:
+def tile_order(config: FusedConfig, variant: Variant) -> TileOrder:
+    """The verbs of the fused kernel's order."""
+    return _from_the_first(config, variant) if config.ascends else _from_the_last(config)
+
+
+def _from_the_last(config: FusedConfig) -> TileOrder:
     """From the last tile on, for blocks of ascending keys: each starts one tile after the previous block."""
+    BLOCK_Q, BLOCK_KV = config.block_q, config.block_kv
 
     @verb
-    def start(task):
-        return i32(u32(max(i32(task.end), i32(1)) - 1) // u32(block_q) * u32(block_q))
+    def first(task, work):
+        last = i32(u32(max(i32(task.end), i32(1)) - 1) // u32(BLOCK_Q) * u32(BLOCK_Q))
+        return OrderedTile(i32(task.h_kv * work.extent.group), last, last)
 
     @verb
-    def next(task, h, m0, start):
-        return tile_before(task, h, m0, block_q, start)
+    def after(tile, i, end, task, work):
+        """Return the tile before this one: of the same head, or the last one of the next head."""
+        h, m0, last = tile.h, i32(tile.m0 - BLOCK_Q), tile.last
+        h, m0 = (i32(h), m0) if m0 >= task.first else (i32(h + 1), i32(last))
+        return OrderedTile(h, m0, last)
 
     @verb
     def rank(task, m0, options):
-        return i32(u32(task.n0) // u32(block_kv))
+        return i32(u32(task.n0) // u32(BLOCK_KV))
 
-    return TileOrder.from_locals(locals())
+    return TileOrder.from_locals(locals(), count=q_tiles_of(BLOCK_Q, None).count, listed=False)
 
 
-def from_the_first(block_kv: int, block_q: int, chain: OptionChain) -> TileOrder:
+def _from_the_first(config: FusedConfig, variant: Variant) -> TileOrder:
     """From the first tile on, for blocks of descending keys. With a causal mask, the first tile of a block is seen from
     no later keys, or from one block's: so no block waits before its first tiles.
     """
-
-    @verb
-    def start(task):
-        return i32(task.first)
-
-    @verb
-    def next(task, h, m0, start):
-        return tile_after(task, h, m0, block_q)
+    BLOCK_Q, BLOCK_KV = config.block_q, config.block_kv
+    chain, ascending = chain_of(variant.having, variant.dtype, gradient=True), q_tiles_of(BLOCK_Q, None)
 
     @verb
     def rank(task, m0, options):
-        _, n_end = chain.key_range(options, m0, min(i32(m0 + block_q), task.Sq), task.offset, task.Sk)
-        return i32(u32(i32(n_end) - 1) // u32(block_kv)) - i32(u32(task.n0) // u32(block_kv))
+        _, n_end = chain.key_range(options, m0, min(i32(m0 + BLOCK_Q), task.Sq), task.offset, task.Sk)
+        return i32(u32(i32(n_end) - 1) // u32(BLOCK_KV)) - i32(u32(task.n0) // u32(BLOCK_KV))
 
-    return TileOrder.from_locals(locals())
+    return TileOrder(**ascending.members(), rank=rank)
 
 
 def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
@@ -223,6 +230,44 @@ def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
         return i64(h) * q_tiles + i32(tiles.after(task.q_first, task.b) + tile)
 
     return of_sequence if varlen else of_batch
+
+
+@noun
+def dq_queue(config: FusedConfig, variant: Variant, order: TileOrder) -> Members:
+    """The verbs of dq on its way from registers to memory, through `store_queue`."""
+    num, PLACE, BLOCK_Q, SIZE = numbers(f32), CONSUMERS * FRAGMENT, config.block_q, FRAGMENT // 128
+    box, DQ_AT = (
+        store_queue(config.dq_places, config.warps),
+        config.tiles(padded(variant.D), padded(variant.Dv)).dq_at // 4,
+    )
+    ordered, place_of = ordered_sums(CONSUMERS * FRAGMENT_BYTES), place_of_sum(BLOCK_Q, variant.varlen)
+
+    @verb
+    def put(floats, bars, i, values):
+        """Put my part in a place, in the layout of registers: four numbers of a thread next to those of its
+        neighbour.
+        """
+        tid = u32(cuda.threadIdx.x)
+        mine = i32(tid // u32(128) * u32(FRAGMENT) + u32(4) * (tid % u32(128)))
+        place = i32(box.claim(bars, i) * PLACE + mine)
+        for n in range(0, SIZE, 4):
+            num.store_vector(floats, i32(DQ_AT + place + 128 * n), values, n)
+        box.hand(bars, i)
+
+    @verb
+    def add(floats, bars, sums, task, work):
+        """Add dq of all tiles to their sums in memory; by one thread. sums: `Sums`."""
+        i, end, tile = u32(0), order.count(task, work), order.first(task, work)
+        while i != end:
+            number = i32(place_of(task, work.extent.H, tile.h, i32(u32(tile.m0) // u32(BLOCK_Q)), sums.tiles))
+            at = i32(DQ_AT + box.take(bars, i) * PLACE)
+            rank = order.rank(task, tile.m0, work.options)
+            ordered.add(sums.data, i64(number) * PLACE, floats, at, sums.flags, i64(number) + 1, rank)
+            box.free(bars, i)
+            tile = order.after(tile, i, end, task, work)
+            i = u32(opaque_i32(i + 1))
+
+    return members(locals(), barriers=box.barriers, init=box.init)
 
 
 THREADS = 128

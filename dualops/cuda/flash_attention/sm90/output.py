@@ -15,13 +15,14 @@ from ...tile.numbers import numbers
 from ..arguments import Variant, array_type, statistic_type
 from ..fragment_scores import LANES, my_row, store_lse
 from ..nan_repair import nan_repair, nan_repair_keys
-from ..options import OptionChain
+from ..options import chain_of
 from ..score_gradients import rows_of_queries
 from ..tile_scheduler import ROWS_OF_A_HEAD, key_rows_of
 from .arguments import OutputTo, map_type
-from .config import BOX, Sm90Config, padded
+from .config import BOX, AnyDqConfig, Sm90Config, padded
+from .loads import KvLoads
 from .split_kv import PARTS_TYPE, part_start, serial_of
-from .visible_tiles import KvTiles, Queries, queries_of
+from .visible_tiles import Queries
 
 STORED = ("boxes", "vectors", "elements")  # how o gets to memory: the first that its layout allows
 
@@ -46,19 +47,14 @@ class ItemRows(NamedTuple):
 
 
 @noun
-def results_of(
-    config: Sm90Config, variant: Variant, chain: OptionChain, keys: Callable[..., Any], with_lse: bool, stored: str
-) -> Members:
-    """The verbs of forward's results. keys: as in `nan_repair`. stored: one of STORED, unless keys are split."""
-    columns, queries = config.columns(variant.Dv), queries_of(config, config.tiles(padded(variant.D), variant.Dv).q)
+def results_of(config: Sm90Config, variant: Variant, load: KvLoads, with_lse: bool, stored: str) -> Members:
+    """The verbs of forward's results. stored: one of STORED, unless keys are split."""
+    chain, queries = chain_of(variant.having, variant.dtype), load.queries
     output, serial = output_of(config, variant, queries, stored), serial_of(config, variant, chain, queries, with_lse)
-    nan_rows = nan_repair(chain, variant, queries, keys, columns // 2, passes=variant.varlen)
+    size = config.columns(variant.Dv) // 2
+    nan_rows = nan_repair(chain, variant, queries, load.visits.keys, size, passes=variant.varlen)
     STORES_LSE, SERIAL = with_lse and not config.serial, config.serial
     arrays = [PARTS_TYPE] * 2 if config.split and not SERIAL else [array_type(variant), statistic_type(variant)]
-
-    @verb
-    def _nothing():
-        pass
 
     @verb
     def store(smem, to, acc, rows, found, x, work):
@@ -82,10 +78,15 @@ def results_of(
 
 
 @noun
-def dq_results(variant: Variant, chain: OptionChain, visits: KvTiles, size: int, output: Output) -> Members:
-    """The verb of dq, for `size` accumulators of a thread."""
-    rows = rows_of_queries(size)
-    nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, visits.keys, size, passes=variant.varlen, gradient=True)
+def dq_results(config: AnyDqConfig, variant: Variant, load: KvLoads, size: int, stored: str) -> Members:
+    """The verbs of dq, for `size` accumulators of a thread. stored: one of STORED, unless it is float32."""
+    rows, D, at = rows_of_queries(size), padded(variant.D), config.tiles(padded(variant.D), padded(variant.Dv)).dq_at
+    if config.thirds:
+        output = rows_from_registers(variant.D, D)
+    else:
+        output = rows_output(stored, variant.dtype, variant.D, D, at, config.consumers if config.dq_over_q else 0)
+    chain, keys = chain_of(variant.having, variant.dtype, gradient=True), load.visits.keys
+    nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys, size, passes=variant.varlen, gradient=True)
 
     @verb
     def store(smem, to, acc, task, row, x, work):
@@ -96,17 +97,16 @@ def dq_results(variant: Variant, chain: OptionChain, visits: KvTiles, size: int,
         rows.scale(acc, work.scale, lse)
         output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
 
-    return members(locals(), free=output.free, finish=output.finish)
+    return members(
+        locals(),
+        free=output.free if config.dq_over_q else _nothing,  # as of `results_of`
+        finish=_nothing if config.dq_over_q else output.finish,
+    )
 
 
 @noun
 def results_of_keys(
-    variant: Variant,
-    chain: OptionChain,
-    sizes: tuple[int, int],
-    at: tuple[int, int],
-    stored: tuple[str, str],
-    over: int,
+    variant: Variant, sizes: tuple[int, int], at: tuple[int, int], stored: tuple[str, str], over: int
 ) -> Members:
     """The verbs of dk and dv, whose accumulators have these sizes, 0 if they are another warpgroup's.
 
@@ -121,6 +121,7 @@ def results_of_keys(
         for how, width, place in zip(stored, widths, at)
     )
     last = dv_output if DV_SIZE and (not DK_SIZE or stored[1] == "boxes") else dk_output  # copies form one group
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
     nan_rows = nan_repair_keys(chain, variant, DK_SIZE, DV_SIZE)
 
     @verb
