@@ -19,7 +19,7 @@ from ...spec.meta import itemsize
 from ..compiler.backend import Members, Namespace, i32, noun, types, u32, verb
 from ..launch.views import boundary
 from .arguments import Variant, size_types, spans
-from .options import OptionChain, chain_of
+from .options import chain_of
 
 # heads of keys in a section: few, so that their inputs and sums stay in L2, but enough that not all keys of a head run
 # at once, each block waiting for the previous one
@@ -279,21 +279,24 @@ def pieces_of_longest(block: int, side: int) -> Callable[..., Any]:
 
 
 def walk_by_queries(
-    block_q: int,
-    between: Callable[..., Any],
-    varlen: bool,
-    chain: OptionChain,
+    config: Any,
+    variant: Variant,
+    between: Callable[..., Any] | None = None,
     *,
+    gradient: bool = False,
     first_first: bool = False,
     packed: bool = False,
 ) -> Walk:
     """The schedule of tiles of queries: a section of heads at a time, first the last queries of all its heads, then
     those before them. With a causal mask, the last queries have the most work.
 
-    between: as in `range_of`. first_first: the first queries come first. packed: sequences are packed
-    (`packed_pieces`), so that there are no more items than for all tokens.
+    config: with block_q and block_kv. between: as in `range_of`, if tiles are not those of a range. first_first: the
+    first queries come first. packed: sequences are packed (`packed_pieces`), so that there are no more items than for
+    all tokens.
     """
-    span, pieces = spans(varlen), (packed_pieces if packed else pieces_of_longest)(block_q, 0)
+    block_q, between = config.block_q, between or range_of(config.block_kv).between
+    span, pieces = spans(variant.varlen), (packed_pieces if packed else pieces_of_longest)(block_q, 0)
+    chain = chain_of(variant.having, variant.dtype, gradient=gradient)
 
     @verb
     def q_blocks(extent):

@@ -54,7 +54,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
     mem, dtype, BLOCK_KV = storage(variant.dtype), variant.dtype, config.block_kv
     chain, tile = chain_of(variant.having, dtype, gradient=True), config.tiles(variant.D, variant.Dv)
     keys = range_of(BLOCK_KV)
-    walk = walk_by_queries(config.block_q, keys.between, variant.varlen, chain)
+    walk = walk_by_queries(config, variant, gradient=True)
     copy = copies_of(variant, tile, vectors, config.threads)
     qk = strip_abt(dtype, tile.q, tile.k, tile.q_boxes, held=config.held)
     dov = strip_abt(dtype, tile.do, tile.v, tile.v_boxes, held=config.held)

@@ -139,7 +139,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
     if STRIPS > 1 and chain.weighs:
         raise ValueError(f"{STRIPS} strips with dropout, expected one")
     keys = range_of(BLOCK_KV)
-    walk = walk_by_queries(config.block_q, keys.between, variant.varlen, chain)
+    walk = walk_by_queries(config, variant)
     copy = copies_of(variant, tile, vectors, config.threads, paired=variant.dtype == "float32")
     qk = strip_abt(variant.dtype, tile.q, tile.k, tile.q_boxes, held=HELD, strips=STRIPS)
     pv = strip_ab(variant.dtype, tile.v, tile.v_boxes, STRIPS)

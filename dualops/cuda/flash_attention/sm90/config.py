@@ -352,7 +352,7 @@ class DqThirdsConfig(_Queries):
     stages: int = 2
     v_stages: int = 1
 
-    consumers, q_stages, bias_stages, thirds, dq_over_q = 2, 1, 0, True, False
+    consumers, q_stages, bias_stages, thirds = 2, 1, 0, True
     v_warps = 4
 
     @property

@@ -98,8 +98,7 @@ from .visible_tiles import kv_tiles_of, q_and_do
 def dq_loads(config: AnyDqConfig, variant: Variant, others: Noun | None = None) -> KvLoads:
     """Return what dq's kernels load. others: as of `kv_loads`."""
     visits = kv_tiles_of(config.block_q, config.block_kv, variant)
-    chain = chain_of(variant.having, variant.dtype, gradient=True)
-    items = work_items(walk_by_queries(config.block_q, visits.between, variant.varlen, chain), config.q_stages + 1)
+    items = work_items(walk_by_queries(config, variant, visits.between, gradient=True), config.q_stages + 1)
     queries = q_and_do(config.tiles(padded(variant.D), padded(variant.Dv)))
     return kv_loads(config, variant, queries, items, visits, others)
 
@@ -222,6 +221,8 @@ def dq_tiles(config: DqConfig, variant: Variant, load: KvLoads) -> Members:
         scores_of=scores_of,
         turn=turns(takers),
         size=dsk.size,
+        at=tiles.dq_at,
+        over=config.consumers if config.dq_over_q else 0,
     )
 
 
@@ -234,7 +235,9 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     """
     role, load = roles(config.consumers, most=True), dq_loads(config, variant)
     tiles = dq_tiles(config, variant, load)
-    results = dq_results(config, variant, load, tiles.size, stored)
+    results = dq_results(
+        variant, load.visits.keys, tiles.size, tiles.at, stored if not config.thirds else "", tiles.over
+    )
 
     @kernel(
         MAPS_TYPE,
@@ -282,12 +285,14 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                     if not config.zeroed:
                         tiles.clear(mine.acc)
                 results.store(smem, to, mine.acc, task, row, x, work)
-                results.free()
+                if config.dq_over_q:
+                    results.free()
                 piece = u32(piece + 1)
                 task, _ = load.items.take(bars.items, piece, extent)
                 if config.dq_over_q:
                     load.q.release(bars.q, piece - 1)  # `take` synchronizes: no lane reads dq any more
-            results.finish()
+            if not config.dq_over_q:
+                results.finish()
 
     return flash_attention_dq_sm90
 
@@ -392,7 +397,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
     """flash_attention_dq_split_f32_sm90(maps, counter, to, x, work), with the records of `build_dq`."""
     role, tiles = roles(config.consumers), dq_split_tiles(config, variant)
     load = tiles.load
-    results = dq_results(config, variant, load, tiles.size, "")
+    results = dq_results(variant, load.visits.keys, tiles.size)
 
     @kernel(
         MAPS_TYPE,

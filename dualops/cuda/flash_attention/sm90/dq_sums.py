@@ -64,14 +64,12 @@ from ...tile.rows import FULL_WARP
 from ...tile.storage import access
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant, gradient_inputs_type
-from ..nan_repair import nan_repair
 from ..options import chain_of
-from ..score_gradients import rows_of_queries
-from ..tile_scheduler import ROWS_OF_A_HEAD, packed_tiles, range_of, tiled_work_type, walk_by_queries
+from ..tile_scheduler import packed_tiles, tiled_work_type, walk_by_queries
 from .arguments import SUMS_TYPE, queries_to_type
 from .config import BOX, padded
 from .dkv_config import CONSUMERS, FRAGMENT, FRAGMENT_BYTES, FusedConfig
-from .output import rows_output
+from .output import dq_results
 from .visible_tiles import QTiles, q_tiles_of
 
 
@@ -273,46 +271,56 @@ def dq_queue(config: FusedConfig, variant: Variant, order: TileOrder) -> Members
 THREADS = 128
 
 
+@verb
+def _all_keys(task):
+    return i32(0), task.Sk
+
+
+@noun
+def added_dq(config: FusedConfig, variant: Variant) -> Members:
+    """The verb of 64 queries of a tile, whose dq the fused kernel adds."""
+    SIZE, PARTS, FRAGMENTS = padded(variant.D) // 2, config.parts, padded(variant.D) // BOX * FRAGMENT
+    source, place_of, NONE = access("float32", True, once=True), place_of_sum(config.block_q, variant.varlen), f32(0)
+
+    @verb
+    def read(sums, task, part, work):
+        """Wait until all blocks have added. Return my numbers of a part, zeros if there is no block."""
+        acc = cuda.local.array(SIZE, f32)
+        tile = place_of(task, work.extent.H, task.h, i32(task.m0 // config.block_q), sums.tiles)
+        at = (tile * PARTS + part) * FRAGMENTS + 4 * cuda.threadIdx.x
+        all_added(sums.flags, 1 + tile, task.count)
+        for n in range(0, SIZE, 4):
+            source.load(acc, n, sums.data, at + 128 * n, task.count != 0, NONE)
+        return acc
+
+    return members(locals(), size=SIZE)
+
+
 @builds
 def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kernel:
     """flash_attention_dq_finish(sums, to, x, work): `Sums`, `QueriesTo`, `GradientInputs`, `TiledWork`.
 
     stored: how dq gets to memory (`output`).
     """
-    D, num, chain = padded(variant.D), numbers(f32), chain_of(variant.having, variant.dtype, gradient=True)
-    SIZE, PARTS, FRAGMENTS = D // 2, config.parts, D // BOX * FRAGMENT
-    source, rows = access("float32", True, once=True), rows_of_queries(SIZE)
-    output = rows_output(stored, variant.dtype, variant.D, D, 0, 1)
-    between = range_of(config.block_kv).between
-    BLOCK_Q, VARLEN = config.block_q, variant.varlen
-    walk = walk_by_queries(BLOCK_Q, between, VARLEN, chain, first_first=config.ascends, packed=VARLEN)
-    place_of = place_of_sum(BLOCK_Q, VARLEN)
+    walk = walk_by_queries(config, variant, gradient=True, first_first=config.ascends, packed=variant.varlen)
+    dq = added_dq(config, variant)
+    results = dq_results(variant, _all_keys, dq.size, 0, stored, 1)
 
-    @verb
-    def all_keys(task):
-        return i32(0), task.Sk
-
-    hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, all_keys, SIZE, passes=variant.varlen, gradient=True)
-
-    to_type, x_type = queries_to_type(variant, stored), gradient_inputs_type(variant)
-
-    @kernel(SUMS_TYPE, to_type, x_type, tiled_work_type(variant), threads=THREADS)
+    @kernel(
+        SUMS_TYPE,
+        queries_to_type(variant, stored),
+        gradient_inputs_type(variant),
+        tiled_work_type(variant),
+        threads=THREADS,
+    )
     def flash_attention_dq_finish(sums, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        task, part = walk.task(cuda.blockIdx.x // PARTS, work), i32(cuda.blockIdx.x % PARTS)
-        if not VARLEN or task.m0 < task.Sq:
-            row = i32(ROWS * part)
-            lse_pair, acc = rows.pair(), cuda.local.array(SIZE, f32)
-            tile = place_of(task, work.extent.H, task.h, i32(task.m0 // BLOCK_Q), sums.tiles)
-            at = (tile * PARTS + part) * FRAGMENTS + 4 * cuda.threadIdx.x
-            all_added(sums.flags, 1 + tile, task.count)
-            for n in range(0, SIZE, 4):
-                source.load(acc, n, sums.data, at + 128 * n, task.count != 0, num.zero)
-            rows.read(lse_pair, x.lse, task, row)
-            hidden.repair(acc, (lse_pair[0], lse_pair[1]), x, task, row, i32(0), work)
-            rows.scale(acc, work.scale, lse_pair)
-            output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
-            output.finish()
+        task = walk.task(cuda.blockIdx.x // config.parts, work)
+        part = i32(cuda.blockIdx.x % config.parts)
+        if not variant.varlen or task.m0 < task.Sq:
+            acc = dq.read(sums, task, part, work)
+            results.store(smem, to, acc, task, i32(ROWS * part), x, work)
+            results.finish()
         if cuda.blockIdx.x == cuda.gridDim.x - 1:
             wait_for_grid_before()
 

@@ -19,7 +19,7 @@ from ..options import chain_of
 from ..score_gradients import rows_of_queries
 from ..tile_scheduler import ROWS_OF_A_HEAD, key_rows_of
 from .arguments import OutputTo, map_type
-from .config import BOX, AnyDqConfig, Sm90Config, padded
+from .config import BOX, Sm90Config, padded
 from .loads import KvLoads
 from .split_kv import PARTS_TYPE, part_start, serial_of
 from .visible_tiles import Queries
@@ -78,14 +78,15 @@ def results_of(config: Sm90Config, variant: Variant, load: KvLoads, with_lse: bo
 
 
 @noun
-def dq_results(config: AnyDqConfig, variant: Variant, load: KvLoads, size: int, stored: str) -> Members:
-    """The verbs of dq, for `size` accumulators of a thread. stored: one of STORED, unless it is float32."""
-    rows, D, at = rows_of_queries(size), padded(variant.D), config.tiles(padded(variant.D), padded(variant.Dv)).dq_at
-    if config.thirds:
-        output = rows_from_registers(variant.D, D)
-    else:
-        output = rows_output(stored, variant.dtype, variant.D, D, at, config.consumers if config.dq_over_q else 0)
-    chain, keys = chain_of(variant.having, variant.dtype, gradient=True), load.visits.keys
+def dq_results(
+    variant: Variant, keys: Callable[..., Any], size: int, at: int = 0, stored: str = "", over: int = 0
+) -> Members:
+    """The verbs of dq, for `size` accumulators of a thread. keys: as in `nan_repair`. at, over: as in `rows_output`.
+    stored: how dq gets to memory; "" from registers.
+    """
+    rows, D = rows_of_queries(size), padded(variant.D)
+    output = rows_output(stored, variant.dtype, variant.D, D, at, over)
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
     nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys, size, passes=variant.varlen, gradient=True)
 
     @verb
@@ -97,11 +98,7 @@ def dq_results(config: AnyDqConfig, variant: Variant, load: KvLoads, size: int, 
         rows.scale(acc, work.scale, lse)
         output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
 
-    return members(
-        locals(),
-        free=output.free if config.dq_over_q else _nothing,  # as of `results_of`
-        finish=_nothing if config.dq_over_q else output.finish,
-    )
+    return members(locals(), free=output.free, finish=output.finish)
 
 
 @noun
@@ -116,8 +113,6 @@ def results_of_keys(
     (DK_SIZE, DV_SIZE), widths, num = sizes, (variant.D, variant.Dv), numbers(f32)
     dk_output, dv_output = (
         rows_output(how, variant.dtype, width, padded(width), place, over)
-        if how
-        else rows_from_registers(width, padded(width))
         for how, width, place in zip(stored, widths, at)
     )
     last = dv_output if DV_SIZE and (not DK_SIZE or stored[1] == "boxes") else dk_output  # copies form one group
@@ -163,9 +158,7 @@ def output_of(config: Sm90Config, variant: Variant, queries: Queries, stored: st
     Dv = config.columns(variant.Dv)
     if config.split:
         return _parts(variant, queries, Dv)
-    if config.thirds:
-        return rows_from_registers(variant.Dv, Dv)
-    at = config.tiles(padded(variant.D), variant.Dv).o_at
+    at, stored = config.tiles(padded(variant.D), variant.Dv).o_at, "" if config.thirds else stored
     return rows_output(stored, variant.dtype, variant.Dv, Dv, at, config.consumers if config.o_over_q else 0)
 
 
@@ -173,8 +166,11 @@ def rows_output(stored: str, dtype: str, width: int, columns: int, at: int, over
     """The verbs for results with rows of this width; acc has `columns`, whole boxes. Their place in shared memory
     begins at byte `at`.
 
-    over_q: if it is Q's, each warpgroup over its own rows, the number of warpgroups; otherwise 0.
+    stored: one of STORED; "" for float32, from registers. over_q: if the place is Q's, each warpgroup over its own
+    rows, the number of warpgroups; otherwise 0.
     """
+    if not stored:
+        return _from_registers(width, columns)
     if stored == "boxes":
         return _boxes(dtype, columns, at, over_q)
     return _rows(dtype, width, columns, at, over_q, stored == "vectors")
@@ -243,7 +239,7 @@ def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
     return Output(store=store, store_lse=store_part, free=_nothing, finish=_nothing)
 
 
-def rows_from_registers(width: int, columns: int) -> Output:
+def _from_registers(width: int, columns: int) -> Output:
     """The verbs for results in float32 with rows of this width; acc has `columns`. Four lanes fill 32 bytes of
     a row.
     """

@@ -239,12 +239,8 @@ def after_counter(step: Step, alike: bool) -> list[Step]:
 def items_of(config: Sm90Config, variant: Variant, visits: KvTiles) -> WorkItems:
     """The work items of forward's kernel."""
     chain = chain_of(variant.having, variant.dtype)
-    if config.split:
-        walk = _by_splits(config, variant, chain)
-    else:
-        walk = walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
     return work_items(
-        walk,
+        _by_splits(config, variant, chain) if config.split else walk_by_queries(config, variant, visits.between),
         config.q_stages + 1,
         varlen=variant.varlen,
         split=config.split,
