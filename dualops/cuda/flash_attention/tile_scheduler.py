@@ -370,6 +370,12 @@ def key_rows_of(task):
 
 
 @verb
+def tile_count(task, group, block_q):
+    """Return how many tiles of queries of all heads of a group see some of the keys of a task."""
+    return u32(u32(group) * (u32(task.end - task.first + (block_q - 1)) // u32(block_q)))
+
+
+@verb
 def tile_after(task, h, m0, block_q):
     """Return head and first query of the tile after this one: of the same head, or the first tile of the next head."""
     m0 = i32(m0 + block_q)
