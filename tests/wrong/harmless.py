@@ -33,14 +33,14 @@ HARMLESS = {
     r"flash_attention_dkv_sm90 thirds: dkv_tiles\.finish > register_mma\.wait > wgmma_wait_group_n64: left out": "sums "
     "of parts "
     "were waited for and collected in the loop: nothing is under way there",
-    r"flash_attention_dkv_split_sm90 q_loads\.produce > pipeline\.claim > mbarrier_wait_cta: one mbarrier for "
+    r"flash_attention_dkv_split_sm90 .*q_loads\.fetch > places\.claim > mbarrier_wait_cta: one mbarrier for "
     "all": "of two stages it waits for the first, whose tile is released after lse and delta of the one behind it have "
     "been read",
-    r"flash_attention_dkv_split_sm90 .*hand_probs > warpgroup_exchange\.claim > mbarrier_wait_cta#1: (left out|"
+    r"flash_attention_dkv_split_sm90 .*hand_probs > places\.claim > mbarrier_wait_cta#1: (left out|"
     r"one mbarrier for all|the next mbarrier)": "it is the first filling's: all places are empty",
-    r"(flash_attention_dkv_split_sm90 (.*hand_probs > warpgroup_exchange\.claim > mbarrier_wait_cta#2|"
+    r"(flash_attention_dkv_split_sm90 (.*hand_probs > places\.claim > mbarrier_wait_cta#2|"
     r".*dk_tile > second_barrier\.leave > bar_warp_sync#1)|retention_wide_sm90 halves: "
-    r"warpgroup_exchange\.claim > mbarrier_wait_cta|"
+    r"places\.claim > mbarrier_wait_cta|"
     r"flash_attention_(dq_)?sm90 a bias in boxes: .*loaded\.load > pipeline\.acquire > mbarrier_wait_cta#1): left "
     r"out": "of two stages, one is filled again when P of that tile and of the next has been read: so a place of two "
     "is free when the tile that fills it is there; one place likewise of one stage, as no element is made anew there; "
@@ -54,7 +54,7 @@ HARMLESS = {
     "and dk's products "
     "there: one wait is for all",
     r"flash_attention_dkv_split_sm90 some rows see nothing: .*(dv_tile > second_barrier\.wait#1: i \+ 1|"
-    r"(dv_tile > second_barrier\.wait|dk_tile > (pipeline\.wait|.*take_probs > warpgroup_exchange\.take)) > "
+    r"(dv_tile > second_barrier\.wait|dk_tile > (pipeline\.wait|.*take_probs > places\.take)) > "
     r"mbarrier_wait_cta#1: the next mbarrier)": "each block has a second tile there, which comes after the first",
     r"flash_attention_dkv_split_sm90 .*d[kv]_tile > register_mma\.add > wgmma_fence: left out": "K @ Q.T or V @ dO.T "
     "was started "
@@ -64,12 +64,12 @@ HARMLESS = {
     r"retention_(sm90 pipeline\.release#1|decay_grad_sm90 (pipeline\.release#[12]|second_barrier\.expect#2)|"
     r"(decay_grad_)?sm90 decay_tables_feed\.(put > second_barrier\.hand|release( > pipeline\.release)?))|"
     r"flash_attention_dq_split_f32_sm90 (pipeline\.(release#[234]|skip( > pipeline\.release)?)|"
-    r"warpgroup_exchange\.(hand|leave( > warpgroup_exchange\.free)?))|"
+    r"(places\.hand|warpgroup_exchange\.leave( > .*places\.free)?))|"
     r"flash_attention_dkv_split_f32_sm90 .*(dv_tile_of_parts > pipeline\.release#2|"
     r"dk_tile_of_parts > pipeline\.release#[12]|"
-    r"warpgroup_exchange\.(hand|leave( > warpgroup_exchange\.free)?))|"
+    r"(places\.hand|warpgroup_exchange\.leave( > .*places\.free)?))|"
     r"retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|second_barrier\.expect|"
-    r"warpgroup_exchange\.(free|hand)))): i \+ 1|softmax_cluster_rows(_backward)? "
+    r"(warpgroup_exchange\.free|places\.(hand|free))))): i \+ 1|softmax_cluster_rows(_backward)? "
     r"_parts_in_cluster\.init > mbarrier_init: one "
     r"mbarrier for all|flash_attention_(dq_split_f32_sm90 pipeline\.release > mbarrier_arrive#3|dkv_split_f32_sm90 "
     r".*dk_tile_of_parts > pipeline\.release > mbarrier_arrive#2): the next mbarrier": "there is one stage, or one "

@@ -1,7 +1,6 @@
 """How the fused kernel's blocks add dq in memory, in a fixed order; and rows of dq from the sums.
 
-`store_queue`: warps fill places of shared memory, and one thread empties them by copies to memory. Filling i has place
-i % places, and phase i // places of its two mbarriers.
+`store_queue`: warps fill places of shared memory, and one thread empties them by copies to memory (`tile.pipeline`).
 
     warps                                       thread
     place = box.claim(barriers, i)              place = box.take(barriers, i)
@@ -43,7 +42,6 @@ from ...compiler.backend import (
     noun,
     u8,
     u32,
-    u64,
     verb,
 )
 from ...ptx.async_copy import (
@@ -53,14 +51,11 @@ from ...ptx.async_copy import (
     cp_reduce_async_bulk_add_f32,
 )
 from ...ptx.fences import fence_proxy_async
-from ...ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
 from ...ptx.memory import atom_add_i64, st_release_i64, wait_for_i64
-from ...ptx.warp import bar_warp_sync
 from ...tile.grids import wait_for_grid_before
 from ...tile.numbers import numbers
-from ...tile.pipeline import Barriers
+from ...tile.pipeline import places
 from ...tile.products import opaque_i32
-from ...tile.rows import FULL_WARP
 from ...tile.storage import access
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant, gradient_inputs_type
@@ -109,50 +104,17 @@ def ordered_sums(nbytes: int) -> Members:
 
 @cache
 @noun
-def store_queue(places: int, warps: int) -> Members:
+def store_queue(count: int, warps: int) -> Members:
     """The verbs of places that `warps` warps fill together."""
-    PLACES = u32(places)  # unsigned: shorter code for % and //
-
-    @verb
-    def barriers():
-        """Return the barriers in shared arrays; once in a kernel, by all threads."""
-        return Barriers(cuda.shared.array(places, u64), cuda.shared.array(places, u64))
-
-    @verb
-    def init(barriers):
-        """Initialize the barriers; by one thread, before a pipeline's `start`."""
-        for place in range(places):
-            mbarrier_init(barriers.full, place, warps)
-            mbarrier_init(barriers.empty, place, 1)
-
-    @verb
-    def claim(barriers, i):
-        """Wait until the place is empty. Return the place."""
-        place = i32(u32(i) % PLACES)
-        mbarrier_wait_cta(barriers.empty, place, u32(i) // PLACES & 1 ^ 1)
-        return place
+    own = places(count, warps, 1)
 
     @verb
     def hand(barriers, i):
-        """Signal that the lanes of my warp have written their share."""
+        """Signal that the lanes of my warp have written their share, which copies may read."""
         fence_proxy_async()
-        bar_warp_sync(FULL_WARP)
-        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
-            mbarrier_arrive(barriers.full, i32(u32(i) % PLACES))
+        own.hand(barriers, i)
 
-    @verb
-    def take(barriers, i):
-        """Wait until all warps have written theirs; then copies may read the place. Return the place."""
-        place = i32(u32(i) % PLACES)
-        mbarrier_wait_cta(barriers.full, place, u32(i) // PLACES & 1)
-        return place
-
-    @verb
-    def free(barriers, i):
-        """Signal that copies have read the place."""
-        mbarrier_arrive(barriers.empty, i32(u32(i) % PLACES))
-
-    return locals()
+    return members(locals(), barriers=own.barriers, init=own.init, claim=own.claim, take=own.take, free=own.free)
 
 
 class OrderedTile(NamedTuple):
