@@ -29,21 +29,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ...compiler.backend import (
-    Kernel,
-    Members,
-    builds,
-    cuda,
-    f32,
-    i32,
-    i64,
-    kernel,
-    members,
-    noun,
-    u8,
-    u32,
-    verb,
-)
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, u8, u32, verb
 from ...ptx.async_copy import (
     cp_async_bulk_commit_group,
     cp_async_bulk_store,
