@@ -104,7 +104,7 @@ def mirrored_chunk(call, chunk, count):
 
 
 @builds
-def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: bool = False) -> Kernel:
+def build_contributions(config: StatesConfig, variant: Variant, mirrored: bool) -> Kernel:
     """retention_contributions(states, k, v, weights, decay, call, chunks): step 1. chunks: those of a sequence."""
     mem, decays = storage(variant.dtype), decays_of(variant.dtype, variant.stepwise)
     tokens_of = mirrored_chunk if mirrored else whole_chunk
@@ -171,7 +171,7 @@ def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: boo
 
 
 @builds
-def build_norms(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -> Kernel:
+def build_norms(dtype: str, stepwise: bool, mirrored: bool) -> Kernel:
     """retention_norms(norms, x, weights, terms, decay, call, chunks): step 1 for the norms; x is k, or v."""
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num, tokens_of = numbers(mem.number), mirrored_chunk if mirrored else whole_chunk
@@ -222,7 +222,7 @@ def place_in(state, b, h, e, width):
 
 
 @builds
-def build_walk(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -> Kernel:
+def build_walk(dtype: str, stepwise: bool, mirrored: bool) -> Kernel:
     """retention_walk(states, ends, decay, call, size, width, missing): step 2, in place.
 
     size: numbers of a state. ends: a `State` whose rows have `width` numbers. missing: how many tokens the first chunk

@@ -116,7 +116,7 @@ def steps_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> St
 
 
 @builds
-def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -> Kernel:
+def build_met(config: RowsConfig, variant: Variant, mirrored: bool) -> Kernel:
     """retention_met(met, x, y, decay, call): step 1.
 
     For each row r it computes what the result has of the state before its chunk, times y_r.

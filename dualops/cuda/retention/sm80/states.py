@@ -37,7 +37,7 @@ from .floats import strip_of_weighted
 
 
 @builds
-def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored: bool = False) -> Kernel:
+def build_states(config: Sm80States, variant: Variant, shape: Shape, mirrored: bool) -> Kernel:
     """retention_states_sm80(states, k, v, weights, decay, call, chunks). chunks: those of a sequence.
 
     mirrored: a pass back has the chunks of the pass forth.

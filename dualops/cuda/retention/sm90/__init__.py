@@ -77,11 +77,10 @@ def _choices(
     problem: Problem,
     results: Mapping[str, ArrayMeta],
     device: Device,
-    roles: tuple[tuple[str, ...], ...],
     *,
     few: bool,
 ) -> Iterator[Choice]:
-    p, metas = problem, {**problem.arrays, **results}
+    p, metas, roles = problem, {**problem.arrays, **results}, BACKWARD if "do" in problem.arrays else FORWARD
     if p.dtype != DTYPE or not device.has_wgmma or is_varlen(p) or p.form != "chunk" or p.normalize is not None:
         return
     wide, stepwise, widths = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, widths_of(p, roles)
@@ -114,8 +113,7 @@ def _choices(
 
 
 # tiles for forward and gradient; few: if few sequences leave most of the GPU idle, and simt's many blocks come first
-forward_choices, few_choices = (partial(_choices, roles=FORWARD, few=few) for few in (False, True))
-backward_choices, few_backward_choices = (partial(_choices, roles=BACKWARD, few=few) for few in (False, True))
+choices, few_choices = (partial(_choices, few=few) for few in (False, True))
 
 
 def widths_of(problem: Problem, roles: tuple[tuple[str, ...], ...]) -> list[tuple[int, int]]:
@@ -205,7 +203,7 @@ def between_segments(problem: Problem, each: Pass, config: Config) -> tuple[Stat
     states = whole(segment_states(p, config), SEGMENTS, 3)
     missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, with which passes back begin
     args = (states, ends.state, each.decay, call_of(p, each, config), size, call.Dv, missing)
-    kernel = build_walk(compute_dtype(p.dtype), **each.variant.options)
+    kernel = build_walk(compute_dtype(p.dtype), each.variant.stepwise, False)
     walk = Step(kernel, (p.B * p.H * cdiv(size, THREADS),), args)
     return States(final=between), walk, States(initial=between)
 
