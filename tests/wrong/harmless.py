@@ -62,7 +62,7 @@ HARMLESS = {
     r"(flash_attention_(dq_)?sm90 ((boxes|thirds|a bias in boxes|.* over Q): pipeline\.release|"
     r"a bias in boxes: .*_stages\.release( > pipeline\.release)?#[12])|"
     r"retention_sm90 (pipeline\.release#1|dlog_decay: (pipeline\.release#2|second_barrier\.expect#2)|"
-    r"decay_tables_feed\.(put > second_barrier\.hand|release( > pipeline\.release)?))|"
+    r"decay_tables\.(put > second_barrier\.hand|release( > pipeline\.release)?))|"
     r"flash_attention_dq_split_f32_sm90 (pipeline\.(release#[234]|skip( > pipeline\.release)?)|"
     r"warpgroup_exchange\.(hand|leave( > warpgroup_exchange\.free)?))|"
     r"flash_attention_dkv_split_f32_sm90 .*(dv_tile_of_parts > pipeline\.release#2|"

@@ -84,7 +84,7 @@ from .config import (
     loaded_types,
 )
 from .decay_grad import decay_grad_parts
-from .decay_tables import decay_tables_feed
+from .decay_tables import decay_tables
 from .state_sums import state_sums
 from .states import box_by_box, fragments_of, place_of, state_smem
 
@@ -100,7 +100,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     walk_of = chunk_range(CHUNK, walk.back)
     num, role, tiles = numbers(f32), roles(CONSUMERS, most=not STEPWISE), config.tiles(Dv, GRAD)
     decays = per_token_decay(Dv, tiles.decay_at, walk.back) if STEPWISE else constant_decay(CHUNK, Dv, walk.back)
-    steps = decay_tables_feed(tiles.decay_at, walk.back, WARPS)
+    steps = decay_tables(tiles.decay_at, walk.back, WARPS)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
     v_tile, y_tile = box_tile(tiles.v, tiles.v_at, 2), box_tile(tiles.v, tiles.y_at, 2)
     q_pipe, y_part = pipeline(1, tiles.q.nbytes, WARPS), second_barrier(1, tiles.v.nbytes)

@@ -37,7 +37,6 @@ from ...tile.a_fragment import words_of_columns
 from ...tile.products import anew_i32
 from ...tile.split_bf16x3 import PARTS, packed_parts, upper_part
 from ...tile.swizzle import Operand
-from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import register_mma
 from .config import BOX, DTYPE
 from .states import rest
@@ -323,20 +322,6 @@ def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
     BOXES, size = k.width // BOX, k.width // 2  # boxes of K; numbers of a thread's state
     sums = exact_pieces(v, Operand(k.lines, BOX, 2, 128, "mn"), weight)
 
-    def add_box(box: int) -> Callable[..., None]:
-        FIRST = sums.size * box
-
-        @verb
-        def add_one(state, room, place, by):
-            (more, words), (smem, k_at) = room, place
-            sums.multiply(more, words, smem, i32(k_at + box * k.box))
-            for e in range(sums.size):
-                state[FIRST + e] = state[FIRST + e] * by + more[e]
-
-        return add_one
-
-    add_all = one_after_another([add_box(box) for box in range(BOXES)])
-
     @verb
     def fragment():
         return cuda.local.array(size, f32)
@@ -347,7 +332,11 @@ def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
 
     @verb
     def add(state, room, smem, places, args, by):
-        sums.fill(room[1], (places[0], args), smem)
-        add_all(state, room, (smem, places[1]), by)
+        more, words = room
+        sums.fill(words, (places[0], args), smem)
+        for box in range(BOXES):
+            sums.multiply(more, words, smem, i32(places[1] + box * k.box))
+            for e in range(sums.size):
+                state[sums.size * box + e] = state[sums.size * box + e] * by + more[e]
 
     return StateSums.from_locals(locals(), fade=fade_in_add)
