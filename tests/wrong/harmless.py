@@ -20,12 +20,12 @@ HARMLESS = {
     r"warpgroup_mma\._issue > wgmma_fence#2)|retention_wide_sm90 "
     r"warpgroup_mma\.start > warpgroup_mma\._issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was "
     "started just before it, behind a fence of its own, and no register was touched in between",
-    r"((flash_attention_(fused|dkv)|retention(_wide|_decay_grad)?)_sm90 (.*\.release > )?second_barrier\.leave > "
+    r"((flash_attention_(fused|dkv)|retention(_wide)?)_sm90 (.*\.release > )?second_barrier\.leave > "
     r"bar_warp_sync|"
     r"flash_attention_dkv_split_sm90 .*(dv_tile > .*|dk_tile > )second_barrier\.leave > bar_warp_sync(#2)?): left "
     r"out": "products, which all lanes "
     "issue, lie between what they read and the release: the barrier says so to the memory model",
-    r"retention_(sm90 log_decay.*:|decay_grad_sm90) diagonal_residual\.add > mma_m16n8k16_f32_bf16#[12]: "
+    r"retention_sm90 d?log_decay: diagonal_residual\.add > mma_m16n8k16_f32_bf16#[12]: "
     r"left out": "it is no step "
     "of the protocol: it adds what rounding took, by which test_retention_sm90.py has heads that forget at once",
     r"retention_wide_sm90 halves: box_output\.store_all > bar_sync#[12]: the number of another barrier": "who hands "
@@ -61,8 +61,8 @@ HARMLESS = {
     "just before it, behind a fence of its own, and no register was touched in between",
     r"(flash_attention_(dq_)?sm90 ((boxes|thirds|a bias in boxes|.* over Q): pipeline\.release|"
     r"a bias in boxes: .*_stages\.release( > pipeline\.release)?#[12])|"
-    r"retention_(sm90 pipeline\.release#1|decay_grad_sm90 (pipeline\.release#[12]|second_barrier\.expect#2)|"
-    r"(decay_grad_)?sm90 decay_tables_feed\.(put > second_barrier\.hand|release( > pipeline\.release)?))|"
+    r"retention_sm90 (pipeline\.release#1|dlog_decay: (pipeline\.release#2|second_barrier\.expect#2)|"
+    r"decay_tables\.(put > second_barrier\.hand|release( > pipeline\.release)?))|"
     r"flash_attention_dq_split_f32_sm90 (pipeline\.(release|skip( > pipeline\.release)?)|"
     r".*dq_tile > pipeline\.release#[12]|.*(places\.hand|warpgroup_exchange\.leave( > .*free)?))|"
     r"flash_attention_dkv_split_f32_sm90 .*(dv_tile_of_parts > pipeline\.release#2|"

@@ -170,24 +170,10 @@ def retention_varlen_backward(
     """
 
 
-FORWARD = (
-    sm90.forward_choices,
-    sm80.forward_choices,
-    simt.forward_choices,
-    sm90.few_choices,
-    sm80.few_choices,
-    naive.forward_choices,
-)
-BACKWARD = (
-    sm90.backward_choices,
-    sm80.backward_choices,
-    simt.backward_choices,
-    sm90.few_backward_choices,
-    sm80.few_backward_choices,
-    naive.backward_choices,
-)
+RUNGS = (sm90.choices, sm80.choices, simt.choices, sm90.few_choices, sm80.few_choices, naive.choices)
+VARLEN_RUNGS = [with_steps(rung, unowned) for rung in RUNGS]
 
-forward = Operation(SPEC, rungs=FORWARD)
-backward = Operation(SPEC, rungs=BACKWARD, backward=True)
-forward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in FORWARD])
-backward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in BACKWARD], backward=True)
+forward = Operation(SPEC, rungs=RUNGS)
+backward = Operation(SPEC, rungs=RUNGS, backward=True)
+forward_varlen = Operation(SPEC_VARLEN, rungs=VARLEN_RUNGS)
+backward_varlen = Operation(SPEC_VARLEN, rungs=VARLEN_RUNGS, backward=True)

@@ -40,7 +40,6 @@ LEFT_TO_CHECK = {
             "flash_attention.sm90.dq.build_dq_split_f32",
         ),
         *("retention.sm90.chunks.build_chunks", "retention.sm90.wide.build_wide", "retention.sm80.rows.build_rows"),
-        "retention.sm90.decay_grad_chunks.build_decay_grad_chunks",
     )
 }
 
