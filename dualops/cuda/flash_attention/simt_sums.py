@@ -43,7 +43,6 @@ def build_delta(variant: Variant, with_dlse: bool, aligned: bool) -> Kernel:
     aligned: rows of o and do start and end at multiples of 16 bytes.
     """
     mem, source = storage(variant.dtype), access(variant.dtype, aligned, once=True)
-    VECTOR, WIDTH = source.vector, LANES * source.vector
     num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
 
     @kernel(
@@ -54,18 +53,21 @@ def build_delta(variant: Variant, with_dlse: bool, aligned: bool) -> Kernel:
         blocks = (S + ROWS - 1) // ROWS
         head, m0 = cuda.blockIdx.x // blocks, cuda.blockIdx.x % blocks * ROWS + line
         b, h = i64(head // H), i64(head % H)
-        some_o, some_do = cuda.local.array(EACH * VECTOR, mem.number), cuda.local.array(EACH * VECTOR, mem.number)
+        some_o, some_do = (
+            cuda.local.array(EACH * source.vector, mem.number),
+            cuda.local.array(EACH * source.vector, mem.number),
+        )
         totals = cuda.local.array(EACH, mem.number)
         for r in range(EACH):
             totals[r] = num.zero
-        for c in range(lane * VECTOR, Dv, WIDTH):
+        for c in range(lane * source.vector, Dv, LANES * source.vector):
             for r in range(EACH):
                 m = m0 + r * LINES
-                source.load(some_o, r * VECTOR, o.data, start(o, b, h, m) + c, m < S, num.zero)
-                source.load(some_do, r * VECTOR, do.data, start(do, b, h, m) + c, m < S, num.zero)
+                source.load(some_o, r * source.vector, o.data, start(o, b, h, m) + c, m < S, num.zero)
+                source.load(some_do, r * source.vector, do.data, start(do, b, h, m) + c, m < S, num.zero)
             for r in range(EACH):
-                for e in range(VECTOR):
-                    totals[r] += some_o[r * VECTOR + e] * some_do[r * VECTOR + e]
+                for e in range(source.vector):
+                    totals[r] += some_o[r * source.vector + e] * some_do[r * source.vector + e]
         for r in range(EACH):
             m, total = m0 + r * LINES, lanes.sum(totals[r])
             if (m < S) & (lane == 0):

@@ -294,7 +294,7 @@ def walk_by_queries(
     first queries come first. packed: sequences are packed (`packed_pieces`), so that there are no more items than for
     all tokens.
     """
-    block_q, between = config.block_q, between or range_of(config.block_kv).between
+    block_q, tiles_between = config.block_q, between or range_of(config.block_kv).between
     span, pieces = spans(variant.varlen), (packed_pieces if packed else pieces_of_longest)(block_q, 0)
     chain = chain_of(variant.having, variant.dtype, gradient=gradient)
 
@@ -317,7 +317,7 @@ def walk_by_queries(
         q_first, k_first, Sq, Sk = span.of_batch(lengths, b, extent.Sq, extent.Sk)
         offset = i32(extent.aligned * (Sk - Sq))
         n_first, n_end = chain.key_range(options, m0, min(m0 + block_q, Sq), offset, Sk)
-        first, count = between(b, h, m0, n_first, n_end, options)
+        first, count = tiles_between(b, h, m0, n_first, n_end, options)
         h_kv = i32(u32(h) // u32(extent.group))
         return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, u32(count), i32(0))
 

@@ -142,8 +142,8 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
     partials has room for `slots` clusters of blocks.
     """
     mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
-    deal, meet = ring_gradient(config, variant), readers_meet(config.readers)
-    sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, meet)
+    deal = ring_gradient(config, variant)
+    sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, readers_meet(config.readers))
 
     @kernel(*backward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
     def norm_ring_backward(dx, partials, inputs, rows, offset, slots, share):

@@ -7,13 +7,11 @@
     ...                                         ...
     box.hand(barriers, i)                       box.free(barriers, i)
 
-`ordered_sums`: each sum has a flag, which counts the blocks that have added. Block number r waits until the flag is r,
+`dq_queue`: each sum has a flag, which counts the blocks that have added. Block number r waits until the flag is r,
 adds by a bulk copy, waits until that is written, and makes the flag r + 1. The first block stores, so that only flags
 need clearing. Readers, which may be a grid that overlaps this one, wait until all blocks have added.
 
 `TileOrder`: the order in which blocks visit tiles of queries, so that they wait little.
-
-`dq_queue`: both, for dq of a tile: warps put it in a place, and a thread adds it to its sum.
 
 `build_dq_convert`: a block has 64 queries of a tile of one head. A thread reads the numbers that a product would have
 left in its registers. As in `dq`, rows that are not finite are recomputed (`nan_repair`), and all are scaled, rounded
@@ -66,26 +64,6 @@ def draw(counter):
 def all_added(flags, flag, count):
     """Wait until `count` blocks have added; then threads of this block that called this may read the sum."""
     wait_for_i64(flags, flag, i64(count))
-
-
-@cache
-@noun
-def ordered_sums(nbytes: int) -> Members:
-    """The verb that adds `nbytes` at a time; by one thread of a block."""
-
-    @verb
-    def add(sums, index, smem, at, flags, flag, rank):
-        """Add float32 numbers, from index `at` of smem on, to those of sums from `index` on."""
-        wait_for_i64(flags, flag, i64(rank))
-        if rank == 0:
-            cp_async_bulk_store(sums, index, smem, at, u32(nbytes))
-        else:
-            cp_reduce_async_bulk_add_f32(sums, index, smem, at, u32(nbytes))
-        cp_async_bulk_commit_group()
-        cp_async_bulk_wait_group(0)
-        st_release_i64(flags, flag, i64(rank + 1))
-
-    return locals()
 
 
 @cache
@@ -186,7 +164,7 @@ def dq_queue(config: FusedConfig, variant: Variant, order: TileOrder) -> Members
         store_queue(config.dq_places, config.warps),
         config.tiles(padded(variant.D), padded(variant.Dv)).dq_at // 4,
     )
-    ordered, place_of = ordered_sums(CONSUMERS * FRAGMENT_BYTES), place_of_sum(BLOCK_Q, variant.varlen)
+    NBYTES, place_of = u32(CONSUMERS * FRAGMENT_BYTES), place_of_sum(BLOCK_Q, variant.varlen)
 
     @verb
     def put(floats, bars, i, values):
@@ -201,14 +179,25 @@ def dq_queue(config: FusedConfig, variant: Variant, order: TileOrder) -> Members
         box.hand(bars, i)
 
     @verb
+    def _add_in_order(sums, tile, floats, at, rank):
+        """Add a place's numbers, from index `at` on, to the sum of a tile, after `rank` other blocks."""
+        wait_for_i64(sums.flags, tile + 1, i64(rank))
+        if rank == 0:
+            cp_async_bulk_store(sums.data, tile * PLACE, floats, at, NBYTES)
+        else:
+            cp_reduce_async_bulk_add_f32(sums.data, tile * PLACE, floats, at, NBYTES)
+        cp_async_bulk_commit_group()
+        cp_async_bulk_wait_group(0)
+        st_release_i64(sums.flags, tile + 1, i64(rank + 1))
+
+    @verb
     def add(floats, bars, sums, task, work):
         """Add dq of all tiles to their sums in memory; by one thread. sums: `Sums`."""
         i, end, tile = u32(0), order.count(task, work), order.first(task, work)
         while i != end:
             number = i32(place_of(task, work.extent.H, tile.h, i32(u32(tile.m0) // u32(BLOCK_Q)), sums.tiles))
             at = i32(DQ_AT + box.take(bars, i) * PLACE)
-            rank = order.rank(task, tile.m0, work.options)
-            ordered.add(sums.data, i64(number) * PLACE, floats, at, sums.flags, i64(number) + 1, rank)
+            _add_in_order(sums, i64(number), floats, at, order.rank(task, tile.m0, work.options))
             box.free(bars, i)
             tile = order.after(tile, i, end, task, work)
             i = u32(opaque_i32(i + 1))

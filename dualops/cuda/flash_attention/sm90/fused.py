@@ -19,7 +19,7 @@ room for a warpgroup's K, and without options other than masks and sinks for its
 dropout's mask is bits, computed while products run. A bias is copied as boxes with dO (`bias`); then dq has one place
 less.
 
-The sum of a tile's dq has one order, whichever blocks run when: number r waits for r others (`dq_sums.ordered_sums`).
+The sum of a tile's dq has one order, whichever blocks run when: number r waits for r others (`dq_sums.dq_queue`).
 Blocks draw their work, a head's first keys before the next ones, and visit tiles from the last one on. So each waits
 only for blocks that started earlier, and follows the previous one at a tile's distance. Or, under a causal mask, a
 head's last keys come first, and blocks visit tiles from the first one that sees their keys: then no block waits at its
