@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta
 from ...spec.meta import Strided
 from ...spec.retention import LEAST_LOG
-from ..compiler.backend import Members, Namespace, members, noun, verb
+from ..compiler.backend import Members, Noun, members, noun, verb
 from ..launch.views import absent, number_type, start
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 
+Decays = Noun  # what `decay` and `step_decays` make
 EXACT_BELOW = 0.35  # -log_decay: with faster decays an error fades before it adds up
 DEGREE = 7  # 0.35^8 / 8! is below any rounding error of float32
 
@@ -69,15 +70,27 @@ def decay(dtype: str) -> Members:
         s2 = s * s
         return exponent + s * (C0 + s2 * (C1 + s2 * (C2 + s2 * (C3 + s2 * (C4 + s2 * C5)))))
 
+    own_log2 = _log2_double if dtype == "float64" else _log2_single
+
     @verb
     def power(log2_gamma, n):
         """Return gamma^n."""
         return num.exp2(log2_gamma * number(n))
 
+    @verb
+    def of(gamma, call, b, h, first, count):
+        """Return the decay of a head in a sequence of `count` tokens, for `between`."""
+        return own_log2(gamma, call, h)
+
+    @verb
+    def between(log2_gamma, earlier, later):
+        """Return what is left between two places."""
+        return power(log2_gamma, later - earlier)
+
     return members(
         locals(),
-        # (gamma, call, h) -> its logarithm, exact even if gamma is nearly 1
-        log2=_log2_double if dtype == "float64" else _log2_single,
+        argument=number_type(dtype, 1),  # the type of a kernel's argument `decay`
+        log2=own_log2,  # (gamma, call, h) -> its logarithm, exact even if gamma is nearly 1
     )
 
 
@@ -90,50 +103,23 @@ class Marks(NamedTuple):
     sign: Any  # 1, or -1 in a pass back
 
 
-class Decays(Namespace):
-    """Verbs for the kind of decay that a kernel is built for."""
-
-    argument: Any  # the type of a kernel's argument `decay`
-    of: Callable[..., Any]  # (decay, call, b, h, first, count): that of a head in a sequence of `count` tokens
-    between: Callable[..., Any]  # (mine, earlier, later): what is left between two places
-
-
-class StepDecays(Decays):
-    """The verbs for a decay of each step. Kernels that use many pairs of places read the prefix sums once."""
-
-    mark: Callable[..., Any]  # (mine, n) -> the sum at place n, two numbers
-    fade: Callable[..., Any]  # (mine, earlier, earlier_rest, later, later_rest): what is left between two sums
-
-
-@cache
 def decays_of(dtype: str, stepwise: bool) -> Decays:
-    """Return the verbs in the arithmetic of problems of this dtype."""
-    return step_decays(dtype) if stepwise else _head_decays(dtype)
+    """Return the verbs for the kind of decay that a kernel is built for."""
+    return step_decays(dtype) if stepwise else decay(dtype)
 
 
 @cache
-def _head_decays(dtype: str) -> Decays:
-    own = decay(dtype)
-
-    @verb
-    def of(gamma, call, b, h, first, count):
-        return own.log2(gamma, call, h)
-
-    @verb
-    def between(log2_gamma, earlier, later):
-        return own.power(log2_gamma, later - earlier)
-
-    return Decays(argument=number_type(dtype, 1), of=of, between=between)
-
-
-@cache
-def step_decays(dtype: str) -> StepDecays:
-    """Return the verbs for a decay of each step. A difference of two sums is exact to its eps: each sum to eps^2."""
+@noun
+def step_decays(dtype: str) -> Members:
+    """Verbs for a decay of each step. A difference of two sums is exact to its eps: each sum to eps^2. Kernels that use
+    many pairs of places read the prefix sums once (`mark`).
+    """
     number = storage(dtype).number
     num = numbers(number)
 
     @verb
     def of(marks, call, b, h, first, count):
+        """Return the prefix sums of a head in a sequence of `count` tokens, for the other verbs."""
         step = marks.strides[2] * call.direction
         if call.direction < 0:
             first = first + count
@@ -141,20 +127,23 @@ def step_decays(dtype: str) -> StepDecays:
 
     @verb
     def mark(mine, n):
+        """Return the sum at place n, two numbers."""
         at = mine.first + n * mine.step
         return mine.data[at], mine.data[at + 1]
 
     @verb
     def fade(mine, earlier, earlier_rest, later, later_rest):
+        """Return what is left between two sums."""
         return num.exp(((later - earlier) + (later_rest - earlier_rest)) * mine.sign)
 
     @verb
     def between(mine, earlier, later):
+        """Return what is left between two places."""
         a, a_rest = mark(mine, earlier)
         b, b_rest = mark(mine, later)
         return fade(mine, a, a_rest, b, b_rest)
 
-    return StepDecays.from_locals(locals(), argument=number_type(dtype, 3))
+    return members(locals(), argument=number_type(dtype, 3))
 
 
 @cache
