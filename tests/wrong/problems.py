@@ -41,7 +41,7 @@ from dualops.cuda.norm.staging import (
 )
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.retention import (
-    decay_prefix_sums as retention_marks,
+    decays as retention_decays,
     nan_repair as retention_hidden,
     sm80 as retention_sm80,
     sm90 as retention,
@@ -358,7 +358,7 @@ def _retention() -> Iterator[Problem]:
     case = Case("two blocks", "bfloat16", short)
     one = (retention, {"RUN": 1})
     yield Problem("retention_decay_grad_sums", "retention", True, "sm90", case, configs=(one,))
-    one = (retention_marks, {"CONFIG": retention_marks.PrefixSumsConfig(threads=32, each=1)})
+    one = (retention_decays, {"CONFIG": retention_decays.PrefixSumsConfig(threads=32, each=1)})
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")
     yield Problem("retention_marks", "retention", False, "simt", case, configs=(one,))
     wide: tuple[Change, ...] = (NO_RECOMPUTED_ELEMENT, (retention_wide, {"roles": _roles_of_any_registers}))

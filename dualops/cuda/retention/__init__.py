@@ -2,8 +2,7 @@
 
 passes.py             the operator and its gradient as passes of one kind
 launches.py           the launches of passes by tiles
-decays.py             the decay of a head or of each step
-decay_prefix_sums.py  the sums of log_decay
+decays.py             the decay of a head or of each step, and its prefix sums
 nan_repair.py         recomputes elements that unseen columns made NaN
 naive.py              not fused: all scores, then products; everything but log_decay's gradient
 simt.py               CUDA cores, any GPU and dtype: chunks with states between them, all at once, or token by token

@@ -23,8 +23,7 @@ from ..tile.products import LANES, THREADS
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
 from .arguments import NO_CHUNK, OF_COLUMNS, ChunkStates, State, is_varlen, slots_of, workspace
-from .decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
-from .decays import logs_of
+from .decays import logs_of, prefix_sums_steps, prefix_sums_workspace
 from .passes import Pass, States, backward_passes, forward_pass
 from .simt_rows import RowsConfig
 from .simt_states import NORM_THREADS, build_norms, build_walk

@@ -29,8 +29,7 @@ from ..launch.views import number_type, start, strided
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .arguments import ABS, NO_CHUNK, OF_COLUMNS, call_type, inputs_type, origin, span, state_type, workspace
-from .decay_prefix_sums import prefix_sums_workspace
-from .decays import decays_of
+from .decays import decays_of, prefix_sums_workspace
 from .launches import How, choice_of
 from .passes import Pass
 

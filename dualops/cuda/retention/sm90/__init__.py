@@ -27,8 +27,7 @@ from ...launch.views import Boxed, boxed, by_token, how_stored, whole
 from ...tile.products import THREADS
 from ...tile.warpgroup import ROWS
 from ..arguments import Call, State, is_varlen, workspace
-from ..decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
-from ..decays import logs_of
+from ..decays import logs_of, prefix_sums_steps, prefix_sums_workspace
 from ..passes import Pass, States, backward_passes, forward_pass
 from ..simt_states import build_walk
 from .chunks import build_chunks

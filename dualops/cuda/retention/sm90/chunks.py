@@ -29,6 +29,10 @@ tokens c >= r of its chunk and those after it. The state knows how far those are
 If a block walks a whole sequence, the three passes overlap: each launch lets the next one begin at once, and ends after
 the previous one.
 
+If this gives too few blocks, a sequence has segments of `state_chunk` tokens, one a block. Then two launches come
+first: the same kernel without Q computes what each segment adds to the state, and `retention_walk` the state before
+each.
+
 The passes of dq and dk with log_decay also leave sums for its gradient (`Walk.decay_grad`, `decay_grad`). They load one
 more array, Y: q for dq, k for dk.
 
@@ -39,10 +43,6 @@ more array, Y: q for dq, k for dk.
 The order of a sum does not depend on the warps' timing. The second warpgroup follows the first at a distance
 (`halves`). Loads of Y and Q of the next chunk overlap with 5 and 6, the load of K with the rest of this chunk, that of
 V with the next scores.
-
-If this gives too few blocks, a sequence has segments of `state_chunk` tokens, one a block. Then two launches come
-first: the same kernel without Q computes what each segment adds to the state, and `retention_walk` the state before
-each.
 
 Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB for Dv = 128,
 and 2 KiB of tables. With Y, V has one stage and o one box: 208 KiB. Registers: Dv / 2 for the state; with it 64 scores,
@@ -106,7 +106,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     q_pipe, y_part = pipeline(1, tiles.q.nbytes, WARPS), second_barrier(1, tiles.v.nbytes)
     k_pipe, k_part = pipeline(config.stages, tiles.k.nbytes, WARPS), second_barrier(config.stages, tiles.k.nbytes)
     v_pipe, v_part = pipeline(1, tiles.v.nbytes, WARPS), second_barrier(config.stages, tiles.v.nbytes)
-    k_feed, v_feed = (k_part, v_pipe) if GRAD else (k_pipe, v_part)  # one of them frees both
+    k_feed, v_feed = (k_part, v_pipe) if GRAD else (k_pipe, v_part)  # the release of its pipeline frees both
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
     carry, turn = state_smem(tiles.state, tiles.state_at, anew=GRAD), halves() if GRAD else in_step()
