@@ -276,9 +276,8 @@ def pieces(title: str) -> tuple[list[Piece], int, int]:
     of a tile. Needs the simulator.
     """
     from dualops.cuda.flash_attention.arguments import sizes, variant
-    from dualops.cuda.flash_attention.options import chain_of
     from dualops.cuda.flash_attention.sm90.config import configs
-    from dualops.cuda.flash_attention.tile_scheduler import range_of, tiled_work, walk_by_queries
+    from dualops.cuda.flash_attention.tile_scheduler import tiled_work, walk_by_queries
     from dualops.spec import ArrayMeta, flash_attention as SPEC
     from dualops.spec.meta import contiguous_strides
 
@@ -286,10 +285,8 @@ def pieces(title: str) -> tuple[list[Piece], int, int]:
     shape = (1, HEADS, LENGTH, 128)
     meta = ArrayMeta(shape, "bfloat16", contiguous_strides(shape), "cuda:0", 0)
     problem = SPEC.bind(dict.fromkeys("qkv", meta), MASKS[title])
-    found = variant(problem)
     config, _ = next(configs(128, 128, ["band"]))
-    chain = chain_of(found.having, found.dtype)
-    walk = walk_by_queries(config.block_q, range_of(config.block_kv).between, False, chain)
+    walk = walk_by_queries(config, variant(problem))
     work = tiled_work(problem, HEADS, sizes(problem))
     tasks = [walk.task(number, work) for number in range(walk.total(work.extent))]
     drawn = [Piece(task.h, task.m0, task.first, int(task.count)) for task in tasks]

@@ -208,6 +208,7 @@ def _cases() -> tuple[Case, ...]:
     add("m1032n520k40", (1032, 520, 40), half, **wide)
     add("m1032n2056k40", (1032, 2056, 40), half, **wide)
     add("m64n136k2000", (64, 136, 2000), half, **wide)
+    add("m513n517k521", (513, 517, 521), half, **wide)
     add("m2040n2040k40_tn", (2040, 2040, 40), half, **wide, layout="tn", activation="silu")
     # float32 on tensor cores: factors that are loaded directly, and factors that are copied first; long sums
     for precision in PRECISIONS:

@@ -201,6 +201,7 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("rows3x50257", (3, 50257), FLOATS, edge)
     add("rows3x65536", (3, 65536), FLOATS, {Tag.TEST}, narrow=True, residual=True)
     add("rows2x150001", (2, 150001), both, {Tag.TEST}, asked=True)
+    add("rows3x262144", (3, 262144), bf16, {Tag.TEST}, narrow=True)
     add("rows3x300000", (3, 300000), both, {Tag.TEST}, narrow=True)
     add("rows3x1000000", (3, 1000000), bf16, {Tag.TEST}, narrow=True)
     add("rows5000x40", (5000, 40), FLOATS, {Tag.TEST}, asked=True)

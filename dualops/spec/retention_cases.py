@@ -128,6 +128,7 @@ def _cases() -> tuple[Case, ...]:
     add("segments", (3, 7, 1600, 72), 40, half, test, **states)
     add("states_long", (1, 16, 2000, 128), 128, half, test, **states)
     add("states_long_wide", (1, 24, 2000, 136), 264, half, test, **states)
+    add("long_widest", (1, 4, 2100, 256), 512, half, test)
     # log_decay: a decay per step
     for S in (1, 64, 65, 300):
         add(f"steps_s{S}", (2, 2, S, 32), 48, FLOATS, edge, normalize="signed", **steps)

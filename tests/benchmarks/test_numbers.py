@@ -17,7 +17,6 @@ from benchmarks.recorded import keys
 
 HERE, EARLIER = Source("a" * 40, "NVIDIA H200"), Source("b" * 40, "NVIDIA H200")
 Clock = Callable[[float], None]
-Ran = tuple[int, list[str], list[str]]
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from benchmarks.workload import Workload, to_torch
 from dualops.spec.attention.cases import tanh_softcap, woven
 from dualops.testing import to_numpy
 
-Toy = Callable[..., Workload]
 ATTENTION = spec.OPERATORS["flash_attention"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,11 @@ import torch
 
 from benchmarks import cases, workload
 from benchmarks.contestant import Contestant
-from benchmarks.tree import reference, spec
+from benchmarks.tree import spec
 from benchmarks.work import bind
-from benchmarks.workload import Workload, in_order, to_torch
-from dualops.testing import to_numpy
+from benchmarks.workload import Workload, in_order
+
+from .test_peers import referee
 
 OPERATOR, TABLES = spec.OPERATORS["rope"], spec.OPERATORS["rope_tables"]
 TOKENS_FIRST = {"q": (0, 2, 1, 3), "k": (0, 2, 1, 3)}
@@ -31,19 +31,9 @@ def toy(dtype: str = "float32", *, D: int = 16, tables: tuple[int, ...] = (9, 8)
     return spec.Case("toy", dtype, shapes, more, orders=TOKENS_FIRST)
 
 
-def referee(case: spec.Case) -> Contestant:
-    """NumPy on torch's tensors, in dualops' place."""
-
-    def on_tensors(name: str, **given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        arrays = {name: to_numpy(x) for name, x in given.items()}
-        return tuple(to_torch(x, "cpu") for x in getattr(reference, name)(**arrays, **case.params))
-
-    return Contestant("dualops", partial(on_tensors, "rope"), partial(on_tensors, "rope_backward"))
-
-
 def prepared(case: spec.Case) -> Workload:
     made = Workload(OPERATOR, case, cases.find("rope").sample, device="cpu")
-    made.prepare_backward(referee(case))
+    made.prepare_backward(referee(OPERATOR, case))
     return made
 
 
@@ -58,7 +48,7 @@ def test_the_formula_computes_what_the_spec_says(interleaved: bool, direction: s
 def test_a_sample_is_held_against_its_own_rows(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.rope.SAMPLED_TOKENS", 3)
     work = prepared(toy())
-    assert work.check(referee(work.case), direction).passed
+    assert work.check(referee(OPERATOR, work.case), direction).passed
     _, truth, _ = work.expected(direction)
     (part,) = work.parts(direction)
     assert 3 <= len(part.picked["cos"]) < 7 and {0, 6} <= set(part.picked["cos"].tolist())

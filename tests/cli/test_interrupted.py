@@ -45,7 +45,6 @@ from dualops.__main__ import main
 sys.argv = ["dualops", *{words}]
 sys.exit(main())
 """
-WITHOUT_GPU = "import dualops.machine; dualops.machine.missing = tuple; "
 PLACES = {
     "demo": (["demo", "softmax", "--where", "reference"], "import dualops.reference as r; r.softmax = wait"),
     "demo, in the simulator": (

@@ -9,7 +9,7 @@ import pytest
 
 from dualops.cli.errors import CommandError
 from dualops.cli.own import case_arrays, job_of_case, own_jobs
-from dualops.cli.problems import Job, tasks
+from dualops.cli.problems import tasks
 from dualops.spec import OPERATORS, ArrayMeta, Case, Tag
 
 SMALL = [
@@ -18,10 +18,6 @@ SMALL = [
     for case in task.spec.cases
     if case.tags & {Tag.SIM, Tag.EDGE} and (case.backward or not task.backward)
 ]
-
-
-def arguments_of(job: Job) -> set[str]:
-    return {*job.problem.arrays, *job.params}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])

@@ -10,11 +10,15 @@ import numpy as np
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.retention import sm90
+from dualops.cuda.retention import sm80, sm90
+from dualops.cuda.retention.sm80.config import Sm80Config, Sm80Rows, Sm80States
 from dualops.spec import Case, compare, retention as SPEC
 from dualops.spec.meta import numpy_dtype
 from dualops.spec.retention_cases import options_of
-from tests.cuda.configs import Change
+from tests.cuda.configs import Change, alone
+
+# as few tokens of a chunk as fill a block's rows, so that small problems have several
+SMALL = alone(sm80, Sm80Config(64, Sm80Rows(block_kv=32), Sm80States()))
 
 
 def numbers(*shape: int, seed: int, dtype: str = "bfloat16") -> np.ndarray:

@@ -11,7 +11,7 @@ from dualops.cuda.launch import device as devices
 from dualops.spec import Tag
 from tests.cuda.calls import Call, calls_of_case, steps_of
 from tests.cuda.gpu import warm
-from tests.cuda.gpu.cover import choose, covered_by, values_of
+from tests.cuda.gpu.cover import Value, choose, covered_by, values_of
 from tests.cuda.operators import DIRECTIONS
 
 DEVICE = devices.known("sm_90a")
@@ -94,6 +94,28 @@ def test_every_test_of_an_edited_module_runs(here, calls, needs, monkeypatch):
     assert edited and edited <= found.kept
     others = {each for name in found.kept for each in needs[name] if "rows.registers" not in each}
     assert 0 < len(others) <= 5
+
+
+def values_of_cases(*tags: Tag, every_rung: bool) -> set[Value]:
+    """The values that kernels of all operators' cases with these tags are built with, on the best rung, or on each."""
+    return {
+        value
+        for direction in DIRECTIONS
+        for tag in tags
+        for case in direction.spec.tagged(tag)
+        if case.backward or not direction.backward
+        for rung in (direction.spec.rungs if every_rung else (None,))
+        if rung != "naive"
+        for call in calls_of_case(direction, rung, case)
+        for step in steps_of(call, DEVICE) or ()
+        for value in values_of(step.kernel)
+    }
+
+
+def test_what_benchmarks_build_is_tested(here):
+    """Large problems have Configs that small ones would not have: each value of them has a TEST or SIM case too."""
+    timed = values_of_cases(Tag.BENCH, Tag.COMPARE, every_rung=False)
+    assert timed - values_of_cases(Tag.TEST, Tag.SIM, every_rung=True) == set()
 
 
 def test_the_calls_of_collected_tests(here):

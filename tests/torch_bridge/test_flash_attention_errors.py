@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch._dynamo.exc import TorchDynamoException
@@ -16,7 +15,6 @@ from dualops.torch_bridge import flash_attention, flash_attention_varlen
 from .attention import plain, varlen
 from .conftest import transposed
 
-FLOAT_LIST = "expected one of float64, float32, float16, bfloat16"
 Q, K, V = (x.detach() for x in plain(dtype=torch.float32).tensors.values())
 
 
@@ -24,32 +22,14 @@ def one_argument(score: Any) -> Any:
     return score
 
 
-# name -> arguments, exception, beginning of the message
+# name -> arguments, exception, beginning of the message. `test_wrong_arguments` and tests/spec have more
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "integers": (
-        {name: x.to(torch.int32) for name, x in {"q": Q, "k": K, "v": V}.items()},
-        TypeError,
-        f"q has dtype int32, {FLOAT_LIST}",
-    ),
-    "a list": ({"k": [1.0, 2.0]}, TypeError, "k is a list, expected a torch.Tensor"),
-    "an array": ({"bias": np.ones(3)}, TypeError, "bias is a ndarray, expected a torch.Tensor"),
     "stride": ({"v": transposed(V)}, ValueError, "v has stride 20 along its last axis Dv, expected 1"),
-    "causal": ({"causal": "left"}, ValueError, "causal is 'left', expected False, True or 'top_left'"),
     "causal a text": ({"causal": "True"}, ValueError, "causal is 'True', expected False, True or 'top_left'"),
-    "window": ({"window": 3}, TypeError, "window is 3, expected None or a pair (left, right)"),
-    "score_mod": ({"score_mod": 5}, TypeError, "score_mod is 5, "),
     "score_mod's arguments": ({"score_mod": one_argument}, TypeError, "score_mod is <function one_argument at"),
-    "dropout": ({"dropout_p": 1.0, "seed": 1}, ValueError, "dropout_p is 1.0, expected a probability from 0 to below"),
     "seed too large": ({"seed": 2**63}, ValueError, f"seed is {2**63}, expected an integer of 64 bits"),
-    "seed of 32 bits": (
-        {"seed": torch.tensor(1, dtype=torch.int32)},
-        TypeError,
-        "seed has dtype int32, expected int64",
-    ),
     "seeds": ({"seed": torch.tensor([1])}, ValueError, "seed has 1 axes (1,), expected 0: []"),
 }
-# autocast converts these dtypes, or its error names the converted dtypes
-NOT_UNDER_AUTOCAST = ("integers",)
 
 
 def refused(error: type[Exception], message: str, call: Any, *args: Any, **more: Any) -> str:
@@ -72,15 +52,13 @@ def test_bad_calls_get_the_specs_words(name: str) -> None:
     refused(error, message, flash_attention, **wanting)
     with profile():
         refused(error, message, flash_attention, **arguments)
-    if name not in NOT_UNDER_AUTOCAST:
-        with torch.autocast("cpu", torch.bfloat16):
-            refused(error, message, flash_attention, **arguments)
+    with torch.autocast("cpu", torch.bfloat16):
+        refused(error, message, flash_attention, **arguments)
 
     def scaled(factor: torch.Tensor) -> torch.Tensor:
         return flash_attention(**{key: x * factor if key == "q" else x for key, x in arguments.items()}).sum()
 
-    if name != "integers":
-        refused(error, message, torch.func.grad(scaled), torch.tensor(1.0))
+    refused(error, message, torch.func.grad(scaled), torch.tensor(1.0))
     torch._dynamo.reset()
     compiled = torch.compile(flash_attention, fullgraph=True, backend="aot_eager")
     with pytest.raises(TorchDynamoException) as caught:
@@ -110,22 +88,10 @@ def ranges_at(*numbers: tuple[int, ...]) -> dict[str, Any]:
 
 BAD_LENGTHS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a float": ({"max_seqlen_k": 3.0}, TypeError, "max_seqlen_k is 3.0, expected an integer"),
-    "negative": ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k is -1, expected 0 or more"),
-    "of 64 bits": (
-        {"cu_seqlens_q": torch.tensor([0, 7])},
-        TypeError,
-        "cu_seqlens_q has dtype int64, expected int32",
-    ),
     "ends and ranges": (
         {"k_starts": torch.zeros(4, dtype=torch.int32), "k_lengths": torch.zeros(4, dtype=torch.int32)},
         TypeError,
         "the keys are given by cu_seqlens_k and k_starts and k_lengths",
-    ),
-    "no keys": ({"cu_seqlens_k": None}, TypeError, "the keys are given by nothing, expected cu_seqlens_k alone"),
-    "a start alone": (
-        {"cu_seqlens_k": None, "k_starts": torch.zeros(4, dtype=torch.int32)},
-        TypeError,
-        "the keys are given by k_starts, expected cu_seqlens_k alone, or k_starts and k_lengths",
     ),
     "a sum without ranges": ({"total_k_lengths": 7}, ValueError, "total_k_lengths is 7, expected None"),
     "numbers differ": (
@@ -137,8 +103,6 @@ BAD_LENGTHS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 # errors in values are found at run time, and only for arrays on the host
 BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "start": ({"cu_seqlens_q": torch.tensor([1, 2, 2, 6, 7], dtype=torch.int32)}, "cu_seqlens_q starts at 1"),
-    "fall": ({"cu_seqlens_k": torch.tensor([0, 3, 2, 7, 7], dtype=torch.int32)}, "cu_seqlens_k falls from 3 to 2 at 2"),
-    "end": ({"cu_seqlens_k": torch.tensor([0, 3, 5, 6, 99], dtype=torch.int32)}, "cu_seqlens_k ends at 99"),
     "longest": ({"max_seqlen_q": 3}, "max_seqlen_q is 3, "),
     "range": (ranges_at((0, 3, 6, 2), (1, 1, 2, 0)), "k_starts + k_lengths is 6 + 2 at 2, k has total_k=7"),
     "sum": (

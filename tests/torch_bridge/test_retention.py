@@ -9,58 +9,36 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from dualops.torch_bridge import retention, retention_varlen
-from dualops.torch_bridge.interop import Direction
+from dualops.torch_bridge import retention
 from dualops.torch_bridge.retention import _operator, _operator_varlen
 
 from .conftest import values
 from .operators import equal
 
 B, H, S, D, DV = 2, 3, 5, 4, 3
-LENGTHS = (2, 0, 4, 1)
 STATES = ("initial_state", "initial_norm")
 # parameters, and the optional arrays that a call is given
 SETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "plain": ({}, ()),
     "chunk": ({"normalize": "signed", "return_state": True}, ("gamma", *STATES)),
-    "recurrent": ({"form": "recurrent", "return_state": True, "scale": 0.7}, ("gamma", "initial_state")),
-    "parallel": ({"form": "parallel", "normalize": "abs"}, ("gamma",)),
     "mask": ({"form": "parallel", "normalize": "signed"}, ("mask",)),
-    "steps": ({"normalize": "signed", "return_state": True}, ("log_decay", *STATES)),
-    "varlen": ({}, ("cu_seqlens",)),
-    "varlen_signed": ({"normalize": "signed", "return_state": True}, ("cu_seqlens", "gamma", *STATES)),
-    "varlen_steps": ({"return_state": True}, ("cu_seqlens", "log_decay")),
 }
 
 
-def function_of(name: str) -> tuple[Callable[..., Any], Direction]:
-    return (retention_varlen, _operator_varlen) if "varlen" in name else (retention, _operator)
-
-
-def arguments(
-    name: str, dtype: torch.dtype = torch.float64, device: str = "cpu"
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def arguments(name: str, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Of a call: what is differentiable, leaves; and all else."""
     params, given = SETS[name]
-    varlen, wide = "cu_seqlens" in given, torch.float64 if dtype is torch.float64 else torch.float32
-    tokens, batches = ((sum(LENGTHS), H), len(LENGTHS)) if varlen else ((B, H, S), B)
-    shapes = {"q": (*tokens, D), "k": (*tokens, D), "v": (*tokens, DV)}
-    states = {"initial_state": (batches, H, D, DV), "initial_norm": (batches, H, D)}
+    shapes = {"q": (B, H, S, D), "k": (B, H, S, D), "v": (B, H, S, DV)}
+    shapes |= {"initial_state": (B, H, D, DV), "initial_norm": (B, H, D)} if "initial_state" in given else {}
     leaves = {
-        key: values(shape, dtype, device, seed).requires_grad_() for seed, (key, shape) in enumerate(shapes.items())
+        key: values(shape, torch.float64, device, seed).requires_grad_()
+        for seed, (key, shape) in enumerate(shapes.items())
     }
-    leaves |= {key: values(states[key], wide, device, 5).requires_grad_() for key in STATES if key in given}
-    if "log_decay" in given:
-        logs = -values(tokens if varlen else (B, H, S), wide, device, 6).abs() - 0.1
-        leaves["log_decay"] = logs.requires_grad_()
     more: dict[str, Any] = dict(params)
     if "gamma" in given:
-        more["gamma"] = torch.tensor([1.0, 0.5, 0.95], dtype=wide, device=device)
+        more["gamma"] = torch.tensor([1.0, 0.5, 0.95], dtype=torch.float64, device=device)
     if "mask" in given:
-        more["mask"] = values((H, S, S), dtype, device, 7)
-    if varlen:
-        more["cu_seqlens"] = torch.tensor([0, *LENGTHS], device=device).cumsum(0).to(torch.int32)
-        more["max_seqlen"] = max(LENGTHS)
+        more["mask"] = values((H, S, S), torch.float64, device, 7)
     return leaves, more
 
 
@@ -86,7 +64,7 @@ def close(actual: Any, expected: Any) -> None:
 @pytest.mark.parametrize("form", ["parallel", "chunk", "recurrent"])
 @pytest.mark.parametrize("normalize", [None, "signed"])
 def test_gradients_go_through_the_state_from_call_to_call(form: str, normalize: str | None, device: str) -> None:
-    leaves, _ = arguments("plain", device=device)
+    leaves, _ = arguments("plain", device)
     params: dict[str, Any] = {"form": form, "normalize": normalize, "return_state": True}
 
     def in_two(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
@@ -100,7 +78,7 @@ def test_gradients_go_through_the_state_from_call_to_call(form: str, normalize: 
 
 
 def test_either_result_may_be_unused(device: str) -> None:
-    leaves, more = arguments("chunk", device=device)
+    leaves, more = arguments("chunk", device)
     whole = retention(**leaves, **more)
     tensors = tuple(leaves.values())
     together = torch.autograd.grad(sum((x.square().sum() for x in whole), torch.zeros((), device=device)), tensors)
@@ -115,7 +93,7 @@ def test_either_result_may_be_unused(device: str) -> None:
     ("params", "kept"), [({}, 3), ({"normalize": "signed"}, 5), ({"form": "parallel", "normalize": "abs"}, 4)]
 )
 def test_results_are_kept_for_backward_where_it_reads_them(params: dict[str, Any], kept: int, device: str) -> None:
-    leaves, _ = arguments("plain", device=device)
+    leaves, _ = arguments("plain", device)
     saved: list[torch.Tensor] = []
 
     def keep(x: torch.Tensor) -> torch.Tensor:
@@ -129,7 +107,7 @@ def test_results_are_kept_for_backward_where_it_reads_them(params: dict[str, Any
 
 
 def test_what_backward_needs_alone_has_no_gradient(device: str) -> None:
-    leaves, _ = arguments("plain", device=device)
+    leaves, _ = arguments("plain", device)
     given = {**leaves, "form": "chunk", "normalize": "signed", "return_state": True}
     o, state, norm, row_sum = _operator(*(given.get(key) for key in _operator.names))
     assert [x.requires_grad for x in (o, state, norm, row_sum)] == [True, True, True, False]
@@ -144,7 +122,7 @@ def test_axes_in_memory_are_those_of_q_and_states_are_row_major(device: str) -> 
 
 
 def test_without_tokens_the_state_goes_through(device: str) -> None:
-    leaves, more = arguments("chunk", device=device)
+    leaves, more = arguments("chunk", device)
     empty = {key: x[:, :, :0] if key in ("q", "k", "v") else x for key, x in leaves.items()}
     o, state, norm = retention(**empty, **more)
     assert o.shape == (B, H, 0, DV)
@@ -194,7 +172,7 @@ def test_schema() -> None:
 @pytest.mark.parametrize(("name", "what"), [("chunk", "gamma"), ("mask", "mask")])
 def test_gradients_that_there_are_none_of_are_refused(name: str, what: str, device: str) -> None:
     """They must not be taken for zero."""
-    leaves, more = arguments(name, device=device)
+    leaves, more = arguments(name, device)
     more[what].requires_grad_()
     with pytest.raises(NotImplementedError, match=f"retention_backward: {what} requires a gradient"):
         results(retention(**leaves, **more))[0].sum().backward()

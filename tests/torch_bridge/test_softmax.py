@@ -7,32 +7,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from dualops import reference
-from dualops.spec import softmax as SPEC
-from dualops.spec.meta import ArrayMeta, numpy_dtype
-from dualops.testing import to_numpy
 from dualops.torch_bridge import softmax
 
-from .conftest import DTYPES, LAYOUTS, stepped, transposed, values
-from .operators import compiled, equal, tensor
+from .conftest import values
+from .operators import compiled, equal
 
 FORWARD, BACKWARD = torch.ops.dualops.softmax.default, torch.ops.dualops.softmax_backward.default
-PROBLEMS = [((7,), 0), ((3, 5), -1), ((3, 5), 0), ((2, 5, 4), 1), ((2, 1, 3, 4), -3), ((0, 4), -1), ((4, 0), -1)]
-# any two of problem, layout and dtype meet
-PAIRS = [
-    (*problem, layout, DTYPES[(i + j) % len(DTYPES)])
-    for i, problem in enumerate(PROBLEMS)
-    for j, layout in enumerate(LAYOUTS)
-]
-# each problem once, and each layout
-DIAGONAL = [PAIRS[i * len(LAYOUTS) + i % len(LAYOUTS)] for i in range(len(PROBLEMS))]
-every_pair = pytest.mark.parametrize(("shape", "axis", "layout", "dtype"), PAIRS, ids=str)
-diagonal = pytest.mark.parametrize(("shape", "axis", "layout", "dtype"), DIAGONAL, ids=str)
 
 
 def gradient(function: Callable[..., torch.Tensor], x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
@@ -45,39 +29,12 @@ def gradient(function: Callable[..., torch.Tensor], x: torch.Tensor, dy: torch.T
 # --- what torch demands of an operator -----------------------------------------------------------
 
 
-@diagonal
-def test_opcheck(shape: tuple[int, ...], axis: int, layout: str, dtype: torch.dtype, device: str) -> None:
-    x = LAYOUTS[layout](values(shape, dtype, device))
-    torch.library.opcheck(FORWARD, (x.detach().requires_grad_(), axis))
-    dy = LAYOUTS[layout](values(shape, dtype, device, seed=1))
-    torch.library.opcheck(BACKWARD, (softmax(x, axis), dy, axis))
-
-
-def test_opcheck_of_the_default_axis(device: str) -> None:
-    torch.library.opcheck(FORWARD, (values((3, 5), torch.float32, device, seed=2).requires_grad_(),))
-
-
-@every_pair
-def test_strides_are_the_specs(shape: tuple[int, ...], axis: int, layout: str, dtype: torch.dtype, device: str) -> None:
-    x = LAYOUTS[layout](values(shape, dtype, device))
-    name = str(dtype).removeprefix("torch.")
-    meta = ArrayMeta(tuple(x.shape), name, x.stride(), device, 0)
-    expected = SPEC.bind({"x": meta}, {"axis": axis}).outputs()["y"]
-    y = softmax(x, axis)
-    assert (tuple(y.shape), y.stride(), y.dtype, y.device) == (expected.shape, expected.strides, dtype, x.device)
+@pytest.mark.parametrize("axis", [(), (-1,), (1,)])
+def test_opcheck_of_an_empty_tensor(axis: tuple[int, ...], device: str) -> None:
+    torch.library.opcheck(FORWARD, (values((0, 4), torch.float32, device).requires_grad_(), *axis))
 
 
 # --- values --------------------------------------------------------------------------------------
-
-
-def test_bfloat16_keeps_every_bit_pattern() -> None:
-    """On the CPU the bridge adds no rounding: all 65536 values, in rows of 16, as the reference has them."""
-    bits = np.arange(1 << 16, dtype=np.uint16)
-    x = np.random.default_rng(0).permutation(bits).view(numpy_dtype("bfloat16")).reshape(-1, 16)
-    actual, expected = to_numpy(softmax(tensor(x, "cpu"))), reference.softmax(x)
-    nan = np.isnan(expected.astype(np.float32))
-    np.testing.assert_array_equal(np.isnan(actual.astype(np.float32)), nan)
-    np.testing.assert_array_equal(actual.view(np.uint16)[~nan], expected.view(np.uint16)[~nan])
 
 
 def test_lazily_negated_memory(device: str) -> None:
@@ -91,22 +48,6 @@ def test_lazily_negated_memory(device: str) -> None:
 # --- gradients -----------------------------------------------------------------------------------
 
 
-@diagonal
-def test_gradcheck(shape: tuple[int, ...], axis: int, layout: str, dtype: torch.dtype, device: str) -> None:
-    if layout == "broadcast":
-        base = values(shape, torch.float64, device)[:1].requires_grad_()
-        assert torch.autograd.gradcheck(lambda t: softmax(t.expand(shape), axis), (base,))
-    else:
-        x = LAYOUTS[layout](values(shape, torch.float64, device)).detach().requires_grad_()
-        assert torch.autograd.gradcheck(lambda t: softmax(t, axis), (x,))
-
-
-def test_gradient_that_arrives_broadcast(device: str) -> None:
-    x = values((3, 5), torch.float64, device)
-    weight = torch.ones((), dtype=torch.float64, device=device).expand(3, 5)
-    equal(gradient(softmax, x, weight), gradient(softmax, x, weight.contiguous()))
-
-
 def test_saved_result_changed_in_place(device: str) -> None:
     x = values((3, 5), torch.float32, device).requires_grad_()
     y = softmax(x)
@@ -116,18 +57,6 @@ def test_saved_result_changed_in_place(device: str) -> None:
 
 
 # --- compilation ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("axis", "layout"), [(0, "transposed"), (-1, "stepped")])
-def test_compiled_is_eager(axis: int, layout: str, device: str) -> None:
-    x, dy = (values((6, 5), torch.bfloat16, device, seed=seed) for seed in (0, 1))
-    x = LAYOUTS[layout](x)
-
-    def function(t: torch.Tensor) -> torch.Tensor:
-        return softmax(t * 2, axis) + 1
-
-    equal(compiled(function)(x), function(x))
-    equal(gradient(compiled(function), x, dy), gradient(function, x, dy))
 
 
 def test_compiled_once_for_every_size(device: str) -> None:
@@ -238,13 +167,6 @@ def test_subclass_and_mode_are_asked(device: str) -> None:
 
 
 # --- and the rest --------------------------------------------------------------------------------
-
-
-def test_stepped_and_transposed_at_once(device: str) -> None:
-    x = values((4, 3, 5), torch.float32, device)
-    for axis in range(3):
-        expected = softmax(x, axis)
-        torch.testing.assert_close(softmax(stepped(transposed(x)), axis), expected, **by_other_kernels(device))
 
 
 def test_rows_along_more_than_three_strides(device: str) -> None:

@@ -41,7 +41,7 @@ from dualops.cuda.norm.staging import (
 )
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.retention import (
-    decay_prefix_sums as retention_marks,
+    decays as retention_decays,
     nan_repair as retention_hidden,
     sm80 as retention_sm80,
     sm90 as retention,
@@ -51,7 +51,6 @@ from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config
 from dualops.cuda.retention.sm90 import (
     chunks as retention_chunks,
     config as retention_config,
-    decay_grad_chunks as retention_decay_grad_chunks,
     wide as retention_wide,
 )
 from dualops.cuda.rows import cluster as rows_cluster
@@ -354,15 +353,12 @@ def _retention() -> Iterator[Problem]:
     yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_RECOMPUTED_ELEMENT, plain))
     states = {"initial_state": (1, 1, 72, 72)}
     case = Case("dlog_decay", "bfloat16", shapes | states, {"return_state": True})
-    roles_of = (retention_decay_grad_chunks, {"roles": _roles_of_any_registers})
-    yield Problem(
-        "retention_decay_grad_sm90", "retention", True, "sm90", case, configs=(NO_RECOMPUTED_ELEMENT, roles_of)
-    )
+    yield Problem("retention_sm90", "retention", True, "sm90", case, configs=(NO_RECOMPUTED_ELEMENT, plain))
     short = {**dict.fromkeys("qkv", (1, 1, 200, 8)), "log_decay": (1, 1, 200), "initial_state": (1, 1, 8, 8)}
     case = Case("two blocks", "bfloat16", short)
-    one = (retention, {"GRAD": retention_config.GradConfig(run=1)})
+    one = (retention, {"RUN": 1})
     yield Problem("retention_decay_grad_sums", "retention", True, "sm90", case, configs=(one,))
-    one = (retention_marks, {"CONFIG": retention_marks.PrefixSumsConfig(threads=32, each=1)})
+    one = (retention_decays, {"CONFIG": retention_decays.PrefixSumsConfig(threads=32, each=1)})
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")
     yield Problem("retention_marks", "retention", False, "simt", case, configs=(one,))
     wide: tuple[Change, ...] = (NO_RECOMPUTED_ELEMENT, (retention_wide, {"roles": _roles_of_any_registers}))

@@ -33,9 +33,14 @@ def build_delta(variant: Variant) -> Kernel:
     """flash_attention_naive_delta(delta, o, do, dlse, has_dlse, Dv, B, work): one thread per row."""
     mem, inner, span = storage(variant.dtype), inner_products(variant.dtype), spans(variant.varlen)
 
-    array, number = array_type(variant), pointer(mem.number)
-
-    @kernel(number, array, array, statistic_type(variant), *[i32] * 3, size_types(variant), threads=THREADS)
+    @kernel(
+        pointer(mem.number),
+        *[array_type(variant)] * 2,
+        statistic_type(variant),
+        *[i32] * 3,
+        size_types(variant),
+        threads=THREADS,
+    )
     def flash_attention_naive_delta(delta, o, do, dlse, has_dlse, Dv, B, work):
         row = my_index()
         b, h, m = place(row, work.H, work.Sq)
@@ -61,6 +66,12 @@ class Operands(NamedTuple):
     Dv: Any
 
 
+def operands_type(variant: Variant) -> Any:
+    """Return the type of `Operands`."""
+    array, number = array_type(variant), pointer(storage(variant.dtype).number)
+    return types.NamedTuple((array, array, statistic_type(variant), number, i32), Operands)
+
+
 @builds
 def build_score_gradients(variant: Variant) -> Kernel:
     """flash_attention_naive_score_gradients(probs, d_scores, x, B, work): one thread per score. x: `Operands`.
@@ -72,10 +83,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
     exponential = exponential_of(mem.number)
     chain, pair_at = chain_of(variant.having, variant.dtype), pair_places(mem.number)
 
-    array, number = array_type(variant), pointer(mem.number)
-    rows = types.NamedTuple((array, array, statistic_type(variant), number, i32), Operands)
-
-    @kernel(number, number, rows, i32, size_types(variant), threads=THREADS)
+    @kernel(*[pointer(mem.number)] * 2, operands_type(variant), i32, size_types(variant), threads=THREADS)
     def flash_attention_naive_score_gradients(probs, d_scores, x, B, work):
         index = my_index()
         row, n = index // work.Sk, index % work.Sk
@@ -192,9 +200,14 @@ def build_sinks_gradient(variant: Variant, sinks_dtype: str) -> Kernel:
     num, span = numbers(mem.number), spans(variant.varlen)
     chain = chain_of(variant.having, variant.dtype)
 
-    dsinks_type, number = strided(sinks_dtype, 1), pointer(mem.number)
-
-    @kernel(dsinks_type, statistic_type(variant), number, i32, size_types(variant), threads=THREADS)
+    @kernel(
+        strided(sinks_dtype, 1),
+        statistic_type(variant),
+        pointer(mem.number),
+        i32,
+        size_types(variant),
+        threads=THREADS,
+    )
     def flash_attention_naive_sinks_gradient(dsinks, lse, delta, B, work):
         h = my_index()
         if h < work.H:

@@ -23,16 +23,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..compiler.backend import Kernel, builds, cuda, i64, kernel
+from ..compiler.backend import Kernel, builds, cuda, kernel
 from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_ab, mma_abt
 from ..tile.rows import lane_reductions
 from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
-from .arguments import Variant, array_type, inputs_type, size_types, spans, statistic_type
+from .arguments import Variant, array_type, inputs_type, size_types, statistic_type
 from .options import chain_of
-from .tiles import Where, lines, score_tile
+from .tiles import Where, blocks, lines, score_tile
 
 
 class ForwardLayout(NamedTuple):
@@ -76,28 +76,25 @@ class ForwardConfig:
 @builds
 def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Kernel:
     """flash_attention_simt(o, lse, x, work). x: `Inputs`."""
-    mem = storage(variant.dtype)
+    mem, owned = storage(variant.dtype), blocks(variant.varlen, config.block_q)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
-    chain, span = chain_of(variant.having, variant.dtype), spans(variant.varlen)
-    tile = config.layout(variant.D, variant.Dv, variant.dtype)
+    chain, tile = chain_of(variant.having, variant.dtype), config.layout(variant.D, variant.Dv, variant.dtype)
     qk = mma_abt(mem.number, tile.q, tile.k, config.tile_q, config.tile_kv)
     pv = mma_ab(mem.number, tile.probs, tile.v, config.tile_q)
     score = score_tile(chain, variant.dtype, qk, tile.probs)
-    BLOCK_Q, BLOCK_KV = config.block_q, config.block_kv
 
-    array, statistic, inputs, sizes = (of(variant) for of in (array_type, statistic_type, inputs_type, size_types))
-
-    @kernel(array, statistic, inputs, sizes, threads=THREADS, min_blocks=config.min_blocks)
+    @kernel(
+        array_type(variant),
+        statistic_type(variant),
+        inputs_type(variant),
+        size_types(variant),
+        threads=THREADS,
+        min_blocks=config.min_blocks,
+    )
     def flash_attention_simt(o, lse, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
-        tid = cuda.threadIdx.x
-        lane, line = tid % LANES, tid // LANES
-        q_blocks = (work.Sq + BLOCK_Q - 1) // BLOCK_Q
-        head = cuda.blockIdx.x // q_blocks
-        m0 = (q_blocks - 1 - cuda.blockIdx.x % q_blocks) * BLOCK_Q  # the last first: with a causal mask the longest
-        b, h = i64(head // work.H), i64(head % work.H)
-        h_kv = h // work.group
-        q_first, k_first, Sq, Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
+        lane, line = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        b, h, h_kv, m0, q_first, k_first, Sq, Sk = owned.of_queries(work)
         if m0 >= Sq:
             return
         offset = work.aligned * (Sk - Sq)
@@ -115,8 +112,8 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
         pv.clear(acc)
         scores = qk.fragment()
 
-        n_first, n_end = chain.key_range(work.options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
-        for n0 in range(n_first // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
+        n_first, n_end = chain.key_range(work.options, m0, min(m0 + config.block_q, Sq), offset, Sk)
+        for n0 in range(n_first // config.block_kv * config.block_kv, n_end, config.block_kv):
             cuda.syncthreads()
             tile.k.load(smem, lines(x.k, b, h_kv, k_first + n0, Sk - n0))
             cuda.syncthreads()
@@ -147,7 +144,7 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
             cuda.syncthreads()
             strange = tile.v.load(smem, lines(x.v, b, h_kv, k_first + n0, Sk - n0))
             if cuda.syncthreads_or(strange):
-                pv.add_counted(acc, smem, BLOCK_KV)
+                pv.add_counted(acc, smem, config.block_kv)
             else:
                 pv.add(acc, smem)  # acc [BLOCK_Q, Dv] += P @ V
 

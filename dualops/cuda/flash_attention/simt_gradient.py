@@ -29,16 +29,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Kernel, Members, builds, cuda, i64, kernel, members, noun, verb
+from ..compiler.backend import Kernel, Members, builds, cuda, kernel, members, noun, verb
 from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_ab, mma_abt
 from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
-from .arguments import Variant, array_type, gradient_inputs_type, size_types, spans
+from .arguments import Variant, array_type, gradient_inputs_type, size_types
 from .options import chain_of
 from .saved_lse import exponential_of
-from .tiles import Where, lines, score_tile
+from .tiles import Where, blocks, lines, score_tile
 
 
 class BackwardLayout(NamedTuple):
@@ -197,21 +197,22 @@ def tile_of_gradient(config: BackwardConfig, variant: Variant, tiles_of_scores: 
 @builds
 def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
     """flash_attention_dkv(dk, dv, x, work). x: `GradientInputs`."""
-    mem, of, span = storage(variant.dtype), tile_of_gradient(config, variant, 2), spans(variant.varlen)
+    mem, of = storage(variant.dtype), tile_of_gradient(config, variant, 2)
+    owned = blocks(variant.varlen, config.rows)
     pdo = mma_ab(mem.number, of.tile.probs, of.tile.passing_v, config.tile_rows)
     dsq = mma_ab(mem.number, of.tile.d_scores, of.tile.passing, config.tile_rows)
-    BLOCK_KV, BLOCK_Q = config.rows, config.columns
-    array, inputs, sizes = array_type(variant), gradient_inputs_type(variant), size_types(variant)
 
-    @kernel(array, array, inputs, sizes, threads=THREADS, min_blocks=config.min_blocks)
+    @kernel(
+        *[array_type(variant)] * 2,
+        gradient_inputs_type(variant),
+        size_types(variant),
+        threads=THREADS,
+        min_blocks=config.min_blocks,
+    )
     def flash_attention_dkv(dk, dv, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         lane, line = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-        kv_blocks = (work.Sk + BLOCK_KV - 1) // BLOCK_KV
-        head, n0 = cuda.blockIdx.x // kv_blocks, cuda.blockIdx.x % kv_blocks * BLOCK_KV
-        heads_kv = work.H // work.group
-        b, h_kv = i64(head // heads_kv), i64(head % heads_kv)
-        q_first, k_first, Sq, Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
+        b, _, h_kv, n0, q_first, k_first, Sq, Sk = owned.of_keys(work)
         if n0 >= Sk:
             return
         offset, token = work.aligned * (Sk - Sq), k_first + n0
@@ -222,9 +223,9 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
         dsq.clear(dk_acc)
         pdo.clear(dv_acc)
 
-        m_first, m_end = of.chain.query_range(work.options, n0, min(n0 + BLOCK_KV, Sk), offset, Sq)
+        m_first, m_end = of.chain.query_range(work.options, n0, min(n0 + config.rows, Sk), offset, Sq)
         for h in range(h_kv * work.group, (h_kv + 1) * work.group):
-            for m0 in range(m_first // BLOCK_Q * BLOCK_Q, m_end, BLOCK_Q):
+            for m0 in range(m_first // config.columns * config.columns, m_end, config.columns):
                 others = Pair(lines(x.q, b, h, q_first + m0, Sq - m0), lines(x.do, b, h, q_first + m0, Sq - m0))
                 strange_q, strange_do = of.compute(smem, found, mine, others, work, Where(b, h, m0, n0, Sq, Sk, offset))
                 for j in range(config.tile_columns):
@@ -237,16 +238,16 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
                         smem[of.d_at(e)] = d_score
 
                 if cuda.syncthreads_or(strange_do):
-                    pdo.add_counted(dv_acc, smem, BLOCK_Q)
+                    pdo.add_counted(dv_acc, smem, config.columns)
                 else:
                     pdo.add(dv_acc, smem)  # dv [BLOCK_KV, Dv] += P.T @ dO
                 of.load_again(smem, others)
                 if cuda.syncthreads_or(strange_q):
-                    dsq.add_counted(dk_acc, smem, BLOCK_Q)
+                    dsq.add_counted(dk_acc, smem, config.columns)
                 else:
                     dsq.add(dk_acc, smem)  # dk [BLOCK_KV, D] += dS.T @ Q
 
-        k_out = span.key_out(work.lengths, b)
+        k_out = owned.key_out(work.lengths, b)
         for i in range(config.tile_rows):
             if n + i < Sk:
                 k_row, v_row = start(dk, b, h_kv, k_out + n + i), start(dv, b, h_kv, k_out + n + i)
@@ -263,20 +264,21 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
 @builds
 def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
     """flash_attention_dq(dq, x, work). x: `GradientInputs`."""
-    mem, of, span = storage(variant.dtype), tile_of_gradient(config, variant, 1), spans(variant.varlen)
+    mem, of = storage(variant.dtype), tile_of_gradient(config, variant, 1)
+    owned = blocks(variant.varlen, config.rows)
     dsk = mma_ab(mem.number, of.tile.d_scores, of.tile.passing, config.tile_rows)
-    BLOCK_Q, BLOCK_KV = config.rows, config.columns
-    array, inputs, sizes = array_type(variant), gradient_inputs_type(variant), size_types(variant)
 
-    @kernel(array, inputs, sizes, threads=THREADS, min_blocks=config.min_blocks)
+    @kernel(
+        array_type(variant),
+        gradient_inputs_type(variant),
+        size_types(variant),
+        threads=THREADS,
+        min_blocks=config.min_blocks,
+    )
     def flash_attention_dq(dq, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         line = cuda.threadIdx.x // LANES
-        q_blocks = (work.Sq + BLOCK_Q - 1) // BLOCK_Q
-        head, m0 = cuda.blockIdx.x // q_blocks, (q_blocks - 1 - cuda.blockIdx.x % q_blocks) * BLOCK_Q
-        b, h = i64(head // work.H), i64(head % work.H)
-        h_kv = h // work.group
-        q_first, k_first, Sq, Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
+        b, h, h_kv, m0, q_first, k_first, Sq, Sk = owned.of_queries(work)
         if m0 >= Sq:
             return
         offset, token = work.aligned * (Sk - Sq), q_first + m0
@@ -289,8 +291,8 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
         dq_acc = dsk.fragment()
         dsk.clear(dq_acc)
 
-        n_first, n_end = of.chain.key_range(work.options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
-        for n0 in range(n_first // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
+        n_first, n_end = of.chain.key_range(work.options, m0, min(m0 + config.rows, Sq), offset, Sk)
+        for n0 in range(n_first // config.columns * config.columns, n_end, config.columns):
             others = Pair(lines(x.k, b, h_kv, k_first + n0, Sk - n0), lines(x.v, b, h_kv, k_first + n0, Sk - n0))
             strange, _ = of.compute(smem, found, mine, others, work, Where(b, h, m0, n0, Sq, Sk, offset))
             for i in range(config.tile_rows):
@@ -301,7 +303,7 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
 
             of.load_again(smem, others)
             if cuda.syncthreads_or(strange):
-                dsk.add_counted(dq_acc, smem, BLOCK_KV)
+                dsk.add_counted(dq_acc, smem, config.columns)
             else:
                 dsk.add(dq_acc, smem)  # dq [BLOCK_Q, D] += dS @ K
 

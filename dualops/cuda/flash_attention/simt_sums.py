@@ -43,7 +43,6 @@ def build_delta(variant: Variant, with_dlse: bool, aligned: bool) -> Kernel:
     aligned: rows of o and do start and end at multiples of 16 bytes.
     """
     mem, source = storage(variant.dtype), access(variant.dtype, aligned, once=True)
-    VECTOR, WIDTH = source.vector, LANES * source.vector
     num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
 
     @kernel(
@@ -54,18 +53,21 @@ def build_delta(variant: Variant, with_dlse: bool, aligned: bool) -> Kernel:
         blocks = (S + ROWS - 1) // ROWS
         head, m0 = cuda.blockIdx.x // blocks, cuda.blockIdx.x % blocks * ROWS + line
         b, h = i64(head // H), i64(head % H)
-        some_o, some_do = cuda.local.array(EACH * VECTOR, mem.number), cuda.local.array(EACH * VECTOR, mem.number)
+        some_o, some_do = (
+            cuda.local.array(EACH * source.vector, mem.number),
+            cuda.local.array(EACH * source.vector, mem.number),
+        )
         totals = cuda.local.array(EACH, mem.number)
         for r in range(EACH):
             totals[r] = num.zero
-        for c in range(lane * VECTOR, Dv, WIDTH):
+        for c in range(lane * source.vector, Dv, LANES * source.vector):
             for r in range(EACH):
                 m = m0 + r * LINES
-                source.load(some_o, r * VECTOR, o.data, start(o, b, h, m) + c, m < S, num.zero)
-                source.load(some_do, r * VECTOR, do.data, start(do, b, h, m) + c, m < S, num.zero)
+                source.load(some_o, r * source.vector, o.data, start(o, b, h, m) + c, m < S, num.zero)
+                source.load(some_do, r * source.vector, do.data, start(do, b, h, m) + c, m < S, num.zero)
             for r in range(EACH):
-                for e in range(VECTOR):
-                    totals[r] += some_o[r * VECTOR + e] * some_do[r * VECTOR + e]
+                for e in range(source.vector):
+                    totals[r] += some_o[r * source.vector + e] * some_do[r * source.vector + e]
         for r in range(EACH):
             m, total = m0 + r * LINES, lanes.sum(totals[r])
             if (m < S) & (lane == 0):
@@ -91,19 +93,28 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
     `GradientInputs`.
     """
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
-    of, BLOCK_Q, BLOCK_KV = tile_of_gradient(config, variant, 1, bends=False), config.rows, config.columns
-    dbias_type, bias_type = strided(variant.dtype, 4), types.NamedUniTuple(i32, 4, BiasSizes)
-    inputs, sizes = gradient_inputs_type(variant), size_types(variant)
+    of = tile_of_gradient(config, variant, 1, bends=False)
 
-    @kernel(dbias_type, bias_type, i32, inputs, sizes, threads=THREADS, min_blocks=config.min_blocks)
+    @kernel(
+        strided(variant.dtype, 4),
+        types.NamedUniTuple(i32, 4, BiasSizes),
+        i32,
+        gradient_inputs_type(variant),
+        size_types(variant),
+        threads=THREADS,
+        min_blocks=config.min_blocks,
+    )
     def flash_attention_dbias(dbias, bias, B, x, work):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         line = tid // LANES
         Sq, Sk = work.Sq, work.Sk
-        kv_blocks, q_blocks = (bias.Sk + BLOCK_KV - 1) // BLOCK_KV, (bias.Sq + BLOCK_Q - 1) // BLOCK_Q
-        n_own = cuda.blockIdx.x % kv_blocks * BLOCK_KV
-        m_own = cuda.blockIdx.x // kv_blocks % q_blocks * BLOCK_Q
+        kv_blocks, q_blocks = (
+            (bias.Sk + config.columns - 1) // config.columns,
+            (bias.Sq + config.rows - 1) // config.rows,
+        )
+        n_own = cuda.blockIdx.x % kv_blocks * config.columns
+        m_own = cuda.blockIdx.x // kv_blocks % q_blocks * config.rows
         head = cuda.blockIdx.x // kv_blocks // q_blocks
         b_own, h_own = head // bias.H, head % bias.H
         offset = work.aligned * (Sk - Sq)
@@ -117,11 +128,11 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
         for b in range(b_own, b_end):
             for h in range(h_own, h_end):
                 h_kv = h // work.group
-                for m0 in range(m_own, m_end, BLOCK_Q):
-                    seen_first, seen_end = of.chain.key_range(work.options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
+                for m0 in range(m_own, m_end, config.rows):
+                    seen_first, seen_end = of.chain.key_range(work.options, m0, min(m0 + config.rows, Sq), offset, Sk)
                     mine = Pair(lines(x.q, b, h, m0, Sq - m0), lines(x.do, b, h, m0, Sq - m0))
-                    for n0 in range(n_own, n_end, BLOCK_KV):
-                        if (n0 + BLOCK_KV <= seen_first) | (n0 >= seen_end):
+                    for n0 in range(n_own, n_end, config.columns):
+                        if (n0 + config.columns <= seen_first) | (n0 >= seen_end):
                             continue
                         others = Pair(lines(x.k, b, h_kv, n0, Sk - n0), lines(x.v, b, h_kv, n0, Sk - n0))
                         of.compute(smem, found, mine, others, work, Where(i64(b), i64(h), m0, n0, Sq, Sk, offset))
@@ -137,13 +148,13 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
             smem[of.d_at(e)] = totals[e]
         cuda.syncthreads()
         one_row, one_column = bias.Sq == 1, bias.Sk == 1
-        rows, columns = 1 if one_row else BLOCK_Q, 1 if one_column else BLOCK_KV
+        rows, columns = 1 if one_row else config.rows, 1 if one_column else config.columns
         for place in range(tid, rows * columns, THREADS):
             r, c = place // columns, place % columns
             if (m_own + r < bias.Sq) & (n_own + c < bias.Sk):
                 total, rest = num.zero, num.zero
-                for row in range(r, BLOCK_Q if one_row else r + 1):
-                    for column in range(c, BLOCK_KV if one_column else c + 1):
+                for row in range(r, config.rows if one_row else r + 1):
+                    for column in range(c, config.columns if one_column else c + 1):
                         total, rest = num.add_compensated(total, rest, smem[of.tile.d_scores.place(row, column)])
                 strides = dbias.strides
                 at = i64(b_own) * strides[0] + i64(h_own) * strides[1]

@@ -19,7 +19,7 @@ from ...spec.meta import itemsize
 from ..compiler.backend import Members, Namespace, i32, noun, types, u32, verb
 from ..launch.views import boundary
 from .arguments import Variant, size_types, spans
-from .options import OptionChain
+from .options import chain_of
 
 # heads of keys in a section: few, so that their inputs and sums stay in L2, but enough that not all keys of a head run
 # at once, each block waiting for the previous one
@@ -279,21 +279,24 @@ def pieces_of_longest(block: int, side: int) -> Callable[..., Any]:
 
 
 def walk_by_queries(
-    block_q: int,
-    between: Callable[..., Any],
-    varlen: bool,
-    chain: OptionChain,
+    config: Any,
+    variant: Variant,
+    between: Callable[..., Any] | None = None,
     *,
+    gradient: bool = False,
     first_first: bool = False,
     packed: bool = False,
 ) -> Walk:
     """The schedule of tiles of queries: a section of heads at a time, first the last queries of all its heads, then
     those before them. With a causal mask, the last queries have the most work.
 
-    between: as in `range_of`. first_first: the first queries come first. packed: sequences are packed
-    (`packed_pieces`), so that there are no more items than for all tokens.
+    config: with block_q and block_kv. between: as in `range_of`, if tiles are not those of a range. first_first: the
+    first queries come first. packed: sequences are packed (`packed_pieces`), so that there are no more items than for
+    all tokens.
     """
-    span, pieces = spans(varlen), (packed_pieces if packed else pieces_of_longest)(block_q, 0)
+    block_q, tiles_between = config.block_q, between or range_of(config.block_kv).between
+    span, pieces = spans(variant.varlen), (packed_pieces if packed else pieces_of_longest)(block_q, 0)
+    chain = chain_of(variant.having, variant.dtype, gradient=gradient)
 
     @verb
     def q_blocks(extent):
@@ -314,7 +317,7 @@ def walk_by_queries(
         q_first, k_first, Sq, Sk = span.of_batch(lengths, b, extent.Sq, extent.Sk)
         offset = i32(extent.aligned * (Sk - Sq))
         n_first, n_end = chain.key_range(options, m0, min(m0 + block_q, Sq), offset, Sk)
-        first, count = between(b, h, m0, n_first, n_end, options)
+        first, count = tiles_between(b, h, m0, n_first, n_end, options)
         h_kv = i32(u32(h) // u32(extent.group))
         return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, u32(count), i32(0))
 
@@ -322,12 +325,15 @@ def walk_by_queries(
 
 
 def walk_by_keys(
-    block_kv: int, block_q: int, varlen: bool, chain: OptionChain, *, last_first: bool = False, packed: bool = False
+    config: Any, variant: Variant, *, last_first: bool = False, packed: bool = False
 ) -> Callable[..., KeysTask]:
     """Return the verb (number, work) -> the task of that number: a section of heads at a time, first the first keys,
-    which most queries see under a causal mask. last_first: the last keys come first. packed: as in `walk_by_queries`.
+    which most queries see under a causal mask. config: with block_kv and block_q. last_first: the last keys come first.
+    packed: as in `walk_by_queries`.
     """
-    span, pieces = spans(varlen), (packed_pieces if packed else pieces_of_longest)(block_kv, 1)
+    block_kv, block_q, span = config.block_kv, config.block_q, spans(variant.varlen)
+    pieces = (packed_pieces if packed else pieces_of_longest)(block_kv, 1)
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
 
     @verb
     def task(number, work):
@@ -361,6 +367,12 @@ class KeyRows(NamedTuple):
 def key_rows_of(task):
     """Return the rows of a task's keys."""
     return KeyRows(task.b, task.h_kv, task.n0, task.Sk, task.k_out)
+
+
+@verb
+def tile_count(task, group, block_q):
+    """Return how many tiles of queries of all heads of a group see some of the keys of a task."""
+    return u32(u32(group) * (u32(task.end - task.first + (block_q - 1)) // u32(block_q)))
 
 
 @verb

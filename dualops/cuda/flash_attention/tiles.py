@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, Noun, cuda, i32, noun, verb
+from ..compiler.backend import Members, Noun, cuda, i32, i64, members, noun, verb
 from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, Mma, opaque_i32
 from ..tile.shared import Lines, Tile
 from ..tile.storage import storage
+from .arguments import spans
 from .options import OptionChain, pair_places
 
 Scores = Noun  # of `score_tile`
@@ -31,6 +33,47 @@ class Where(NamedTuple):
 def where_of(task, h, m0, n0):
     """Return where a tile of a task's scores is."""
     return Where(task.b, h, m0, n0, task.Sq, task.Sk, task.offset)
+
+
+class Block(NamedTuple):
+    """What a block owns: queries, or keys, of a head from `first` on; and its sequence."""
+
+    b: Any
+    h: Any
+    h_kv: Any
+    first: Any
+    q_first: Any  # tokens of varlen before this sequence
+    k_first: Any
+    Sq: Any
+    Sk: Any
+
+
+@cache
+@noun
+def blocks(varlen: bool, rows: int) -> Members:
+    """The verbs of blocks with this many queries, or keys."""
+    span = spans(varlen)
+
+    @verb
+    def of_queries(work):
+        """Return the `Block` of queries, the last first: with a causal mask the longest."""
+        q_blocks = (work.Sq + rows - 1) // rows
+        head, m0 = cuda.blockIdx.x // q_blocks, (q_blocks - 1 - cuda.blockIdx.x % q_blocks) * rows
+        b, h = i64(head // work.H), i64(head % work.H)
+        q_first, k_first, Sq, Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
+        return Block(b, h, h // work.group, m0, q_first, k_first, Sq, Sk)
+
+    @verb
+    def of_keys(work):
+        """Return the `Block` of keys. Its h is the first head of the group."""
+        kv_blocks = (work.Sk + rows - 1) // rows
+        head, n0 = cuda.blockIdx.x // kv_blocks, cuda.blockIdx.x % kv_blocks * rows
+        heads_kv = work.H // work.group
+        b, h_kv = i64(head // heads_kv), i64(head % heads_kv)
+        q_first, k_first, Sq, Sk = span.of_batch(work.lengths, b, work.Sq, work.Sk)
+        return Block(b, h_kv * work.group, h_kv, n0, q_first, k_first, Sq, Sk)
+
+    return members(locals(), key_out=span.key_out)
 
 
 @noun

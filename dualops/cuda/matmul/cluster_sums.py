@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ..compiler.backend import Members, Noun, cuda, f32, i32, i64, noun, verb
+from ..compiler.backend import Members, cuda, f32, i32, i64, noun, verb
 from ..ptx.arithmetic import opaque_i32
 from ..ptx.memory import ld_shared_cluster_v4_f32, st_shared_v2_f32
 from ..ptx.warp import barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank
 from ..tile.epilogue import NEAR, place_of
 from ..tile.warpgroup import ROWS, my_warpgroup
-
-ClusterSums = Noun  # what `cluster_sums` makes
 
 
 @cache

@@ -92,39 +92,44 @@ def build_column_sums(variant: SumsVariant) -> Kernel:
     """
     mem, vec, out_mem = storage(variant.dtype), access(variant.dtype, variant.aligned), storage(variant.out_dtype)
     num, row_axes = numbers(mem.number), axes_of(variant.axes)
-    VECTOR, WIDTH, AHEAD = vec.vector, variant.width, VECTORS_AHEAD if variant.aligned else ELEMENTS_AHEAD
-    PITCH = WIDTH + VECTOR  # one slot in 33 is unused, so that lanes write and read different banks
-    MIN_BLOCKS = 4 if variant.axes == 1 else 1  # four with 64 registers; divisions for several axes would spill then
-    OUT, X = strided(variant.out_dtype, 2), strided(variant.dtype, variant.axes + 1)
+    AHEAD = VECTORS_AHEAD if variant.aligned else ELEMENTS_AHEAD
+    PITCH = variant.width + vec.vector  # one slot in 33 is unused, so that lanes write and read different banks
 
-    @kernel(OUT, X, row_axes.type, *[i64] * 3, threads=SUM_THREADS, min_blocks=MIN_BLOCKS)
+    @kernel(
+        strided(variant.out_dtype, 2),
+        strided(variant.dtype, variant.axes + 1),
+        row_axes.type,
+        *[i64] * 3,
+        threads=SUM_THREADS,
+        min_blocks=4 if variant.axes == 1 else 1,  # four with 64 registers; divisions for several axes would spill then
+    )
     def matmul_column_sums(out, x, sizes, rows, columns, slab):
         parts = cuda.shared.array(LINES * PITCH, mem.number)
-        coming = cuda.local.array(AHEAD * VECTOR, mem.number)
-        total = cuda.local.array(VECTOR, mem.number)
-        lost = cuda.local.array(VECTOR, mem.number)
+        coming = cuda.local.array(AHEAD * vec.vector, mem.number)
+        total = cuda.local.array(vec.vector, mem.number)
+        lost = cuda.local.array(vec.vector, mem.number)
         tid = cuda.threadIdx.x
         lane, line = tid % LANES, tid // LANES
-        column_blocks = (columns + WIDTH - 1) // WIDTH
+        column_blocks = (columns + variant.width - 1) // variant.width
         which = i64(cuda.blockIdx.x) // column_blocks
-        first = i64(cuda.blockIdx.x) % column_blocks * WIDTH
-        column = first + lane * VECTOR
+        first = i64(cuda.blockIdx.x) % column_blocks * variant.width
+        column = first + lane * vec.vector
         end = min((which + 1) * slab, rows)
-        for c in range(VECTOR):
+        for c in range(vec.vector):
             total[c], lost[c] = num.zero, num.zero
         for row in range(which * slab + line, end, LINES * AHEAD):
             for i in range(AHEAD):
                 there = row + i * LINES
                 index = row_axes.at(there, sizes, x.strides) + column * x.strides[-1]
-                vec.load(coming, i * VECTOR, x.data, index, (there < end) & (column < columns), num.zero)
-            for i in range(AHEAD * VECTOR):  # in two loops, sm_100's compiler would put `coming` on the stack
-                c = i % VECTOR
+                vec.load(coming, i * vec.vector, x.data, index, (there < end) & (column < columns), num.zero)
+            for i in range(AHEAD * vec.vector):  # in two loops, sm_100's compiler would put `coming` on the stack
+                c = i % vec.vector
                 total[c], lost[c] = num.add_compensated(total[c], lost[c], coming[i])
-        mine = line * PITCH + lane * VECTOR + lane * VECTOR // LANES
-        for c in range(VECTOR):
+        mine = line * PITCH + lane * vec.vector + lane * vec.vector // LANES
+        for c in range(vec.vector):
             parts[mine + c] = total[c]
         cuda.syncthreads()
-        if (tid < WIDTH) & (first + tid < columns):  # one column per thread
+        if (tid < variant.width) & (first + tid < columns):  # one column per thread
             result, rest = num.zero, num.zero
             for other in range(LINES):
                 result, rest = num.add_compensated(result, rest, parts[other * PITCH + tid + line])

@@ -41,7 +41,7 @@ from ..launch.plans import Choice
 from ..launch.step import Step
 from ..tile.async_copies import cp_async_commit, cp_async_wait_group
 from ..tile.storage import storage
-from ..tile.warp_mma import FactorSlice, fragments, warp_products
+from ..tile.warp_mma import fragments, warp_products
 from ..tile.warp_rows import COLUMNS, warp_output
 from . import tiled
 from .loading import Reading
@@ -61,13 +61,10 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
     of_block = block_order(config.block_m, config.block_n)
     a_copies = slice_copies(variant, config, config.block_m, a_reading)
     b_copies = slice_copies(variant, config, config.block_n, b_reading)
-    depth, itemsize = config.block_k, config.itemsize
-    a_side = fragments(FactorSlice(a_reading.along, config.block_m, depth, itemsize), config.warp_m, left=True)
-    b_side = fragments(FactorSlice(b_reading.along, config.block_n, depth, itemsize), config.warp_n, left=False)
+    a_side = fragments(a_copies.slices, config.warp_m, left=True)
+    b_side = fragments(b_copies.slices, config.warp_n, left=False)
     sums = warp_products(variant.dtype, config.warp_m, config.warp_n, config.piece > 0)
     output = warp_output(config.warp_m, config.warp_n, finishing(variant, COLUMNS, out).finish)
-    AHEAD, PENDING = config.num_stages - 1, config.num_stages - 2  # slices in flight, and during a wait
-    STAGE, LAST, B_AT = config.stage, AHEAD * config.stage, config.b_at
 
     @kernel(*argument_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def matmul_sm80(y, z, a, b, bias, sizes):
@@ -83,42 +80,42 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
         a_words = cuda.local.array(a_copies.words, u32)
         b_words = cuda.local.array(b_copies.words, u32)
 
-        for t in range(AHEAD):
+        for t in range(config.ahead):
             if t < slices:
                 a_slice, b_slice = a_copies.coming(a_part, terms, t), b_copies.coming(b_part, terms, t)
                 for share in range(config.shares):
-                    a_copies.start(a_words, smem, t * STAGE, a_part, a_slice, share)
-                    b_copies.start(b_words, smem, t * STAGE + B_AT, b_part, b_slice, share)
-                a_copies.end(a_words, smem, t * STAGE, a_part)
-                b_copies.end(b_words, smem, t * STAGE + B_AT, b_part)
+                    a_copies.start(a_words, smem, t * config.stage, a_part, a_slice, share)
+                    b_copies.start(b_words, smem, t * config.stage + config.b_at, b_part, b_slice, share)
+                a_copies.end(a_words, smem, t * config.stage, a_part)
+                b_copies.end(b_words, smem, t * config.stage + config.b_at, b_part)
             cp_async_commit()
 
         acc, totals = sums.make(), sums.make()  # totals: sums of pieces, if there are pieces
         a_frag, b_frag = a_side.make(), b_side.make()
-        a_at, b_at = a_side.start(my_m), i32(b_side.start(my_n) + B_AT)  # places in a stage
-        here, free = i32(0), i32(LAST)  # the stage to read, and the one to fill
-        cp_async_wait_group(PENDING)
+        a_at, b_at = a_side.start(my_m), i32(b_side.start(my_n) + config.b_at)  # places in a stage
+        here, free = i32(0), i32(config.last)  # the stage to read, and the one to fill
+        cp_async_wait_group(config.ahead - 1)
         cuda.syncthreads()
         if slices > 0:
             a_side.read(a_frag, 0, smem, a_at, 0)
             b_side.read(b_frag, 0, smem, b_at, 0)
         for t in range(slices):
-            coming = i32(t + AHEAD)
+            coming = i32(t + config.ahead)
             a_slice, b_slice = a_copies.coming(a_part, terms, coming), b_copies.coming(b_part, terms, coming)
             for step in range(config.steps - 1):
                 a_side.read(a_frag, (step + 1) % 2, smem, i32(here + a_at), step + 1)
                 b_side.read(b_frag, (step + 1) % 2, smem, i32(here + b_at), step + 1)
                 if (step < config.shares) & (coming < slices):
                     a_copies.start(a_words, smem, free, a_part, a_slice, step)
-                    b_copies.start(b_words, smem, i32(free + B_AT), b_part, b_slice, step)
+                    b_copies.start(b_words, smem, i32(free + config.b_at), b_part, b_slice, step)
                 sums.multiply(acc, a_frag, b_frag, step % 2)
             cp_async_commit()
             if coming < slices:
                 a_copies.end(a_words, smem, free, a_part)
-                b_copies.end(b_words, smem, i32(free + B_AT), b_part)
+                b_copies.end(b_words, smem, i32(free + config.b_at), b_part)
             free = here
-            here = i32(here + STAGE) if here < LAST else i32(0)
-            cp_async_wait_group(PENDING)
+            here = i32(here + config.stage) if here < config.last else i32(0)
+            cp_async_wait_group(config.ahead - 1)
             cuda.syncthreads()
             if t + 1 < slices:
                 a_side.read(a_frag, 0, smem, i32(here + a_at), 0)

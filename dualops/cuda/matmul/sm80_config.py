@@ -65,6 +65,16 @@ class Sm80Config:
         """Return the elements of a stage: a slice of a and one of b."""
         return (self.block_m + self.block_n) * self.block_k
 
+    @cached_property
+    def ahead(self) -> int:
+        """Return the number of slices in flight."""
+        return self.num_stages - 1
+
+    @cached_property
+    def last(self) -> int:
+        """Return the index at which the last stage begins."""
+        return self.ahead * self.stage
+
     def shared_bytes(self, dtype: str) -> int:
         """Return the bytes of the ring, or of all warps' sums, which use its memory at the end, whichever is larger."""
         return max(self.itemsize * self.num_stages * self.stage, 4 * self.warps * WarpRowsLayout(self.warp_n).size)

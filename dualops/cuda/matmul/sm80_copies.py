@@ -107,4 +107,4 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Me
             for i in range(COUNT):
                 units.end(smem, _place_of(part, at, i), words[i])
 
-    return members(locals(), words=COUNT)
+    return members(locals(), words=COUNT, slices=slices)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, noun, verb
+from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, members, noun, verb
 from ..rows.exchange import in_cluster
 from ..rows.operator import Columns
 from ..tile.numbers import numbers
@@ -200,17 +200,14 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
             if variant.b is not None:
                 frag[at + c] += weighting.b_frag[first + c]
 
-    return locals()
+    return members(locals(), pipe=pipe, staging=staging)
 
 
 @builds
 def build_forward(config: RingConfig, variant: Variant) -> Kernel:
     """Build norm_ring(arrays, params, rows, share), or norm_ring_ahead, for M rows of N columns."""
     mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
-    pipe = ring(config.layout(variant).stages, config.copier)
-    staging, deal = copies(config, variant, pipe), ring_rows(config, variant)
-    store = mem.store_kept if config.overlap else mem.store_vector
-    STEP = config.row_threads * mem.vector  # columns between a thread's vectors
+    deal, store = ring_rows(config, variant), mem.store_kept if config.overlap else mem.store_vector
     KEPT = 0 if config.overlap else mem.vector  # numbers of each vector that frag keeps, except the last vector
     SIZE = mem.vector if config.overlap else config.vectors * mem.vector
 
@@ -224,7 +221,7 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
     )
     def norm_ring(arrays, params, rows, share):
         block, tid = deal.begin(rows.N, share), cuda.threadIdx.x
-        turns = staging.turns(rows)
+        turns = deal.staging.turns(rows)
         if tid // 32 == config.copier:
             deal.feed(block, turns, arrays, params)
         else:
@@ -238,7 +235,7 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
             of_warps, inverse_N = deal.of_warps(rows.N, share), num.one / mem.number(rows.N)
 
             row = turns.first + tid // config.row_threads
-            rounds, i = staging.rounds(turns), i32(0)
+            rounds, i = deal.staging.rounds(turns), i32(0)
             sums = Sums(num.zero, num.zero)
             now = coming = Begun(i32(0), sums)
             if config.overlap and i < rounds:  # before the first row's sums there is no row to write
@@ -251,31 +248,35 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                     if i32(i + 1) < rounds:
                         coming = deal.begin_row(block, i32(i + 1), left, of_warps)
                 else:
-                    stage = pipe.wait(block.smem, i)
+                    stage = deal.pipe.wait(block.smem, i)
                     for v in range(config.vectors):
                         deal.read(frag, v * mem.vector, block.smem, stage, v)
                     if variant.added:
                         summed_row = axes.start(place, arrays.summed) + (block.columns.begin + column)
                         for v in range(config.vectors):
                             store(
-                                arrays.summed.data, summed_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector
+                                arrays.summed.data,
+                                summed_row + v * deal.STEP,
+                                own & (left > v * deal.STEP),
+                                frag,
+                                v * mem.vector,
                             )
                     sums = deal.send(frag, block, i, left, of_warps)
-                    pipe.release(block.smem, stage)  # not earlier: it waits for loads, which sums overlap with
+                    deal.pipe.release(block.smem, stage)  # not earlier: it waits for loads, which sums overlap with
                 row_mean, row_rstd = deal.merge(block, i, sums, of_warps, inverse_N, params.eps)
 
                 y_row = axes.start(place, arrays.y) + (block.columns.begin + column)
                 for v in range(config.vectors):
-                    keep = own & (left > v * STEP)
+                    keep = own & (left > v * deal.STEP)
                     if config.overlap:
                         deal.read(frag, 0, block.smem, now.stage, v)
                         if variant.added:
                             summed_row = axes.start(place, arrays.summed) + (block.columns.begin + column)
-                            store(arrays.summed.data, summed_row + v * STEP, keep, frag, 0)
+                            store(arrays.summed.data, summed_row + v * deal.STEP, keep, frag, 0)
                     deal.scale(frag, v * KEPT, block, weighting, v, row_mean, row_rstd)
-                    store(arrays.y.data, y_row + v * STEP, keep, frag, v * KEPT)
+                    store(arrays.y.data, y_row + v * deal.STEP, keep, frag, v * KEPT)
                 if config.overlap:
-                    pipe.release(block.smem, now.stage)
+                    deal.pipe.release(block.smem, now.stage)
                 if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
                     if own & (column == 0) & (cluster_ctarank() == 0):
                         axes.write_statistics(place, params, row_mean, row_rstd)

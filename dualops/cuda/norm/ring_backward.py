@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
+from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, members, noun, verb
 from ..rows.exchange import in_cluster
 from ..tile.numbers import numbers
 from ..tile.ring import bar_sync, ring, start_cluster
@@ -65,25 +65,21 @@ def readers_meet(readers: int) -> Callable[[], None]:
     return meet
 
 
-@builds
-def build_backward(config: RingConfig, variant: Variant) -> Kernel:
-    """Build norm_ring_backward(dx, partials, inputs, rows, offset, slots, share).
-
-    partials has room for `slots` clusters of blocks.
-    """
+@noun
+def ring_gradient(config: RingConfig, variant: Variant) -> Members:
+    """The verbs of the kernel."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     axes, own_w = norm_axes(variant), own_weights(config, variant)
     pipe = ring(config.layout(variant).stages, config.copier)
-    staging = copies(config, variant, pipe)
     kept = 4 if config.overlap else 2
     group = in_cluster(mem.number, config.row_threads, config.rows, config.cluster, kept)
-    sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, readers_meet(config.readers))
     STEP = config.row_threads * mem.vector  # columns between a thread's vectors
     AHEAD = 2 if config.overlap else 1  # distance from a row that is written to the row whose sums begin next
     SHARING = min(config.row_threads, 32)  # lanes of a warp that share a row
 
     @verb
     def first_in_stage():
+        """Return where my first column begins in a row of a stage."""
         tid = cuda.threadIdx.x
         return i32(tid // config.row_threads * pipe.columns + tid % config.row_threads * mem.vector)
 
@@ -100,6 +96,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
 
     @verb
     def known_of(place, row, turns, inputs):
+        """Return `Known` of a row and of those after it."""
         first = statistics(place, row, turns, inputs)
         then = statistics(place, row + SHARING * turns.step, turns, inputs)
         return Known(first[0], first[1], then[0], then[1])
@@ -135,25 +132,38 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
             group.send(sent, i, along, level)
         return Begun(stage, row_mean, row_rstd, along, level)
 
+    return members(locals(), pipe=pipe, staging=copies(config, variant, pipe), group=group, own_w=own_w)
+
+
+@builds
+def build_backward(config: RingConfig, variant: Variant) -> Kernel:
+    """Build norm_ring_backward(dx, partials, inputs, rows, offset, slots, share).
+
+    partials has room for `slots` clusters of blocks.
+    """
+    mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
+    deal = ring_gradient(config, variant)
+    sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, readers_meet(config.readers))
+
     @kernel(*backward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
     def norm_ring_backward(dx, partials, inputs, rows, offset, slots, share):
         # a stage has rows of x, then of dy, then of dsummed
-        smem, sent, w_smem = pipe.smem(), group.smem(), own_w.smem()
+        smem, sent, w_smem = deal.pipe.smem(), deal.group.smem(), deal.own_w.smem()
         table = sums.table(partials, slots, rows.N)
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
-        columns = staging.columns(rows.N, share)
+        columns = deal.staging.columns(rows.N, share)
         if tid == 0:
-            pipe.init(smem)
-            group.init(sent)
-        staging.clear(smem, columns)
+            deal.pipe.init(smem)
+            deal.group.init(sent)
+        deal.staging.clear(smem, columns)
         start_cluster()
         cluster, clusters = cuda.blockIdx.x // config.cluster, cuda.gridDim.x // config.cluster
-        turns = staging.turns(rows)
+        turns = deal.staging.turns(rows)
 
         if warp == config.copier:
             if lane == 0:
-                staging.feed(smem, turns, columns, (inputs.x, inputs.dy, inputs.dsummed))
+                deal.staging.feed(smem, turns, columns, (inputs.x, inputs.dy, inputs.dsummed))
         else:
             x_frag = cuda.local.array(mem.vector, mem.number)
             dy_frag = cuda.local.array(mem.vector, mem.number)
@@ -164,19 +174,19 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
             place = axes.place()
             column = tid % config.row_threads * mem.vector
             left = i32(columns.width - column)  # columns from my first column on
-            first_at = first_in_stage()
+            first_at = deal.first_in_stage()
             inverse_N = num.one / mem.number(rows.N)
             for v in range(config.vectors):
-                n = i64(columns.begin + column) + v * STEP
-                own_w.load(w_frag, v * mem.vector, inputs.w, n, left > v * STEP, offset)
-            own_w.put(w_frag, w_smem)
+                n = i64(columns.begin + column) + v * deal.STEP
+                deal.own_w.load(w_frag, v * mem.vector, inputs.w, n, left > v * deal.STEP, offset)
+            deal.own_w.put(w_frag, w_smem)
 
             row = turns.first + tid // config.row_threads
-            known = known_of(place, row, turns, inputs)
+            known = deal.known_of(place, row, turns, inputs)
             now = coming = Begun(i32(0), num.zero, num.zero, num.zero, num.zero)
-            rounds, i = staging.rounds(turns), i32(0)
+            rounds, i = deal.staging.rounds(turns), i32(0)
             if config.overlap:  # before the first row's sums there is no row to write
-                coming = begin(smem, sent, w_frag, w_smem, i, row < rows.M, known)
+                coming = deal.begin(smem, sent, w_frag, w_smem, i, row < rows.M, known)
             while i < rounds:
                 for c in range(len(w_frag)):
                     dw_frag[c] = num.zero
@@ -186,39 +196,41 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                 while i < end:
                     if i > 0:
                         # release the previous row's stage here; at the row's end, the sums would wait for this branch
-                        pipe.release(smem, now.stage)
+                        deal.pipe.release(smem, now.stage)
                     if config.overlap:
                         now = coming
                         if i32(i + 1) < rounds:
-                            coming = begin(smem, sent, w_frag, w_smem, i32(i + 1), row + turns.step < rows.M, known)
+                            coming = deal.begin(
+                                smem, sent, w_frag, w_smem, i32(i + 1), row + turns.step < rows.M, known
+                            )
                     else:
-                        now = begin(smem, sent, w_frag, w_smem, i, row < rows.M, known)
-                    if ((i + AHEAD) & (SHARING - 1)) == 0:
-                        later = statistics(place, row + (AHEAD + SHARING) * turns.step, turns, inputs)
+                        now = deal.begin(smem, sent, w_frag, w_smem, i, row < rows.M, known)
+                    if ((i + deal.AHEAD) & (deal.SHARING - 1)) == 0:
+                        later = deal.statistics(place, row + (deal.AHEAD + deal.SHARING) * turns.step, turns, inputs)
                         known = Known(known.next_mean, known.next_rstd, later[0], later[1])
                     row_mean = now.mean if variant.centred else num.zero
                     row_rstd, along, level = now.rstd, now.along, now.level
-                    if group.PARTS > 1:
-                        found = group.wait(sent, i)
+                    if deal.group.PARTS > 1:
+                        found = deal.group.wait(sent, i)
                         if variant.centred:
-                            along, level = group.sum_two(sent, found)
+                            along, level = deal.group.sum_two(sent, found)
                         else:
-                            along = group.sum(sent, found)
+                            along = deal.group.sum(sent, found)
                     along *= inverse_N
                     level = level * inverse_N if variant.centred else num.zero
-                    tile = pipe.begin(now.stage) + first_at
+                    tile = deal.pipe.begin(now.stage) + first_at
                     own = config.rows == 1 or row < rows.M
 
                     if own:
                         axes.locate(place, row, rows.sizes)
                         dx_row = axes.start(place, dx) + (columns.begin + column)
                         for v in range(config.vectors):
-                            at = tile + v * STEP
+                            at = tile + v * deal.STEP
                             mem.load_shared(x_frag, 0, smem.tiles, at)
-                            mem.load_shared(dy_frag, 0, smem.tiles, at + pipe.tile)
-                            own_w.recall(w_frag, v * mem.vector, w_smem)
+                            mem.load_shared(dy_frag, 0, smem.tiles, at + deal.pipe.tile)
+                            deal.own_w.recall(w_frag, v * mem.vector, w_smem)
                             if variant.added:
-                                mem.load_shared(other, 0, smem.tiles, at + 2 * pipe.tile)
+                                mem.load_shared(other, 0, smem.tiles, at + 2 * deal.pipe.tile)
                             for c in range(mem.vector):
                                 if variant.db:
                                     db_frag[v * mem.vector + c] += dy_frag[c]
@@ -229,7 +241,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                                 x_frag[c] = (g - level - xhat * along) * row_rstd
                                 if variant.added:
                                     x_frag[c] += other[c]
-                            mem.store_vector(dx.data, dx_row + v * STEP, left > v * STEP, x_frag, 0)
+                            mem.store_vector(dx.data, dx_row + v * deal.STEP, left > v * deal.STEP, x_frag, 0)
                     row += turns.step
                     i = i32(i + 1)
 

@@ -2,8 +2,7 @@
 
 passes.py             the operator and its gradient as passes of one kind
 launches.py           the launches of passes by tiles
-decays.py             the decay of a head or of each step
-decay_prefix_sums.py  the sums of log_decay
+decays.py             the decay of a head or of each step, and its prefix sums
 nan_repair.py         recomputes elements that unseen columns made NaN
 naive.py              not fused: all scores, then products; everything but log_decay's gradient
 simt.py               CUDA cores, any GPU and dtype: chunks with states between them, all at once, or token by token
@@ -170,24 +169,10 @@ def retention_varlen_backward(
     """
 
 
-FORWARD = (
-    sm90.forward_choices,
-    sm80.forward_choices,
-    simt.forward_choices,
-    sm90.few_choices,
-    sm80.few_choices,
-    naive.forward_choices,
-)
-BACKWARD = (
-    sm90.backward_choices,
-    sm80.backward_choices,
-    simt.backward_choices,
-    sm90.few_backward_choices,
-    sm80.few_backward_choices,
-    naive.backward_choices,
-)
+RUNGS = (sm90.choices, sm80.choices, simt.choices, sm90.few_choices, sm80.few_choices, naive.choices)
+VARLEN_RUNGS = [with_steps(rung, unowned) for rung in RUNGS]
 
-forward = Operation(SPEC, rungs=FORWARD)
-backward = Operation(SPEC, rungs=BACKWARD, backward=True)
-forward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in FORWARD])
-backward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in BACKWARD], backward=True)
+forward = Operation(SPEC, rungs=RUNGS)
+backward = Operation(SPEC, rungs=RUNGS, backward=True)
+forward_varlen = Operation(SPEC_VARLEN, rungs=VARLEN_RUNGS)
+backward_varlen = Operation(SPEC_VARLEN, rungs=VARLEN_RUNGS, backward=True)

@@ -102,11 +102,6 @@ class Variant:
     def masked(self) -> bool:
         return bool(self.mask)
 
-    @property
-    def options(self) -> dict[str, bool]:
-        """The keyword arguments of a build that knows no other variants. Empty for gamma."""
-        return {"stepwise": True} if self.stepwise else {}
-
 
 @cache
 def call_type(dtype: str) -> Any:

@@ -4,26 +4,44 @@ A pass has places between its tokens: place n is before row n, and row r itself 
 `between` for what is left at a later place of 1 at an earlier one:
 
     gamma^(later - earlier)                                 of a head
-    exp(direction * (L[later token] - L[earlier token]))    of each step, L from `decay_prefix_sums`
+    exp(direction * (L[later token] - L[earlier token]))    of each step, with prefix sums L
 
 In a pass back place n is that of token count - n, and what lies between two places is the same sum.
+
+The prefix sums of log_decay are computed before any other launch of a call (`prefix_sums_steps`):
+
+    mark n of a sequence = sum over its tokens t < n of max(log_decay_t, LEAST_LOG)        n = 0 .. count
+
+Far into a sequence the difference of two marks is a small difference of large numbers. So sums are computed in float64
+with the rounding error of each addition, and stored as two numbers of the problem's arithmetic. The difference is then
+exact to its eps, and to about eps^2 of the marks.
+
+A block of `build_prefix_sums` has a stretch of a head's sequence and reads it tile by tile, a few neighbouring
+tokens a thread. The threads' sums meet in shared memory in log2(threads) steps. Each block sums up the tokens before
+its stretch itself, so no block waits for another. The order of a sum depends on its own position alone.
+
+Shared memory: 2 * 2 * threads numbers of float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from math import e, log2
 from typing import Any, NamedTuple
 
-from ...spec import ArrayMeta
+from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
 from ...spec.retention import LEAST_LOG
-from ..compiler.backend import Members, Namespace, members, noun, verb
+from ..compiler.backend import Kernel, Members, Noun, builds, cuda, f64, i64, kernel, members, noun, verb
+from ..launch.step import Step
 from ..launch.views import absent, number_type, start
 from ..tile.numbers import numbers
 from ..tile.storage import storage
+from .arguments import Call, call_type, is_varlen, span, workspace
 
+Decays = Noun  # what `decay` and `step_decays` make
 EXACT_BELOW = 0.35  # -log_decay: with faster decays an error fades before it adds up
 DEGREE = 7  # 0.35^8 / 8! is below any rounding error of float32
 
@@ -69,15 +87,27 @@ def decay(dtype: str) -> Members:
         s2 = s * s
         return exponent + s * (C0 + s2 * (C1 + s2 * (C2 + s2 * (C3 + s2 * (C4 + s2 * C5)))))
 
+    own_log2 = _log2_double if dtype == "float64" else _log2_single
+
     @verb
     def power(log2_gamma, n):
         """Return gamma^n."""
         return num.exp2(log2_gamma * number(n))
 
+    @verb
+    def of(gamma, call, b, h, first, count):
+        """Return the decay of a head in a sequence of `count` tokens, for `between`."""
+        return own_log2(gamma, call, h)
+
+    @verb
+    def between(log2_gamma, earlier, later):
+        """Return what is left between two places."""
+        return power(log2_gamma, later - earlier)
+
     return members(
         locals(),
-        # (gamma, call, h) -> its logarithm, exact even if gamma is nearly 1
-        log2=_log2_double if dtype == "float64" else _log2_single,
+        argument=number_type(dtype, 1),  # the type of a kernel's argument `decay`
+        log2=own_log2,  # (gamma, call, h) -> its logarithm, exact even if gamma is nearly 1
     )
 
 
@@ -90,50 +120,23 @@ class Marks(NamedTuple):
     sign: Any  # 1, or -1 in a pass back
 
 
-class Decays(Namespace):
-    """Verbs for the kind of decay that a kernel is built for."""
-
-    argument: Any  # the type of a kernel's argument `decay`
-    of: Callable[..., Any]  # (decay, call, b, h, first, count): that of a head in a sequence of `count` tokens
-    between: Callable[..., Any]  # (mine, earlier, later): what is left between two places
-
-
-class StepDecays(Decays):
-    """The verbs for a decay of each step. Kernels that use many pairs of places read the prefix sums once."""
-
-    mark: Callable[..., Any]  # (mine, n) -> the sum at place n, two numbers
-    fade: Callable[..., Any]  # (mine, earlier, earlier_rest, later, later_rest): what is left between two sums
-
-
-@cache
 def decays_of(dtype: str, stepwise: bool) -> Decays:
-    """Return the verbs in the arithmetic of problems of this dtype."""
-    return step_decays(dtype) if stepwise else _head_decays(dtype)
+    """Return the verbs for the kind of decay that a kernel is built for."""
+    return step_decays(dtype) if stepwise else decay(dtype)
 
 
 @cache
-def _head_decays(dtype: str) -> Decays:
-    own = decay(dtype)
-
-    @verb
-    def of(gamma, call, b, h, first, count):
-        return own.log2(gamma, call, h)
-
-    @verb
-    def between(log2_gamma, earlier, later):
-        return own.power(log2_gamma, later - earlier)
-
-    return Decays(argument=number_type(dtype, 1), of=of, between=between)
-
-
-@cache
-def step_decays(dtype: str) -> StepDecays:
-    """Return the verbs for a decay of each step. A difference of two sums is exact to its eps: each sum to eps^2."""
+@noun
+def step_decays(dtype: str) -> Members:
+    """Verbs for a decay of each step. A difference of two sums is exact to its eps: each sum to eps^2. Kernels that use
+    many pairs of places read the prefix sums once (`mark`).
+    """
     number = storage(dtype).number
     num = numbers(number)
 
     @verb
     def of(marks, call, b, h, first, count):
+        """Return the prefix sums of a head in a sequence of `count` tokens, for the other verbs."""
         step = marks.strides[2] * call.direction
         if call.direction < 0:
             first = first + count
@@ -141,20 +144,23 @@ def step_decays(dtype: str) -> StepDecays:
 
     @verb
     def mark(mine, n):
+        """Return the sum at place n, two numbers."""
         at = mine.first + n * mine.step
         return mine.data[at], mine.data[at + 1]
 
     @verb
     def fade(mine, earlier, earlier_rest, later, later_rest):
+        """Return what is left between two sums."""
         return num.exp(((later - earlier) + (later_rest - earlier_rest)) * mine.sign)
 
     @verb
     def between(mine, earlier, later):
+        """Return what is left between two places."""
         a, a_rest = mark(mine, earlier)
         b, b_rest = mark(mine, later)
         return fade(mine, a, a_rest, b, b_rest)
 
-    return StepDecays.from_locals(locals(), argument=number_type(dtype, 3))
+    return members(locals(), argument=number_type(dtype, 3))
 
 
 @cache
@@ -221,3 +227,138 @@ def logs_of(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided:
         return absent(3)
     strides = metas[name].strides
     return Strided(name, (0, strides[1], strides[0]) if varlen else strides)
+
+
+# --- prefix sums -------------------------------------------------------------------------------------
+
+NOTHING, LEAST = f64(0), f64(LEAST_LOG)
+
+
+@dataclass(frozen=True)
+class PrefixSumsConfig:
+    """Threads of a block, a power of two; tokens of a thread in a tile; tiles of a stretch."""
+
+    threads: int = 128
+    each: int = 8
+    tiles: int = 8
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps in which the threads' sums are added."""
+        return self.threads.bit_length() - 1
+
+    @cached_property
+    def tile(self) -> int:
+        return self.threads * self.each
+
+    @cached_property
+    def stretch(self) -> int:
+        return self.tile * self.tiles
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.threads * 8
+
+
+CONFIG = PrefixSumsConfig()
+
+
+@verb
+def add(total, rest, x):
+    """Return total + x, and the rest plus its rounding error."""
+    new = total + x
+    of_x = new - total
+    return new, rest + ((total - (new - of_x)) + (x - of_x))
+
+
+@builds
+def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
+    """retention_marks(marks, logs, call, stretches). stretches: blocks for each head of a sequence."""
+    number, THREADS, EACH, STEPS = storage(dtype).number, config.threads, config.each, config.steps
+
+    @verb
+    def put(marks, at, total, rest):
+        marks.data[at] = number(total)
+        marks.data[at + 1] = number((total - f64(number(total))) + rest)
+
+    @verb
+    def log_of(logs, b, h, token):
+        x = f64(logs.data[start(logs, b, h, token)])
+        return x if x > LEAST else LEAST
+
+    @verb
+    def sums(smem, at, total, rest):
+        """Return two places: the one with the inclusive prefix sums of all threads, and the other one."""
+        tid, other = cuda.threadIdx.x, 2 * THREADS - at
+        for step in range(STEPS + 1):
+            smem[at + tid] = total
+            smem[at + THREADS + tid] = rest
+            cuda.syncthreads()
+            at, other = other, at
+            there = tid - (1 << step)
+            if (step < STEPS) & (there >= 0):
+                total, rest = add(smem[other + there], rest + smem[other + THREADS + there], total)
+        return other, at
+
+    @kernel(*[number_type(dtype, 3)] * 2, call_type(dtype), i64, threads=config.threads)
+    def retention_marks(marks, logs, call, stretches):
+        smem = cuda.shared.array(0, f64, alignment=16)
+        tid = cuda.threadIdx.x
+        head, begin = i64(cuda.blockIdx.x) // stretches, i64(cuda.blockIdx.x) % stretches * config.stretch
+        b, h = head // call.H, head % call.H
+        first, _, count = span(call, b)
+        if (tid == 0) & (begin == 0):
+            put(marks, start(marks, b, h, first), NOTHING, NOTHING)
+        before, before_rest = NOTHING, NOTHING  # the sum of the tokens so far
+        at = 0  # two places in turns: reads follow the barrier after the writes
+        if (begin > 0) & (begin < count):
+            total, rest = NOTHING, NOTHING
+            for t0 in range(tid * EACH, begin, config.tile):  # whole tiles
+                for n in range(EACH):
+                    total, rest = add(total, rest, log_of(logs, b, h, first + t0 + n))
+            there, at = sums(smem, at, total, rest)
+            before, before_rest = smem[there + THREADS - 1], smem[there + 2 * THREADS - 1]
+        for t0 in range(begin, min(begin + config.stretch, count), config.tile):
+            mine = t0 + tid * config.each
+            end = min(mine + config.each, count)
+            total, rest = NOTHING, NOTHING
+            for t in range(mine, end):
+                total, rest = add(total, rest, log_of(logs, b, h, first + t))
+            there, at = sums(smem, at, total, rest)
+            total, rest = before, before_rest  # the sum of the tokens before mine
+            if tid > 0:
+                total, rest = add(before, before_rest + smem[there + THREADS + tid - 1], smem[there + tid - 1])
+            for t in range(mine, end):
+                total, rest = add(total, rest, log_of(logs, b, h, first + t))
+                put(marks, start(marks, b, h, first + t + 1), total, rest)
+            last = there + THREADS - 1
+            before, before_rest = add(before, before_rest + smem[last + THREADS], smem[last])
+
+    return retention_marks
+
+
+def prefix_sums_workspace(problem: Problem) -> dict[str, ArrayMeta]:
+    """Return two numbers for each token, and for the place after each sequence. Empty without log_decay."""
+    p = problem
+    if "log_decay" not in p.arrays:
+        return {}
+    places = (1, p.H, p.total + p.B) if is_varlen(p) else (p.B, p.H, p.Sk + 1)
+    return {"marks": workspace(p, (*places, 2))}
+
+
+def prefix_sums_of(problem: Problem) -> Strided:
+    """Return the marks along batch, head and token. The first mark of sequence b of varlen is b places after its first
+    token.
+    """
+    meta = prefix_sums_workspace(problem)["marks"]
+    b, h, t, _ = meta.strides
+    return Strided("marks", (t if is_varlen(problem) else b, h, t))
+
+
+def prefix_sums_steps(problem: Problem, logs: Strided, call: Call) -> list[Step]:
+    """Return the launch, if there is a log_decay. call: of any pass."""
+    heads, stretches = problem.B * problem.H, problem.Sk // CONFIG.stretch + 1
+    if not logs.data or not heads:
+        return []
+    kernel, args = build_prefix_sums(CONFIG, problem.dtype), (prefix_sums_of(problem), logs, call, stretches)
+    return [Step(kernel, (heads * stretches,), args, CONFIG.shared_bytes)]

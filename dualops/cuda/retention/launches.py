@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided, compute_dtype
 from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel
 from ..launch.arrays import cdiv
+from ..launch.plans import Choice
 from ..launch.step import Argument, Step
 from ..launch.views import by_token, number_type, start, strided, whole
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
-from .arguments import OF_COLUMNS, ChunkStates, State, is_varlen, slots_of, workspace
-from .decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
-from .decays import logs_of
+from .arguments import NO_CHUNK, OF_COLUMNS, ChunkStates, State, is_varlen, slots_of, workspace
+from .decays import logs_of, prefix_sums_steps, prefix_sums_workspace
 from .passes import Pass, States, backward_passes, forward_pass
 from .simt_rows import RowsConfig
 from .simt_states import NORM_THREADS, build_norms, build_walk
@@ -31,24 +32,41 @@ from .simt_steps import Met, build_met, build_step_gradient, met_layout, steps_l
 BACK = "d"  # before the names of the states of a pass back
 
 
-class StatesKernel(NamedTuple):
-    """The kernel that computes what each chunk adds to a state, and the tile of a state that a block has."""
+class Tiles(NamedTuple):
+    """A kernel that computes states, or rows of a result, by tiles, and the tile that a block has."""
 
-    build: Callable[..., Kernel]  # (mirrored=): whether a pass back has the chunks of the pass forth
-    block_d: int
-    block_v: int
+    build: Callable[..., Kernel]  # of states: (mirrored), whether a pass back has the chunks of the pass forth
+    rows: int
+    columns: int
     shared_bytes: int
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Return the number of blocks for an array of this size."""
+        return cdiv(rows, self.rows) * cdiv(columns, self.columns)
 
 
 class How(NamedTuple):
-    """How a rung runs passes. log_decay's gradient always uses chunks, maybe of another length than the passes."""
+    """How a rung runs passes: by tiles, with states in the workspace, or by other kernels. log_decay's gradient always
+    uses tiles and chunks, maybe of another length than the passes.
+    """
 
     chunk: int  # rows that read each other directly
-    steps: Callable[[Pass], Sequence[Step]]  # a pass
-    states: Callable[[Pass], StatesKernel]
-    step_chunk: int
-    step_rows: RowsConfig
-    tiled: bool = True  # states are in the workspace
+    states: Any = None  # (Pass) -> Tiles: what each chunk adds to the state
+    rows: Any = None  # (Pass) -> Tiles: the rows of a result
+    step_chunk: int = NO_CHUNK
+    step_rows: Any = None  # RowsConfig
+    others: Callable[[Pass], Sequence[Step]] | None = None  # the launches of a pass by other kernels
+    workspace: Mapping[str, ArrayMeta] = {}  # which they need
+
+
+def choice_of(
+    rung: str, problem: Problem, results: Mapping[str, ArrayMeta], how: How, config: Any, reason: str, shared_bytes: int
+) -> Choice:
+    """Return the choice that runs forward, or the gradient."""
+    backward = "do" in problem.arrays
+    steps, workspace = (backward_steps, backward_workspace) if backward else (forward_steps, forward_workspace)
+    made = workspace(problem, results, how)
+    return Choice(rung, config, reason, partial(steps, problem, results, how), made, shared_bytes)
 
 
 def states_workspace(problem: Problem, passes: Sequence[Pass], kind: str = "") -> dict[str, ArrayMeta]:
@@ -64,7 +82,7 @@ def states_workspace(problem: Problem, passes: Sequence[Pass], kind: str = "") -
 
 
 def states_steps(
-    problem: Problem, each: Pass, adds: StatesKernel, places: ChunkStates, *, mirrored: bool = False
+    problem: Problem, each: Pass, adds: Tiles, places: ChunkStates, *, mirrored: bool = False
 ) -> list[Step]:
     """Return two launches for the states, and two for the norms: what each chunk adds, then the walk from chunk to
     chunk.
@@ -72,9 +90,7 @@ def states_steps(
     places: the arrays of both. mirrored: a pass back has the chunks of the pass forth.
     """
     p, call, x, (states, norms) = problem, each.call, each.inputs, places
-    heads, known = p.B * p.H, (each.decay, call)
-    way = {"mirrored": True} if mirrored else {}
-    how = {**each.variant.options, **way}
+    heads, known, stepwise = p.B * p.H, (each.decay, call), each.variant.stepwise
     steps = []
 
     def contribute(kernel: Kernel, chunks: int, tiles: int, *args: Argument, shared_bytes: int = 0) -> None:
@@ -83,20 +99,21 @@ def states_steps(
 
     def walk(place: Strided, ends: State, size: int, width: int) -> None:
         args = (place, ends, *known, size, width, 0)
-        steps.append(Step(build_walk(compute_dtype(p.dtype), **how), (heads * cdiv(size, THREADS),), args))
+        kernel = build_walk(compute_dtype(p.dtype), stepwise, mirrored)
+        steps.append(Step(kernel, (heads * cdiv(size, THREADS),), args))
 
     if each.has_states and heads:
         contribute(
-            adds.build(**way),
+            adds.build(mirrored),
             each.chunks(each.states.final),
-            cdiv(call.D, adds.block_d) * cdiv(call.Dv, adds.block_v),
+            adds.blocks(call.D, call.Dv),
             *(states, x.k, x.v, x.weights),
             shared_bytes=adds.shared_bytes,
         )
         walk(states, each.states.state, call.D * call.Dv, call.Dv)
     if each.has_norms and heads:
         width, columns = (call.Dv, x.v) if call.normed == OF_COLUMNS else (call.D, x.k)
-        kernel, chunks = build_norms(p.dtype, **how), each.chunks(each.states.final_norm)
+        kernel, chunks = build_norms(p.dtype, stepwise, mirrored), each.chunks(each.states.final_norm)
         contribute(kernel, chunks, cdiv(width, NORM_THREADS), norms, columns, x.weights, x.terms)
         walk(norms, each.states.norm_as_state, width, width)
     return steps
@@ -107,38 +124,31 @@ def chunk_states(made: Mapping[str, ArrayMeta], kind: str = "") -> ChunkStates:
     return ChunkStates(*(whole(made, f"{kind}{name}", 3) for name in ChunkStates._fields))
 
 
-def rows_step(problem: Problem, each: Pass, kernel: Kernel, tile: tuple[int, int], shared_bytes: int) -> Step:
-    """Return the launch of a kernel of rows, after those that find the states. tile: rows and columns of a block."""
-    p, before = problem, chunk_states(states_workspace(problem, [each]))
-    blocks = p.B * p.H * cdiv(each.call.rows, tile[0]) * cdiv(each.call.Dv, tile[1])
-    args = (each.out, each.row_sum, each.inputs, before, each.decay, each.call)
-    return Step(kernel, (blocks,), args, shared_bytes)
-
-
-def tiled_steps(
-    problem: Problem,
-    results: Mapping[str, ArrayMeta],
-    states: Callable[[Pass], StatesKernel],
-    rows: Callable[[Pass], Step],
-    each: Pass,
-) -> Sequence[Step]:
+def pass_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How, each: Pass) -> Sequence[Step]:
     """Return the launches of a pass: what each chunk adds, the walk from chunk to chunk, the rows."""
-    made = states_workspace(problem, [each])
-    steps = states_steps(problem, each, states(each), chunk_states(made))
-    return [*steps, rows(each)] if results[each.out.data].size else steps
+    if how.others:
+        return how.others(each)
+    p, call, before = problem, each.call, chunk_states(states_workspace(problem, [each]))
+    steps = states_steps(p, each, how.states(each), before)
+    if results[each.out.data].size:
+        tiles = how.rows(each)
+        args = (each.out, each.row_sum, each.inputs, before, each.decay, call)
+        steps.append(Step(tiles.build(), (p.B * p.H * tiles.blocks(call.rows, call.Dv),), args, tiles.shared_bytes))
+    return steps
 
 
 def forward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
     """Return the states before the chunks, and the prefix sums of log_decay."""
-    if not how.tiled:
-        return {}
+    if how.others:
+        return dict(how.workspace)
     return prefix_sums_workspace(problem) | states_workspace(problem, [forward_pass(problem, results, how.chunk)])
 
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
     each = forward_pass(problem, results, how.chunk)
-    marks = prefix_sums_steps(problem, each.logs, each.call) if how.tiled else []
-    return [*marks, *how.steps(each)]
+    sums = "marks" in forward_workspace(problem, results, how)
+    marks = prefix_sums_steps(problem, each.logs, each.call) if sums else []
+    return [*marks, *pass_steps(problem, results, how, each)]
 
 
 def backward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
@@ -146,9 +156,9 @@ def backward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: 
     log_decay also its prefix sums, and the arrays of its gradient.
     """
     p, extra = problem, normalizer_grad_workspace(problem)
-    made = extra
-    if how.tiled:
-        made = made | states_workspace(p, backward_passes(p, results, extra, how.chunk))
+    made = {**extra, **how.workspace}
+    if not how.others:
+        made |= states_workspace(p, backward_passes(p, results, extra, how.chunk))
     if "log_decay" in p.arrays:
         more = step_gradient_workspace(p, _chunked_passes(p, results, how))
         made = {**made, **{name: max(meta, made.get(name, meta), key=lambda m: m.size) for name, meta in more.items()}}
@@ -160,7 +170,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How)
     passes = backward_passes(p, results, extra, how.chunk)
     steps = [*prefix_sums_steps(p, passes[0].logs, passes[0].call), *normalizer_grad_steps(p)]
     for each in passes:
-        steps += how.steps(each)
+        steps += pass_steps(p, results, how, each)
         if each is passes[0] and "log_decay" in p.arrays:
             kept = p.form == "chunk"  # the states of dq have just been computed
             steps += step_gradient_steps(p, results, _chunked_passes(p, results, how), how, kept=kept)
@@ -200,9 +210,9 @@ def step_gradient_steps(
     steps += states_steps(p, dk, how.states(dk), back.before, mirrored=True)
     chunks = p.B * p.H * dq.call.slots
     blocks, nbytes = chunks * cdiv(dq.call.state_chunk, config.block_q), met_layout(config, p.dtype).nbytes
-    for each, y, met, way in ((dq, q, forth, {}), (dk, dq.inputs.v, back, {"mirrored": True})):
+    for each, y, met, mirrored in ((dq, q, forth, False), (dk, dq.inputs.v, back, True)):
         args = (met, each.inputs, y, each.decay, each.call)
-        steps.append(Step(build_met(config, each.variant, **way), (blocks,), args, nbytes))
+        steps.append(Step(build_met(config, each.variant, mirrored), (blocks,), args, nbytes))
     dlogs, nbytes = logs_of(results, "dlog_decay", is_varlen(p)), steps_layout(config, p.dtype).nbytes
     args = (dlogs, q, dq.inputs, forth, back, dq.decay, dq.call)
     return [*steps, Step(build_step_gradient(config, dq.variant), (chunks,), args, nbytes)]

@@ -16,7 +16,7 @@ there are tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from ...spec import ArrayMeta, Problem
@@ -29,10 +29,9 @@ from ..launch.views import number_type, start, strided
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .arguments import ABS, NO_CHUNK, OF_COLUMNS, call_type, inputs_type, origin, span, state_type, workspace
-from .decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
-from .decays import decays_of
-from .launches import normalizer_grad_steps, normalizer_grad_workspace
-from .passes import Pass, backward_passes, forward_pass
+from .decays import decays_of, prefix_sums_workspace
+from .launches import How, choice_of
+from .passes import Pass
 
 THREADS = 256  # of a block
 
@@ -44,7 +43,7 @@ def my_index():
 
 
 @builds
-def build_scores(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kernel:
+def build_scores(dtype: str, mask_dtype: str, stepwise: bool) -> Kernel:
     """retention_naive_scores(scores, x, decay, call). A score a thread."""
     mem, mask_mem, decays = storage(dtype), storage(mask_dtype or dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
@@ -87,7 +86,7 @@ def build_scores(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kern
 
 
 @builds
-def build_sums(dtype: str, *, stepwise: bool = False) -> Kernel:
+def build_sums(dtype: str, stepwise: bool) -> Kernel:
     """retention_naive_sums(sums, row_sum, scores, q, norm, decay, call). A row a thread. norm: a `State`."""
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
@@ -130,7 +129,7 @@ def build_sums(dtype: str, *, stepwise: bool = False) -> Kernel:
 
 
 @builds
-def build_product(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kernel:
+def build_product(dtype: str, mask_dtype: str, stepwise: bool) -> Kernel:
     """retention_naive_product(out, scores, sums, x, state, norm, decay, call). An element of the result a thread."""
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
@@ -187,7 +186,7 @@ def build_product(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Ker
 
 
 @builds
-def build_state(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kernel:
+def build_state(dtype: str, mask_dtype: str, stepwise: bool) -> Kernel:
     """retention_naive_state(state, x, decay, call, D, Dv, alone).
 
     An element of the final state a thread; D, Dv: its size. alone: k is 1, or the column's term.
@@ -236,62 +235,37 @@ def build_state(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kerne
 REASON = "the parallel form with all scores in memory, whatever form is requested: to read, not to run"
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Return the only way to run forward."""
-    yield Choice("naive", None, REASON, partial(forward_steps, problem, results), forward_workspace(problem))
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Return the only way to run the gradient, except log_decay's."""
-    if "log_decay" not in problem.arrays:
-        yield Choice("naive", None, REASON, partial(backward_steps, problem, results), backward_workspace(problem))
-
-
-def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """Return all scores, the row sums of a normalized call, and the prefix sums of log_decay."""
-    sums = {"sums": workspace(problem, (problem.B, problem.H, problem.Sq))} if problem.normalize else {}
-    return _scores(problem) | sums | prefix_sums_workspace(problem)
-
-
-def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
-    """Scores, sums, product, states."""
-    each = forward_pass(problem, results, NO_CHUNK)
-    return [*prefix_sums_steps(problem, each.logs, each.call), *_steps(problem, each)]
-
-
-def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """Return all scores, which the passes share, and a weight and a term for each query."""
-    return _scores(problem) | normalizer_grad_workspace(problem)
-
-
-def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
-    """The weights of the queries, then dq, dv and dk."""
-    passes = backward_passes(problem, results, normalizer_grad_workspace(problem), NO_CHUNK)
-    return [*normalizer_grad_steps(problem), *(step for each in passes for step in _steps(problem, each))]
-
-
-def _scores(problem: Problem) -> dict[str, ArrayMeta]:
-    return {"scores": workspace(problem, (problem.B, problem.H, problem.Sq, problem.Sk))}
+def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Return the only way to run forward, or the gradient, except log_decay's."""
+    p, backward = problem, "do" in problem.arrays
+    if backward and "log_decay" in p.arrays:
+        return
+    made = {"scores": workspace(p, (p.B, p.H, p.Sq, p.Sk))}  # which the passes share
+    if not backward:
+        sums = {"sums": workspace(p, (p.B, p.H, p.Sq))} if p.normalize else {}
+        made |= sums | prefix_sums_workspace(p)
+    yield choice_of("naive", p, results, How(NO_CHUNK, others=partial(_steps, p), workspace=made), None, REASON, 0)
 
 
 def _steps(problem: Problem, each: Pass) -> list[Step]:
+    """Return the launches of a pass: scores, sums, product, states."""
     p, call, x, states = problem, each.call, each.inputs, each.states
-    heads, known, how = p.B * p.H, (each.decay, call), each.variant.options
+    heads, known, stepwise = p.B * p.H, (each.decay, call), each.variant.stepwise
     mask, sums = each.variant.mask, "sums" if call.normalize else ""
 
-    steps = _step(build_scores(p.dtype, mask, **how), heads * call.rows * call.columns, "scores", x, *known)
+    steps = _step(build_scores(p.dtype, mask, stepwise), heads * call.rows * call.columns, "scores", x, *known)
     if sums:
         args = (sums, each.row_sum, "scores", x.q, states.norm, *known)
-        steps += _step(build_sums(p.dtype, **how), heads * call.rows, *args)
+        steps += _step(build_sums(p.dtype, stepwise), heads * call.rows, *args)
     args = (each.out, "scores", sums, x, states.state, states.norm, *known)
-    steps += _step(build_product(p.dtype, mask, **how), heads * call.rows * call.Dv, *args)
+    steps += _step(build_product(p.dtype, mask, stepwise), heads * call.rows * call.Dv, *args)
 
     width, v = (call.Dv, x.v) if call.normed == OF_COLUMNS else (call.D, x.k)
     finals = (states.state, x, call.D, call.Dv, 0), (states.norm_as_state, x._replace(v=v), 1, width, 1)
     for state, x, rows, width, alone in finals:
         if state.finishes:
             args = (state, x, *known, rows, width, alone)
-            steps += _step(build_state(p.dtype, mask, **how), heads * rows * width, *args)
+            steps += _step(build_state(p.dtype, mask, stepwise), heads * rows * width, *args)
     return steps
 
 

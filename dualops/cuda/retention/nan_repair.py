@@ -24,7 +24,6 @@ from ..tile.non_finite import non_finite_of
 from ..tile.numbers import numbers
 from ..tile.products import opaque_f32, opaque_i32
 from ..tile.storage import storage
-from ..tile.unrolled import one_after_another
 from .arguments import OF_COLUMNS, Variant
 from .decays import decays_of
 
@@ -57,24 +56,17 @@ def repair_with(size: int, place_of: Callable[..., Any], recomputed: Callable[..
     """
     doubts = non_finite_of(size)
 
-    def four(first: int) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Registers have fixed numbers: four elements at a time. Opaque values keep the compiler from indexing them."""
+    @verb
+    def take(value, acc, element):
+        """Registers have fixed numbers: one at a time. Opaque values keep the compiler from indexing them."""
+        for e in range(size):
+            if e == element:
+                value[0] = opaque_f32(acc[e])
 
-        @verb
-        def take_one(value, acc, element, _):
-            for e in range(first, first + 4):
-                if e == element:
-                    value[0] = opaque_f32(acc[e])
-
-        @verb
-        def put_one(acc, element, value, _):
-            for e in range(first, first + 4):
-                acc[e] = opaque_f32(value if e == element else acc[e])
-
-        return take_one, put_one
-
-    takes, puts = zip(*(four(first) for first in range(0, size, 4)))
-    take, put = one_after_another(takes), one_after_another(puts)
+    @verb
+    def put(acc, element, value):
+        for e in range(size):
+            acc[e] = opaque_f32(value if e == element else acc[e])
 
     @verb
     def repair(acc, arrays, where, mine, call):
@@ -82,12 +74,12 @@ def repair_with(size: int, place_of: Callable[..., Any], recomputed: Callable[..
         if not is_finite(upper + lower):
             one, element = cuda.local.array(1, f32), i32(0)
             while element < size:
-                take(one, acc, element, 0)
+                take(one, acc, element)
                 value = one[0]
                 row, column, there = place_of(where, element, call)
                 if not is_finite(value) and there:
                     value = recomputed(arrays, where, row, column, mine, call)
-                put(acc, element, value, 0)
+                put(acc, element, value)
                 element = opaque_i32(element + 1)
 
     return repair

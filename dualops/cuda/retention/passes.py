@@ -33,8 +33,7 @@ from .arguments import (
     is_varlen,
     slots_of,
 )
-from .decay_prefix_sums import prefix_sums_of
-from .decays import logs_of
+from .decays import logs_of, prefix_sums_of
 
 NOTHING, NO_STATE, NO_NORM = absent(3), absent(4), absent(3)
 TILED = ("q", "k", "v", "do")  # the arrays that kernels load by tiles

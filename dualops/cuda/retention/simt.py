@@ -14,17 +14,7 @@ from ..launch.device import Device
 from ..launch.plans import Choice
 from ..launch.step import Step
 from .arguments import NO_CHUNK
-from .launches import (
-    How,
-    StatesKernel,
-    backward_steps,
-    backward_workspace,
-    forward_steps,
-    forward_workspace,
-    rows_step,
-    step_gradient_bytes,
-    tiled_steps,
-)
+from .launches import How, Tiles, choice_of, step_gradient_bytes
 from .passes import Pass, variant_of
 from .simt_recurrent import RecurrentConfig, build_recurrent
 from .simt_rows import RowsConfig, build_rows
@@ -48,30 +38,20 @@ LEAST_CHUNK = 32
 HELD = 160  # registers for states and norms, of the 256 that one thread of each block on an SM shares
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for retention, best first."""
-    p = problem
-    for config, reason in configs(p, p.D):
-        how = _how(p, results, config)
-        steps, workspace = partial(forward_steps, p, results, how), forward_workspace(p, results, how)
-        yield Choice("simt", config, reason, steps, workspace, config.shared_bytes(p.dtype, p.D))
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for its gradient, best first."""
-    p = problem
-    for config, reason in configs(p, max(p.D, p.Dv)):
-        how = _how(p, results, config)
-        steps, workspace = partial(backward_steps, p, results, how), backward_workspace(p, results, how)
-        shared_bytes = config.shared_bytes(p.dtype, max(p.D, p.Dv))
-        if "log_decay" in p.arrays:
+def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for retention, or for its gradient, best first."""
+    p, backward = problem, "do" in problem.arrays
+    keys = max(p.D, p.Dv) if backward else p.D  # two passes of the gradient exchange D and Dv
+    for config, reason in configs(p, keys):
+        how, shared_bytes = _how(p, results, config), config.shared_bytes(p.dtype, keys)
+        if backward and "log_decay" in p.arrays:
             tile = config.states if isinstance(config, SimtConfig) else LEAST[1]
             shared_bytes = max(shared_bytes, step_gradient_bytes(p, how.step_rows), tile.shared_bytes(p.dtype))
-        yield Choice("simt", config, reason, steps, workspace, shared_bytes)
+        yield choice_of("simt", p, results, how, config, reason, shared_bytes)
 
 
 def configs(problem: Problem, keys: int) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
-    """Yield tiles, best first. keys: D, or the larger one of D and Dv, which two passes of the gradient exchange."""
+    """Yield tiles, best first. keys: the widest q of all passes."""
     return _recurrent_configs(problem, keys) if problem.form == "recurrent" else tiled_configs(problem)
 
 
@@ -125,23 +105,24 @@ def _how(problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig 
     """Return how passes run. log_decay's gradient uses chunks in every form."""
     p = problem
     if isinstance(config, RecurrentConfig):
-        (rows, tile), steps = LEAST, partial(_recurrent_steps, p, results, config)
-        return How(NO_CHUNK, steps, partial(states_kernel, p.dtype, tile), LEAST_CHUNK, rows, tiled=False)
-    chunk, states = config.chunk if p.form == "chunk" else NO_CHUNK, partial(states_kernel, p.dtype, config.states)
-    steps = partial(tiled_steps, p, results, states, partial(_rows_step, p, config.rows))
-    return How(chunk, steps, states, config.chunk, config.rows)
+        (rows, states), others = LEAST, partial(_recurrent_steps, p, results, config)
+        chunk, step_chunk = NO_CHUNK, LEAST_CHUNK
+    else:
+        (step_chunk, rows, states), others = config, None
+        chunk = step_chunk if p.form == "chunk" else NO_CHUNK
+    return How(chunk, partial(states_tiles, p.dtype, states), partial(_rows_tiles, p, rows), step_chunk, rows, others)
 
 
-def states_kernel(dtype: str, tile: StatesConfig, each: Pass) -> StatesKernel:
+def states_tiles(dtype: str, config: StatesConfig, each: Pass) -> Tiles:
     """Return the kernel that computes what each chunk of a pass adds to the state."""
-    build = partial(build_contributions, tile, replace(each.variant, mask="", normalized=False))
-    return StatesKernel(build, tile.block_d, tile.block_v, tile.shared_bytes(dtype))
+    build = partial(build_contributions, config, replace(each.variant, mask="", normalized=False))
+    return Tiles(build, config.block_d, config.block_v, config.shared_bytes(dtype))
 
 
-def _rows_step(problem: Problem, config: RowsConfig, each: Pass) -> Step:
-    """Return the launch of a pass, after those of its states."""
-    tile, shared_bytes = (config.block_q, config.block_v), config.shared_bytes(problem.dtype, each.call.D)
-    return rows_step(problem, each, build_rows(config, each.variant), tile, shared_bytes)
+def _rows_tiles(problem: Problem, config: RowsConfig, each: Pass) -> Tiles:
+    """Return the kernel of a pass's rows."""
+    build, shared_bytes = partial(build_rows, config, each.variant), config.shared_bytes(problem.dtype, each.call.D)
+    return Tiles(build, config.block_q, config.block_v, shared_bytes)
 
 
 def _recurrent_steps(

@@ -13,9 +13,10 @@ Shared memory of step 1: itemsize * (LONGEST_CHUNK + TOKENS * (BLOCK_D + BLOCK_V
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
 from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
@@ -78,15 +79,6 @@ class StatesConfig:
 
 
 @verb
-def whole_chunk(call, chunk, count):
-    """Return the first row of a chunk of a pass over `count` tokens, and that of the next chunk, even if it is beyond
-    them.
-    """
-    t0 = chunk * call.state_chunk
-    return t0, t0 + call.state_chunk
-
-
-@verb
 def fewer(call, count):
     """Return how many tokens the last chunk is short of a whole one. In a backward pass with the same chunks it is the
     first.
@@ -95,58 +87,76 @@ def fewer(call, count):
     return call.state_chunk - rest if rest != 0 else rest
 
 
-@verb
-def mirrored_chunk(call, chunk, count):
-    """Return the rows of a chunk, as `whole_chunk`, of a backward pass that has the chunks of the forward pass."""
-    missing = fewer(call, count)
-    t0 = chunk * call.state_chunk - missing
-    return max(t0, 0), t0 + call.state_chunk
+def chunk_of(mirrored: bool) -> Callable[..., Any]:
+    """Return the verb (call, b, chunk) -> the first token of sequence b, its number of tokens, the first row of its
+    chunk, and the end of the chunk's rows, which is no later than the sequence's.
+
+    mirrored: a backward pass has the chunks of the forward pass.
+    """
+
+    @verb
+    def rows(call, b, chunk):
+        first, _, count = span(call, b)
+        t0 = chunk * call.state_chunk
+        if mirrored:
+            t0 -= fewer(call, count)
+        return first, count, max(t0, 0) if mirrored else t0, min(t0 + call.state_chunk, count)
+
+    return rows
+
+
+def token_weights(variant: Variant, threads: int) -> Callable[..., None]:
+    """Return the verb (smem, at, weights, place, rows, mine, call): write the factor of each token of a chunk; 0 beyond
+    them. place: batch, head and the token of row 0. rows: the chunk's first and its end.
+    """
+    num, decays = numbers(storage(variant.dtype).number), decays_of(variant.dtype, variant.stepwise)
+
+    @verb
+    def put(smem, at, weights, place, rows, mine, call):
+        (b, h, token0), (t0, end) = place, rows
+        for n in range(cuda.threadIdx.x, LONGEST_CHUNK, threads):
+            t, factor = t0 + n, num.zero
+            if t < end:
+                factor = decays.between(mine, t + call.later, end) * call.kept_scale
+                if call.column_weighted != 0:
+                    factor *= weights.data[start(weights, b, h, token0 + call.direction * t)]
+            smem[at + n] = factor
+
+    return put
+
+
+def contributions_types(variant: Variant) -> tuple[Any, ...]:
+    """Return the types of the arguments of a kernel that computes what each chunk adds to a state."""
+    dtype, decay = variant.dtype, decays_of(variant.dtype, variant.stepwise).argument
+    numbers_type = number_type(dtype, 3)
+    return numbers_type, *[strided(dtype, 3)] * 2, numbers_type, decay, call_type(dtype), i64
 
 
 @builds
-def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: bool = False) -> Kernel:
+def build_contributions(config: StatesConfig, variant: Variant, mirrored: bool) -> Kernel:
     """retention_contributions(states, k, v, weights, decay, call, chunks): step 1. chunks: those of a sequence."""
-    mem, decays = storage(variant.dtype), decays_of(variant.dtype, variant.stepwise)
-    tokens_of = mirrored_chunk if mirrored else whole_chunk
-    num = numbers(mem.number)
+    mem, decays, rows_of = storage(variant.dtype), decays_of(variant.dtype, variant.stepwise), chunk_of(mirrored)
+    put_weights = token_weights(variant, config.threads)
     vec = access(compute_dtype(variant.dtype), variant.aligned and config.near == 4)
     tile = config.layout(variant.dtype, aligned=variant.aligned)
     kv = mma_atb(mem.number, tile.k, tile.v, config.tile_d, config.near, config.lanes)
 
-    @kernel(
-        number_type(variant.dtype, 3),
-        *[strided(variant.dtype, 3)] * 2,
-        number_type(variant.dtype, 3),
-        decays.argument,
-        call_type(variant.dtype),
-        i64,
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
+    @kernel(*contributions_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def retention_contributions(states, k, v, weights, decay, call, chunks):
         smem = cuda.shared.array(0, mem.number, alignment=16)
-        tid = cuda.threadIdx.x
-        line = tid // config.lanes
+        line = cuda.threadIdx.x // config.lanes
         d_blocks = (call.D + config.block_d - 1) // config.block_d
         v_blocks = (call.Dv + config.block_v - 1) // config.block_v
         part, place = i64(cuda.blockIdx.x) % (d_blocks * v_blocks), i64(cuda.blockIdx.x) // (d_blocks * v_blocks)
         d0, e0 = part // v_blocks * config.block_d, part % v_blocks * config.block_v
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
-        first, _, count = span(call, b)
-        t0, end = tokens_of(call, chunk, count)
+        first, count, t0, end = rows_of(call, b, chunk)
         if t0 >= count:
             return
-        end = min(end, count)
         token0 = origin(call, first, count)
         mine = decays.of(decay, call, b, h, first, count)
-        for n in range(tid, LONGEST_CHUNK, config.threads):
-            t, factor = t0 + n, num.zero
-            if t < end:
-                factor = decays.between(mine, t + call.later, end) * call.kept_scale
-                if call.column_weighted != 0:
-                    factor *= weights.data[start(weights, b, h, token0 + call.direction * t)]
-            smem[tile.weights + n] = factor
+        put_weights(smem, tile.weights, weights, (b, h, token0), (t0, end), mine, call)
 
         acc = kv.fragment()
         kv.clear(acc)
@@ -171,10 +181,10 @@ def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: boo
 
 
 @builds
-def build_norms(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -> Kernel:
+def build_norms(dtype: str, stepwise: bool, mirrored: bool) -> Kernel:
     """retention_norms(norms, x, weights, terms, decay, call, chunks): step 1 for the norms; x is k, or v."""
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
-    num, tokens_of = numbers(mem.number), mirrored_chunk if mirrored else whole_chunk
+    num, rows_of = numbers(mem.number), chunk_of(mirrored)
 
     @kernel(
         number_type(dtype, 3),
@@ -192,11 +202,9 @@ def build_norms(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -
         e = i64(cuda.blockIdx.x) % blocks * NORM_THREADS + cuda.threadIdx.x
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
-        first, _, count = span(call, b)
-        t0, end = tokens_of(call, chunk, count)
+        first, count, t0, end = rows_of(call, b, chunk)
         if (t0 >= count) | (e >= width):
             return
-        end = min(end, count)
         token0 = origin(call, first, count)
         mine = decays.of(decay, call, b, h, first, count)
         total = num.zero
@@ -222,7 +230,7 @@ def place_in(state, b, h, e, width):
 
 
 @builds
-def build_walk(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -> Kernel:
+def build_walk(dtype: str, stepwise: bool, mirrored: bool) -> Kernel:
     """retention_walk(states, ends, decay, call, size, width, missing): step 2, in place.
 
     size: numbers of a state. ends: a `State` whose rows have `width` numbers. missing: how many tokens the first chunk

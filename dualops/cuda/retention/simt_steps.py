@@ -44,11 +44,10 @@ from .arguments import (
     inputs_type,
     origin,
     slot_of,
-    span,
 )
 from .decays import step_decays
 from .simt_rows import RowsConfig
-from .simt_states import mirrored_chunk, whole_chunk
+from .simt_states import chunk_of
 
 DEPTH = 32  # numbers of a row that are multiplied at a time
 
@@ -116,17 +115,14 @@ def steps_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> St
 
 
 @builds
-def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -> Kernel:
+def build_met(config: RowsConfig, variant: Variant, mirrored: bool) -> Kernel:
     """retention_met(met, x, y, decay, call): step 1.
 
     For each row r it computes what the result has of the state before its chunk, times y_r.
     """
     mem, decays = storage(variant.dtype), step_decays(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
-    tile, tokens_of = (
-        met_layout(config, variant.dtype, aligned=variant.aligned),
-        mirrored_chunk if mirrored else whole_chunk,
-    )
+    tile, rows_of = met_layout(config, variant.dtype, aligned=variant.aligned), chunk_of(mirrored)
     x_state = mma_ab(mem.number, tile.x, tile.state, config.tile_q, config.near, config.lanes, looped=True)
 
     @kernel(
@@ -146,9 +142,7 @@ def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -
         place = i64(cuda.blockIdx.x) // blocks
         chunk, head = place % call.slots, place // call.slots
         b, h = head // call.H, head % call.H
-        first, count, _ = span(call, b)
-        t0, end = tokens_of(call, chunk, count)
-        end = min(end, count)
+        first, count, t0, end = rows_of(call, b, chunk)
         m0 = t0 + i64(cuda.blockIdx.x) % blocks * config.block_q
         if m0 >= end:
             return
@@ -213,6 +207,7 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
     mem, decays = storage(variant.dtype), step_decays(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
     tile, BLOCK = steps_layout(config, variant.dtype, aligned=variant.aligned), config.block_q
+    rows_of = chunk_of(False)
     product = mma_abt(mem.number, tile.rows, tile.columns, config.tile_q, config.tile_kv, config.lanes, looped=True)
 
     @verb
@@ -245,11 +240,9 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
         lane, line = tid % config.lanes, tid // config.lanes
         chunk, head = i64(cuda.blockIdx.x) % call.slots, i64(cuda.blockIdx.x) // call.slots
         b, h = head // call.H, head % call.H
-        first, count, _ = span(call, b)
-        t0, end = whole_chunk(call, chunk, count)
+        first, count, t0, end = rows_of(call, b, chunk)
         if t0 >= count:
             return
-        end = min(end, count)
         mine = decays.of(decay, call, b, h, first, count)
         scores, slopes = product.fragment(), product.fragment()
         for t in range(tid, end - t0, config.threads):

@@ -22,14 +22,14 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype, itemsize
-from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
+from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, members, noun, verb
 from ..launch.step import Argument, Step
 from ..row_walk import row_axes
 from ..tile.ring import Stages, ring, start_cluster
 from ..tile.storage import storage
 from .cluster import share_of
 from .exchange import in_cluster
-from .operator import Keeping, Kind, argument_types, columns_of_block
+from .operator import Keeping, Kind, RowOperator, argument_types, columns_of_block, inputs_of
 
 MOST_STAGES = 32
 
@@ -88,15 +88,12 @@ def copied(planned, k):
     return k if k < planned.chunks else k - planned.chunks
 
 
-@builds
-def build(config: ChunksConfig, kind: Any) -> Kernel:
-    """Return the kernel (arrays, params, rows, share) of a `Kind`. share: columns of a block."""
+@noun
+def chunks_of(config: ChunksConfig, kind: Any, op: RowOperator) -> Members:
+    """The verbs of the chunks of rows."""
     mem, axes = storage(kind.dtype), row_axes(kind.rank)
-    group = in_cluster(mem.number, config.readers, 1, config.cluster)
-    op = kind.operator(Keeping(group, config.readers, config.vectors, True))
     pipe = ring(config.staged(kind.dtype, kind.inputs), config.warps)
-    STEP, SIZE = config.readers * mem.vector, config.vectors * mem.vector  # columns between a thread's vectors
-    OTHER = SIZE if kind.inputs > 1 else 1
+    STEP, inputs = config.readers * mem.vector, inputs_of(kind, op, config.vectors, True)
 
     @verb
     def plan(columns):
@@ -123,19 +120,29 @@ def build(config: ChunksConfig, kind: Any) -> Kernel:
     def read(frag, other, smem, stage, left):
         """Read my part of a chunk. left: columns from my first column on."""
         index = pipe.begin(stage) + cuda.threadIdx.x * mem.vector
-        for c in range(SIZE):
+        for c in range(inputs.SIZE):
             frag[c] = op.FILL
         if kind.inputs > 1:
-            for c in range(SIZE):
+            for c in range(inputs.SIZE):
                 other[c] = op.FILL
         for v in range(config.vectors):
             if left > v * STEP:
                 mem.load_shared(frag, v * mem.vector, smem.tiles, index + v * STEP)
                 if kind.inputs > 1:
                     mem.load_shared(other, v * mem.vector, smem.tiles, index + v * STEP + pipe.tile)
-        if op.ADDS:
-            for c in range(SIZE):
-                frag[c] = mem.rounded(frag[c] + other[c])
+        inputs.add(frag, other)
+
+    return members(locals(), pipe=pipe, fragments=inputs.fragments)
+
+
+@builds
+def build(config: ChunksConfig, kind: Any) -> Kernel:
+    """Return the kernel (arrays, params, rows, share) of a `Kind`. share: columns of a block."""
+    mem, axes = storage(kind.dtype), row_axes(kind.rank)
+    group = in_cluster(mem.number, config.readers, 1, config.cluster)
+    op = kind.operator(Keeping(group, config.readers, config.vectors, True))
+    chunks = chunks_of(config, kind, op)
+    STEP = config.readers * mem.vector  # columns between a thread's vectors
 
     @kernel(
         *argument_types(kind),
@@ -146,45 +153,45 @@ def build(config: ChunksConfig, kind: Any) -> Kernel:
         name=kind.named("ring"),
     )
     def chunks_in_ring(arrays, params, rows, share):
-        smem, sent, own = pipe.smem(), group.smem(), op.smem(params)
+        smem, sent, own = chunks.pipe.smem(), group.smem(), op.smem(params)
         tid, columns = cuda.threadIdx.x, columns_of_block(rows.N, share)
         lane, warp = tid % 32, tid // 32
         row, step = i64(cuda.blockIdx.x // config.cluster), cuda.gridDim.x // config.cluster
         if tid == 0:
-            pipe.init(smem)
+            chunks.pipe.init(smem)
             group.init(sent)
         op.prepare(own, rows.N, share)
         start_cluster()
 
         if warp == config.warps:
             if lane == 0:
-                feed(smem, arrays, rows, row, step, columns)
+                chunks.feed(smem, arrays, rows, row, step, columns)
         else:
-            planned, place = plan(columns), axes.place()
+            planned, place = chunks.plan(columns), axes.place()
             i, row_round = i32(0), i32(0)  # numbers of the next copy and row
-            frag, other = cuda.local.array(SIZE, mem.number), cuda.local.array(OTHER, mem.number)
+            frag, other = chunks.fragments()
             column = tid * mem.vector
             while row < rows.M:
                 axes.locate(place, row, rows.sizes)
                 known = op.none()
                 for k in range(planned.chunks):
-                    stage = pipe.wait(smem, i + k)
-                    left = columns.width - (k * pipe.columns + column)
-                    read(frag, other, smem, stage, left)
+                    stage = chunks.pipe.wait(smem, i + k)
+                    left = columns.width - (k * chunks.pipe.columns + column)
+                    chunks.read(frag, other, smem, stage, left)
                     if k < planned.again:
-                        pipe.release(smem, stage)
+                        chunks.pipe.release(smem, stage)
                     known = op.add(known, frag, other, i32((left + STEP - 1) // STEP))
                 a, b = op.of_warp(known, own)
                 group.send(sent, row_round, a, b)
                 found = op.merge(sent, group.wait(sent, row_round), own, rows.N)
 
                 for k in range(planned.chunks):
-                    stage = pipe.wait(smem, i + planned.again + k)
-                    at = copied(planned, planned.again + k) * pipe.columns + column
+                    stage = chunks.pipe.wait(smem, i + planned.again + k)
+                    at = copied(planned, planned.again + k) * chunks.pipe.columns + column
                     n, left = i64(columns.begin + at), columns.width - at
                     y_row, summed_row = axes.start(place, arrays.y) + n, axes.start(place, arrays.summed) + n
-                    read(frag, other, smem, stage, left)
-                    pipe.release(smem, stage)
+                    chunks.read(frag, other, smem, stage, left)
+                    chunks.pipe.release(smem, stage)
                     for v in range(config.vectors):
                         inside = left > v * STEP
                         if op.ADDS:

@@ -92,16 +92,7 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
         here, coming = axes.place(), axes.place()
         axes.locate(coming, row, rows.sizes)
         for v in range(config.vectors):
-            regs.load(held, v, arrays.x.data, axes.start(coming, arrays.x) + n + v * STEP, left > v * STEP, op.FILL)
-            if kind.inputs > 1:
-                regs.load(
-                    held_other,
-                    v,
-                    arrays.other.data,
-                    axes.start(coming, arrays.other) + n + v * STEP,
-                    left > v * STEP,
-                    op.FILL,
-                )
+            load(held, held_other, v, arrays, coming, n, left > v * STEP)
         op.prepare(own, rows.N, share)
         if tid == 0:
             group.init(sent)

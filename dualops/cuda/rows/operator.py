@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from ..compiler.backend import Namespace, Noun, i32, i64, types, verb
+from ..compiler.backend import Members, Namespace, Noun, cuda, i32, i64, noun, types, verb
 from ..launch.views import strided
 from ..tile.ring import cluster_ctarank
+from ..tile.storage import access, storage
 
 
 class RowArrays(NamedTuple):
@@ -143,6 +144,35 @@ class Kind(Protocol):
     def shared_bytes(self, columns: int) -> int:
         """Return the bytes of dynamic shared memory for the params of `columns` columns."""
         ...
+
+
+@noun
+def inputs_of(kind: Any, op: RowOperator, vectors: int, aligned: bool) -> Members:
+    """The verbs of a thread's `vectors` accesses to both inputs. aligned: as in `Keeping`."""
+    mem, vec, TWO = storage(kind.dtype), access(kind.dtype, aligned), kind.inputs > 1
+    SIZE = vectors * vec.vector
+    OTHER = SIZE if TWO else 1
+
+    @verb
+    def fragments():
+        """Return local arrays for the numbers of x, and of the other input."""
+        return cuda.local.array(SIZE, mem.number), cuda.local.array(OTHER, mem.number)
+
+    @verb
+    def load(frag, other, j, arrays, starts, at, keep):
+        """Load access number j, `at` elements from the starts of both arrays on."""
+        vec.load(frag, j * vec.vector, arrays.x.data, starts[0] + at, keep, op.FILL)
+        if TWO:
+            vec.load(other, j * vec.vector, arrays.other.data, starts[1] + at, keep, op.FILL)
+
+    @verb
+    def add(frag, other):
+        """Add the inputs, if the operator does so first."""
+        if op.ADDS:
+            for i in range(SIZE):
+                frag[i] = mem.rounded(frag[i] + other[i])
+
+    return locals()
 
 
 def argument_types(kind: Kind) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from ..launch.step import Argument, Step
 from ..row_walk import row_axes
 from ..tile.storage import access, storage
 from .exchange import in_block
-from .operator import Keeping, Kind, argument_types
+from .operator import Keeping, Kind, argument_types, inputs_of
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,11 @@ class RowsConfig:
 @builds
 def build(config: RowsConfig, kind: Any) -> Kernel:
     """Return the kernel (arrays, params, rows) of a `Kind`."""
-    mem, vec = storage(kind.dtype), access(kind.dtype, config.aligned)
-    group = in_block(mem.number, config.row_threads, config.rows)
+    vec, axes = access(kind.dtype, config.aligned), row_axes(kind.rank)
+    group = in_block(storage(kind.dtype).number, config.row_threads, config.rows)
     op = kind.operator(Keeping(group, config.row_threads, config.vectors, config.aligned))
-    axes = row_axes(kind.rank)
-    STEP, SIZE = config.row_threads * vec.vector, config.vectors * vec.vector  # columns between a thread's accesses
-    OTHER = SIZE if kind.inputs > 1 else 1
+    inputs = inputs_of(kind, op, config.vectors, config.aligned)
+    STEP = config.row_threads * vec.vector  # columns between a thread's accesses
 
     @kernel(*argument_types(kind), threads=config.threads, min_blocks=config.min_blocks, name=kind.named("rows"))
     def rows_in_registers(arrays, params, rows):
@@ -59,19 +58,16 @@ def build(config: RowsConfig, kind: Any) -> Kernel:
         column = tid % config.row_threads * vec.vector
         row = i64(cuda.blockIdx.x) * config.rows + tid // config.row_threads
         mine, left = row < rows.M, i32(rows.N - column)  # left: columns from my first column on
-        frag, other = cuda.local.array(SIZE, mem.number), cuda.local.array(OTHER, mem.number)
+        frag, other = inputs.fragments()
         here, n = axes.place(), i64(column)
         axes.locate(here, row, rows.sizes)
         y_row, summed_row = axes.start(here, arrays.y) + n, axes.start(here, arrays.summed) + n
-        x_row, other_row = axes.start(here, arrays.x) + n, axes.start(here, arrays.other) + n
+        starts = axes.start(here, arrays.x) + n, axes.start(here, arrays.other) + n
         for j in range(config.vectors):
             keep = mine & (left > j * STEP)
-            vec.load(frag, j * vec.vector, arrays.x.data, x_row + j * STEP, keep, op.FILL)
-            if kind.inputs > 1:
-                vec.load(other, j * vec.vector, arrays.other.data, other_row + j * STEP, keep, op.FILL)
+            inputs.load(frag, other, j, arrays, starts, j * STEP, keep)
+        inputs.add(frag, other)
         if op.ADDS:
-            for i in range(SIZE):
-                frag[i] = mem.rounded(frag[i] + other[i])
             for j in range(config.vectors):
                 vec.store(arrays.summed.data, summed_row + j * STEP, mine & (left > j * STEP), frag, j * vec.vector)
         found = op.keep(frag, other, sent, left, own, rows.N)

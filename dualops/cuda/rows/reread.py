@@ -18,7 +18,7 @@ from ..launch.step import Argument, Step
 from ..row_walk import row_axes
 from ..tile.storage import access, storage
 from .exchange import in_block
-from .operator import Keeping, Kind, argument_types
+from .operator import Keeping, Kind, argument_types, inputs_of
 
 
 @dataclass(frozen=True)
@@ -37,36 +37,31 @@ class LongRowsConfig:
 @builds
 def build(config: LongRowsConfig, kind: Any) -> Kernel:
     """Return the kernel (arrays, params, rows) of a `Kind`."""
-    mem, vec = storage(kind.dtype), access(kind.dtype, config.aligned)
-    group = in_block(mem.number, config.threads, 1)
-    op, axes = kind.operator(Keeping(group, config.threads, config.vectors, config.aligned)), row_axes(kind.rank)
+    vec, axes = access(kind.dtype, config.aligned), row_axes(kind.rank)
+    group = in_block(storage(kind.dtype).number, config.threads, 1)
+    op = kind.operator(Keeping(group, config.threads, config.vectors, config.aligned))
+    inputs = inputs_of(kind, op, config.vectors, config.aligned)
     STEP, COLUMNS = config.threads * vec.vector, config.columns(kind.dtype)  # columns between a thread's accesses
-    SIZE = config.vectors * vec.vector
-    OTHER = SIZE if kind.inputs > 1 else 1
 
     @verb
-    def read(frag, other, arrays, x_row, other_row, first, N):
+    def read(frag, other, arrays, starts, first, N):
         """Read a thread's part of a chunk, from column `first` on."""
         for j in range(config.vectors):
             at = first + j * STEP
-            vec.load(frag, j * vec.vector, arrays.x.data, x_row + at, at < N, op.FILL)
-            if kind.inputs > 1:
-                vec.load(other, j * vec.vector, arrays.other.data, other_row + at, at < N, op.FILL)
-        if op.ADDS:
-            for i in range(SIZE):
-                frag[i] = mem.rounded(frag[i] + other[i])
+            inputs.load(frag, other, j, arrays, starts, at, at < N)
+        inputs.add(frag, other)
 
     @kernel(*argument_types(kind), threads=config.threads, name=kind.named("long_rows"))
     def long_rows(arrays, params, rows):
         sent, own, place = group.smem(), op.smem(params), axes.place()
         tid = cuda.threadIdx.x
-        frag, other = cuda.local.array(SIZE, mem.number), cuda.local.array(OTHER, mem.number)
+        frag, other = inputs.fragments()
         axes.locate(place, i64(cuda.blockIdx.x), rows.sizes)
-        x_row, other_row = axes.start(place, arrays.x), axes.start(place, arrays.other)
+        starts = axes.start(place, arrays.x), axes.start(place, arrays.other)
         op.prepare(own, rows.N, rows.N)
         known = op.none()
         for first in range(tid * vec.vector, rows.N, COLUMNS):
-            read(frag, other, arrays, x_row, other_row, first, rows.N)
+            read(frag, other, arrays, starts, first, rows.N)
             known = op.add(known, frag, other, i32((rows.N - first + STEP - 1) // STEP))
         a, b = op.of_warp(known, own)
         group.send(sent, 0, a, b)
@@ -74,7 +69,7 @@ def build(config: LongRowsConfig, kind: Any) -> Kernel:
 
         y_row, summed_row = axes.start(place, arrays.y), axes.start(place, arrays.summed)
         for first in range(tid * vec.vector, rows.N, COLUMNS):
-            read(frag, other, arrays, x_row, other_row, first, rows.N)
+            read(frag, other, arrays, starts, first, rows.N)
             for j in range(config.vectors):
                 at, inside = first + j * STEP, first + j * STEP < rows.N
                 if op.ADDS:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, Noun, cuda, i32, members, noun, u16, verb
+from ..compiler.backend import Members, cuda, i32, members, noun, u16, verb
 from ..ptx.tma import cp_async_bulk_tensor, prefetch_tensormap
 from ..ptx.warp import cluster_ctarank
 from .swizzle import Operand
@@ -64,9 +64,6 @@ class Sharing(NamedTuple):
 
 
 ALONE = Sharing()
-
-
-BoxTile = Noun  # what `box_tile` makes
 
 
 @verb

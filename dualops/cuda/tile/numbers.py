@@ -113,6 +113,13 @@ def _add_compensated(number: Any) -> Callable[..., Any]:
     return add_compensated
 
 
+def _constants(number: Any) -> dict[str, Any]:
+    """Return the members that both kinds of numbers make in the same way."""
+    values = {"zero": 0, "minus_zero": -0.0, "one": 1, "minus_inf": -inf, "nan": nan}
+    makers = {"base": _base, "rsqrt": _rsqrt, "add_compensated": _add_compensated}
+    return {name: number(value) for name, value in values.items()} | {name: of(number) for name, of in makers.items()}
+
+
 @verb
 def _reciprocal_f64(x):
     return f64(1) / x
@@ -136,13 +143,8 @@ def _double() -> Numbers:
 
     return Numbers.from_locals(
         locals(),
-        zero=f64(0),
-        minus_zero=f64(-0.0),
-        one=f64(1),
-        minus_inf=f64(-inf),
-        nan=f64(nan),
+        **_constants(f64),
         maximum=max_f64,
-        base=_base(f64),
         exp=exp_f64,
         exp2=exp2_f64,
         log=log_f64,
@@ -150,10 +152,8 @@ def _double() -> Numbers:
         tanh=tanh_f64,
         erfc=erfc_f64,
         reciprocal=_reciprocal_f64,
-        rsqrt=_rsqrt(f64),
         shuffle=shfl_bfly_f64,
         of_lane=shfl_idx_f64,
-        add_compensated=_add_compensated(f64),
         send_pair=st_async_v2_f64,
         store_shared=st_shared_f64,
         vector=2,
@@ -185,22 +185,15 @@ def _single() -> Numbers:
 
     return Numbers.from_locals(
         locals(),
-        zero=f32(0),
-        minus_zero=f32(-0.0),
-        one=f32(1),
-        minus_inf=f32(-inf),
-        nan=f32(nan),
+        **_constants(f32),
         maximum=max_f32,
-        base=_base(f32),
         exp2=ex2_approx_ftz,
         log2=lg2_approx,
         tanh=tanh_f32,
         erfc=erfc_f32,
         reciprocal=rcp_approx_ftz,
-        rsqrt=_rsqrt(f32),
         shuffle=shfl_bfly_f32,
         of_lane=shfl_idx_f32,
-        add_compensated=_add_compensated(f32),
         send_pair=st_async_v2_f32,
         store_shared=st_shared_f32,
         vector=4,

@@ -11,6 +11,8 @@ arrive at the barriers of all blocks.
                                                 pipe.release(barriers, i)
 
 `second_barrier` adds a part of a stage that may arrive later, and that warps may write to.
+
+`places`: what warps write, for other warps or for copies.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, Noun, cuda, i32, noun, u32, u64, verb
+from ..compiler.backend import Members, Noun, cuda, i32, members, noun, u32, u64, verb
 from ..ptx.arithmetic import opaque_i32
 from ..ptx.mbarrier import (
     fence_mbarrier_init,
@@ -44,21 +46,58 @@ Pipeline = Noun  # what `pipeline` makes
 
 @cache
 @noun
-def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
-    """The verbs of a pipeline with `stages` stages of `nbytes` each, which `warps` warps of each block read."""
-    STAGES = u32(stages)  # unsigned: no sign handling below
+def places(count: int, writers: int, readers: int) -> Members:
+    """The verbs of `count` places that `writers` warps fill together, and `readers` threads free together. Filling i
+    has place i % count, and phase i // count of its two mbarriers.
+    """
+    COUNT = u32(count)  # unsigned: shorter code for % and //
 
     @verb
     def barriers():
         """Return the barriers in shared arrays; once in a kernel, by all threads."""
-        return Barriers(cuda.shared.array(stages, u64), cuda.shared.array(stages, u64))
+        return Barriers(cuda.shared.array(count, u64), cuda.shared.array(count, u64))
 
     @verb
     def init(barriers):
-        """Initialize the barriers; by one thread, before `start`."""
-        for stage in range(stages):
-            mbarrier_init(barriers.full, stage, 1)
-            mbarrier_init(barriers.empty, stage, warps * cluster)
+        """Initialize the barriers; by one thread, before a pipeline's `start`."""
+        for place in range(count):
+            mbarrier_init(barriers.full, place, writers)
+            mbarrier_init(barriers.empty, place, readers)
+
+    @verb
+    def claim(barriers, i):
+        """Wait until the place is free. Return the place."""
+        place = i32(u32(i) % COUNT)
+        mbarrier_wait_cta(barriers.empty, place, u32(i) // COUNT & 1 ^ 1)
+        return place
+
+    @verb
+    def hand(barriers, i):
+        """Signal that the lanes of my warp have written their share."""
+        bar_warp_sync(FULL_WARP)
+        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
+            mbarrier_arrive(barriers.full, i32(u32(i) % COUNT))
+
+    @verb
+    def take(barriers, i):
+        """Wait until all warps have written theirs. Return the place."""
+        place = i32(u32(i) % COUNT)
+        mbarrier_wait_cta(barriers.full, place, u32(i) // COUNT & 1)
+        return place
+
+    @verb
+    def free(barriers, i):
+        """Signal that the place has been read; by one thread of each reader."""
+        mbarrier_arrive(barriers.empty, i32(u32(i) % COUNT))
+
+    return locals()
+
+
+@cache
+@noun
+def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
+    """The verbs of a pipeline with `stages` stages of `nbytes` each, which `warps` warps of each block read."""
+    STAGES, own = u32(stages), places(stages, 1, warps * cluster)  # unsigned: no sign handling below
 
     @verb
     def start():
@@ -119,11 +158,9 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
         bar_warp_sync(FULL_WARP)  # else a lane that still waits could find the stage refilled, and deadlock
         release(barriers, i)
 
-    @verb
-    def claim(barriers, i):
-        """Wait until the stage is free; by a warp that writes to the `second_barrier`'s part. Return the stage."""
-        stage = i32(u32(i) % STAGES)
-        mbarrier_wait_cta(barriers.empty, stage, u32(i) // STAGES & 1 ^ 1)
-        return stage
-
-    return locals()
+    return members(
+        locals(),
+        barriers=own.barriers,
+        init=own.init,
+        claim=own.claim,  # by a warp that writes to the `second_barrier`'s part
+    )

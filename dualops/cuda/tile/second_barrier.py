@@ -19,12 +19,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..compiler.backend import Members, Noun, cuda, i32, noun, u32, u64, verb
+from ..compiler.backend import Members, cuda, i32, noun, u32, u64, verb
 from ..ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
 from ..ptx.warp import bar_warp_sync
 from .rows import FULL_WARP
-
-Companion = Noun  # what `second_barrier` makes
 
 
 @cache

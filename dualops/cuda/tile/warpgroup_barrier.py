@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..compiler.backend import Members, i32, noun, verb
+from ..compiler.backend import Members, i32, members, noun, verb
 from ..ptx.fences import fence_proxy_async
 from ..ptx.warp import bar_arrive, bar_sync
 
@@ -85,3 +85,24 @@ def halves() -> Members:
             bar_arrive(BEHIND, BOTH)
 
     return locals()
+
+
+@cache
+@noun
+def in_step() -> Members:
+    """The verbs of `halves` for two warpgroups that meet after each tile, and do the same at the same time."""
+    both = warpgroup_barrier(2)
+
+    @verb
+    def hand(warpgroup):
+        both.meet()
+
+    @verb
+    def claim(warpgroup):
+        both.gather()
+
+    @verb
+    def _nothing(warpgroup):
+        """Do nothing: the other verbs wait for both."""
+
+    return members(locals(), take=_nothing, leave=_nothing, follow=_nothing, go_ahead=_nothing)

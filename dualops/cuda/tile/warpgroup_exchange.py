@@ -18,13 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ..compiler.backend import Members, Noun, cuda, f32, i32, noun, u32, u64, verb
+from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.arithmetic import bits_of_f32, f32_of_bits
 from ..ptx.convert import pack_f16x2
-from ..ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
 from ..ptx.memory import ld_shared_v4_b32, st_shared_v4_b32
 from ..ptx.warp import bar_warp_sync
-from .pipeline import Barriers
+from .pipeline import places
 from .rows import FULL_WARP
 from .storage import storage
 from .unrolled import one_after_another
@@ -44,31 +43,12 @@ def exchange_bytes(size: int, places: int, exact: bool) -> int:
 
 @cache
 @noun
-def warpgroup_exchange(at: int, size: int, places: int, exact: bool) -> Members:
+def warpgroup_exchange(at: int, size: int, count: int, exact: bool) -> Members:
     """The verbs for `size` numbers per thread, a multiple of 8. Shared memory begins at byte `at`. exact: as
     float32."""
-    PLACES, WARPS, BYTES = u32(places), THREADS // 32, exchange_bytes(size, 1, exact)
+    own, BYTES = places(count, THREADS // 32, THREADS // 32), exchange_bytes(size, 1, exact)
     NUMBER = exchange_bytes(1, 1, exact)
     put_eight, get_eight = _as_floats() if exact else _as_halves()
-
-    @verb
-    def barriers():
-        """Return the barriers in shared arrays; once in a kernel, by all threads."""
-        return Barriers(cuda.shared.array(places, u64), cuda.shared.array(places, u64))
-
-    @verb
-    def init(barriers):
-        """Initialize the barriers; by one thread, before a pipeline's `start`."""
-        for place in range(places):
-            mbarrier_init(barriers.full, place, WARPS)
-            mbarrier_init(barriers.empty, place, WARPS)
-
-    @verb
-    def claim(barriers, i):
-        """Wait until the place has been read. Return the place."""
-        place = i32(u32(i) % PLACES)
-        mbarrier_wait_cta(barriers.empty, place, u32(i) // PLACES & 1 ^ 1)
-        return place
 
     @verb
     def _mine(place, n):
@@ -88,20 +68,6 @@ def warpgroup_exchange(at: int, size: int, places: int, exact: bool) -> Members:
         put_all(smem, place, values, 0)
 
     @verb
-    def hand(barriers, i):
-        """Signal that the lanes of my warp have written their numbers."""
-        bar_warp_sync(FULL_WARP)
-        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
-            mbarrier_arrive(barriers.full, i32(u32(i) % PLACES))
-
-    @verb
-    def take(barriers, i):
-        """Wait until the place has been filled. Return the place."""
-        place = i32(u32(i) % PLACES)
-        mbarrier_wait_cta(barriers.full, place, u32(i) // PLACES & 1)
-        return place
-
-    @verb
     def get(values, smem, place, n):
         """Read eight numbers, from number n on, a constant."""
         get_eight(values, smem, _mine(place, n))
@@ -111,7 +77,7 @@ def warpgroup_exchange(at: int, size: int, places: int, exact: bool) -> Members:
         """Free the place, after all lanes of my warp have read their numbers, for example after the wait for a
         product."""
         if u32(cuda.threadIdx.x) % u32(32) == u32(0):
-            mbarrier_arrive(barriers.empty, i32(u32(i) % PLACES))
+            own.free(barriers, i)
 
     @verb
     def leave(barriers, i):
@@ -119,7 +85,7 @@ def warpgroup_exchange(at: int, size: int, places: int, exact: bool) -> Members:
         bar_warp_sync(FULL_WARP)
         free(barriers, i)
 
-    return locals()
+    return members(locals(), barriers=own.barriers, init=own.init, claim=own.claim, hand=own.hand, take=own.take)
 
 
 def _as_floats() -> tuple[Callable[..., None], Callable[..., None]]:

@@ -18,7 +18,7 @@ from tests.cuda.compile.ptx import compile_list, lto_ir, ptx_of
 ARCH = "sm_90a"
 MOST_BUILDS = 75  # of an operator; attention has 32 functions that build kernels, on four rungs
 # angles and sums of log_decay are computed in float64, whatever the result's dtype is
-IN_DOUBLE = ("dualops.cuda.rope.tables.build", "dualops.cuda.retention.decay_prefix_sums.build_prefix_sums")
+IN_DOUBLE = ("dualops.cuda.rope.tables.build", "dualops.cuda.retention.decays.build_prefix_sums")
 # aligned in what they read; they write one by one
 READ_WIDE = (
     "dualops.cuda.retention.simt_rows.build_rows",
@@ -40,7 +40,6 @@ LEFT_TO_CHECK = {
             "flash_attention.sm90.dq.build_dq_split_f32",
         ),
         *("retention.sm90.chunks.build_chunks", "retention.sm90.wide.build_wide", "retention.sm80.rows.build_rows"),
-        "retention.sm90.decay_grad_chunks.build_decay_grad_chunks",
     )
 }
 

@@ -122,7 +122,7 @@ BUGS = (
     Bug(
         "log_decay's gradient adds a token's own share to its sum",
         "retention_backward-sm90",
-        "retention/sm90/decay_grad_sums.py",
+        "retention/sm90/decay_grad.py",
         "before + (through - mine)",
         "before + through",
     ),

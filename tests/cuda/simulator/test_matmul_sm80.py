@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from dualops.cuda.compiler.backend import cuda, f32, u16, u32
-from dualops.cuda.launch import device as devices
 from dualops.cuda.launch.device import known
-from dualops.cuda.launch.step import prepare
 from dualops.cuda.matmul import sm80
 from dualops.cuda.matmul.loading import Reading
 from dualops.cuda.matmul.product import Variant, forward_product
@@ -29,6 +27,7 @@ from tests.checks import check
 from tests.problems import Layout
 
 from .asynchronous import run
+from .test_matmul import launch
 
 SPEC = OPERATORS["matmul"]
 CONFIGS = [config for config, _ in sm80.TILES]
@@ -232,16 +231,6 @@ def test_rows_of_sums_meet_few_banks_twice(width, most):
 # --- Configs, and ways to read -----------------------------------------------------------------------
 
 
-def launch(config: Sm80Config, *arrays: np.ndarray, out: np.ndarray, by: Any = sm80, **params: Any) -> None:
-    """What the public function does, with this Config."""
-    given = dict(zip(("a", "b"), arrays)) | {"bias": params.pop("bias")}
-    metas = {name: ArrayMeta.of_numpy(array) for name, array in (given | {"y": out}).items()}
-    problem = SPEC.bind({name: metas[name] for name in given}, params)
-    product = forward_product(problem, metas)
-    (step,) = by.product_steps(product, problem, metas, config)
-    prepare(step, list(metas), devices.current())([*given.values(), out])
-
-
 def hold(
     config: Sm80Config,
     dtype: str,
@@ -254,7 +243,7 @@ def hold(
 ) -> None:
     shapes, transposes = shapes_of(*sizes, layout=layout, bias=True)
     case = Case("config", dtype, shapes, {**transposes, "activation": "relu", **params})
-    check(SPEC, case, partial(launch, config), layouts={"a": a, "b": b}, out_layout=y, ways=("given",))
+    check(SPEC, case, partial(launch, config, by=sm80), layouts={"a": a, "b": b}, out_layout=y, ways=("given",))
 
 
 @pytest.mark.parametrize(

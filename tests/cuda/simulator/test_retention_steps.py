@@ -12,7 +12,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.compiler.backend import f32
-from dualops.cuda.retention import decay_prefix_sums
+from dualops.cuda.retention import decays
 from dualops.cuda.retention.decays import exp_of_step
 from dualops.cuda.retention.passes import backward_passes
 from dualops.spec import ArrayMeta, retention as SPEC
@@ -38,8 +38,8 @@ def made_of(logs: np.ndarray, tiles: int = 8) -> np.ndarray:
     call = backward_passes(SPEC.bind_backward({**metas, "do": metas["v"]}, {}), {}, {}, 64)[0].call
     call = call._replace(ends=Strided(np.zeros(1, np.int32), (1,)))
     arrays = Strided(found, (0, 0, 2)), Strided(logs, (0, 0, 1))
-    with mock.patch.object(decay_prefix_sums, "CONFIG", decay_prefix_sums.PrefixSumsConfig(tiles=tiles)):
-        (step,) = decay_prefix_sums.prefix_sums_steps(problem, Strided("log_decay", (0, 0, 1)), call)
+    with mock.patch.object(decays, "CONFIG", decays.PrefixSumsConfig(tiles=tiles)):
+        (step,) = decays.prefix_sums_steps(problem, Strided("log_decay", (0, 0, 1)), call)
     step.kernel[step.grid, step.kernel.threads, 0, step.shared_bytes](*arrays, call, step.args[-1])
     return found.reshape(S + 1, 2)
 

@@ -28,7 +28,9 @@ about 40.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u32
+from typing import Any, NamedTuple
+
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, kernel, noun, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.products import opaque_i32
 from ...tile.storage import storage
@@ -37,13 +39,97 @@ from ..arguments import Variant, array_type, gradient_inputs_type
 from ..fragment_scores import fragment_scores
 from ..nan_repair import nan_repair_keys
 from ..options import chain_of
-from ..saved_lse import lse_delta_of
+from ..saved_lse import Columns, lse_delta_of
 from ..score_gradients import gradient_of_keys
 from ..score_mod import Given
-from ..tile_scheduler import key_rows_of, tile_after, tiled_work_type, walk_by_keys
-from ..tiles import lines, where_of
-from .config import ROWS, Sm80DkvConfig
-from .rows import GradientVectors, copies_of, output_of
+from ..tile_scheduler import key_rows_of, tile_after, tile_count, tiled_work_type, walk_by_keys
+from ..tiles import where_of
+from .config import ROWS, Sm80DkvConfig, Sm80DkvTiles
+from .rows import GradientVectors, output_of, q_copies
+
+
+class Mine(NamedTuple):
+    """What a thread multiplies with."""
+
+    scores: Any  # S.T
+    d_probs: Any
+    packed: Any  # P.T, then dS.T
+    dk: Any
+    dv: Any
+    factors: Any  # as of `Given`
+    seed: Any  # of dropout
+
+
+class Left(NamedTuple):
+    """A warp's rows of K and V: where they begin, and what a thread holds of them."""
+
+    k_place: Any
+    v_place: Any
+    k: Any
+    v: Any
+
+
+@noun
+def dkv_tiles(
+    config: Sm80DkvConfig, variant: Variant, tile: Sm80DkvTiles, columns: Columns, aligned: tuple[bool, bool]
+) -> Members:
+    """The verbs of a block's tiles of queries. columns: of lse and delta. aligned: as of `build_dkv`."""
+    dtype, chain = variant.dtype, chain_of(variant.having, variant.dtype, gradient=True)
+    kq = strip_abt(dtype, tile.k, tile.q, tile.k_boxes, held=config.k_held)
+    vdo = strip_abt(dtype, tile.v, tile.do, tile.v_boxes, held=config.v_held)
+    pdo, dsq = strip_ab(dtype, tile.do_steps, tile.v_boxes), strip_ab(dtype, tile.q_steps, tile.k_boxes)
+    score = fragment_scores(chain, ROWS, config.block_q, apart=False, bent=chain.bends, transposed=True)
+    gradient = gradient_of_keys(chain, score, dtype, config.block_q)
+    nan_rows = nan_repair_keys(chain, variant, dsq.size, pdo.size)
+    widest, SIZE = max(variant.D, variant.Dv), dsq.size
+    dk_output = output_of(dtype, variant.D, tile.k_boxes, aligned[0], widest)
+    dv_output = output_of(dtype, variant.Dv, tile.v_boxes, aligned[1], widest)
+
+    @verb
+    def mine(work):
+        """Return `Mine`; once in a kernel."""
+        scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
+        factors, seed = (work.scale, score.units(work.scale)[0]), score.seed(work.options)
+        return Mine(scores, d_probs, packed, dsq.fragment(), pdo.fragment(), factors, seed)
+
+    @verb
+    def hold(smem, my_rows):
+        """Return `Left`, once K and V have arrived. my_rows: the first of my warp."""
+        k_place, v_place = kq.place(my_rows, 0), vdo.place(my_rows, tile.v_at)
+        return Left(k_place, v_place, kq.hold(smem, k_place), vdo.hold(smem, v_place))
+
+    @verb
+    def add_dv(mine, left, shared, stage, where, work):
+        """Add a tile to dv; d_probs become dS.T. shared: the tiles, and the slots of lse and delta."""
+        smem, slots = shared
+        q_at, do_at = i32(tile.q_at + stage * tile.q_size), i32(tile.do_at + stage * tile.do_size)
+        # opaque: otherwise the addresses of all steps would stay in registers, and none are left
+        kq.multiply(mine.scores, left.k, smem, opaque_i32(left.k_place), q_at)  # S.T = K @ Q.T
+        kept = score.keeps(work.options, where, mine.seed)
+        score.finish(mine.scores, work.options, work.scale, where)
+        given = Given(work.options, mine.factors, where, 0)
+        gradient.probabilities(mine.packed, mine.scores, given, kept, (slots, columns.lse(stage)))
+        pdo.add(mine.dv, mine.packed, smem, do_at)  # dv [16, Dv] += P.T @ dO
+        vdo.multiply(mine.d_probs, left.v, smem, opaque_i32(left.v_place), do_at)  # dP.T = V @ dO.T
+        gradient.d_scores(mine.d_probs, mine.scores, work.options, kept, (slots, columns.delta(stage)))
+        gradient.pack(mine.packed, mine.d_probs)
+
+    @verb
+    def add_dk(mine, smem, stage):
+        """Add the tile to dk."""
+        dsq.add(mine.dk, mine.packed, smem, i32(tile.q_at + stage * tile.q_size))  # dk [16, D] += dS.T @ Q
+
+    @verb
+    def store(mine, to, x, task, row, work):
+        """Store dk and dv. to: both arrays. row: the first of four warps."""
+        nan_rows.repair(mine.dk, mine.dv, x, task, row, work)
+        for e in range(SIZE):
+            mine.dk[e] *= work.scale
+        rows, row_smem = key_rows_of(task), cuda.shared.array(0, f32, alignment=128)
+        dk_output.store(row_smem, to[0], mine.dk, rows, row)
+        dv_output.store(row_smem, to[1], mine.dv, rows, row)
+
+    return locals()
 
 
 @builds
@@ -54,20 +140,10 @@ def build_dkv(
 
     vectors: elements of a copy. dk_aligned, dv_aligned: they are stored 16 bytes at a time.
     """
-    mem, dtype, BLOCK_Q = storage(variant.dtype), variant.dtype, config.block_q
-    chain, tile = chain_of(variant.having, dtype, gradient=True), config.tiles(variant.D, variant.Dv)
-    task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
-    copy = copies_of(variant, tile, vectors, config.threads)
-    kq = strip_abt(dtype, tile.k, tile.q, tile.k_boxes, held=config.k_held)
-    vdo = strip_abt(dtype, tile.v, tile.do, tile.v_boxes, held=config.v_held)
-    pdo, dsq = strip_ab(dtype, tile.do_steps, tile.v_boxes), strip_ab(dtype, tile.q_steps, tile.k_boxes)
-    score = fragment_scores(chain, ROWS, BLOCK_Q, apart=False, bent=chain.bends, transposed=True)
-    columns = lse_delta_of(config.block_q, config.stages, chain)
-    gradient = gradient_of_keys(chain, score, dtype, BLOCK_Q)
-    hidden = nan_repair_keys(chain, variant, dsq.size, pdo.size)
-    widest = max(variant.D, variant.Dv)
-    dk_output = output_of(dtype, variant.D, tile.k_boxes, dk_aligned, widest)
-    dv_output = output_of(dtype, variant.Dv, tile.v_boxes, dv_aligned, widest)
+    mem, tile = storage(variant.dtype), config.tiles(variant.D, variant.Dv)
+    task_of, copies = walk_by_keys(config, variant), q_copies(config, variant, tile, vectors)
+    columns = lse_delta_of(config.block_q, config.stages, chain_of(variant.having, variant.dtype, gradient=True))
+    tiles = dkv_tiles(config, variant, tile, columns, (dk_aligned, dv_aligned))
 
     @kernel(
         *[array_type(variant)] * 2,
@@ -81,63 +157,40 @@ def build_dkv(
         task = task_of(cuda.blockIdx.x, work)
         if task.n0 >= task.Sk:
             return
-        b, h_kv, n0 = task.b, task.h_kv, task.n0
         row, my_rows = i32(cuda.threadIdx.x // 128 * ROWS), i32(cuda.threadIdx.x // 32 * 16)
         brings = cuda.threadIdx.x < 32
-        i, end = u32(0), u32(u32(work.extent.group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
-        h, m0 = i32(h_kv * work.extent.group), i32(task.first)
+        i, end = u32(0), tile_count(task, work.extent.group, config.block_q)
+        h, m0 = i32(task.h_kv * work.extent.group), i32(task.first)
         own = columns.own()
-        copy.k.load(smem, 0, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
-        copy.v.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
+        copies.keys(smem, x, task)
         if end != u32(0):
-            copy.q.load(smem, tile.q_at, lines(x.q, b, h, task.q_first + m0, task.Sq - m0))
-            copy.do.load(smem, tile.do_at, lines(x.do, b, h, task.q_first + m0, task.Sq - m0))
+            copies.queries(smem, x, task, h, m0, i32(0))
             if brings:
                 columns.fetch(own, x, task, h, m0)
                 columns.put(slots, i32(0), own)
         cp_async_commit()
 
-        scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
-        factors, seed = (work.scale, score.units(work.scale)[0]), score.seed(work.options)
-        dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
+        mine = tiles.mine(work)
         cp_async_wait_group(0)
         cuda.syncthreads()
-        k_place, v_place = kq.place(my_rows, 0), vdo.place(my_rows, tile.v_at)
-        k_frag, v_frag = kq.hold(smem, k_place), vdo.hold(smem, v_place)
+        left = tiles.hold(smem, my_rows)
         while i != end:
             stage, coming = i32(i % u32(2)), i32((i + u32(1)) % u32(2))
-            where = where_of(task, h, m0, i32(n0 + row))
-            h, m0 = tile_after(task, h, m0, BLOCK_Q)
+            where = where_of(task, h, m0, i32(task.n0 + row))
+            h, m0 = tile_after(task, h, m0, config.block_q)
             if i + u32(1) != end:
-                q_next, do_next = i32(tile.q_at + coming * tile.q_size), i32(tile.do_at + coming * tile.do_size)
-                copy.q.load(smem, q_next, lines(x.q, b, h, task.q_first + m0, task.Sq - m0))
-                copy.do.load(smem, do_next, lines(x.do, b, h, task.q_first + m0, task.Sq - m0))
+                copies.queries(smem, x, task, h, m0, coming)
                 cp_async_commit()
-            q_at, do_at = i32(tile.q_at + stage * tile.q_size), i32(tile.do_at + stage * tile.do_size)
-            # opaque: otherwise the addresses of all steps would stay in registers, and none are left
-            kq.multiply(scores, k_frag, smem, opaque_i32(k_place), q_at)  # S.T = K @ Q.T
-            kept = score.keeps(work.options, where, seed)
-            score.finish(scores, work.options, work.scale, where)
-            given = Given(work.options, factors, where, 0)
-            gradient.probabilities(packed, scores, given, kept, (slots, columns.lse(stage)))
-            pdo.add(dv_acc, packed, smem, do_at)  # dv [16, Dv] += P.T @ dO
-            vdo.multiply(d_probs, v_frag, smem, opaque_i32(v_place), do_at)  # dP.T = V @ dO.T
-            gradient.d_scores(d_probs, scores, work.options, kept, (slots, columns.delta(stage)))
-            gradient.pack(packed, d_probs)
+            tiles.add_dv(mine, left, (smem, slots), stage, where, work)
             if brings and i + u32(1) != end:
                 columns.fetch(own, x, task, h, m0)
-            dsq.add(dk_acc, packed, smem, q_at)  # dk [16, D] += dS.T @ Q
+            tiles.add_dk(mine, smem, stage)
             if brings and i + u32(1) != end:
                 columns.put(slots, coming, own)
             cp_async_wait_group(0)
             cuda.syncthreads()
             i = u32(i + u32(1))
 
-        hidden.repair(dk_acc, dv_acc, x, task, row, work)
-        for e in range(dsq.size):
-            dk_acc[e] *= work.scale
-        rows, row_smem = key_rows_of(task), cuda.shared.array(0, f32, alignment=128)
-        dk_output.store(row_smem, dk, dk_acc, rows, row)
-        dv_output.store(row_smem, dv, dv_acc, rows, row)
+        tiles.store(mine, (dk, dv), x, task, row, work)
 
     return flash_attention_dkv_sm80

@@ -28,7 +28,9 @@ many of dP, and dS in half as many, D / 2 of acc, D / 4 + Dv / 4 of Q and dO whe
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u32
+from typing import Any, NamedTuple
+
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, kernel, noun, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.products import opaque_i32
 from ...tile.softmax_rows import softmax_rows
@@ -40,9 +42,82 @@ from ..nan_repair import nan_repair
 from ..options import chain_of
 from ..score_gradients import gradient_of_queries
 from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
-from ..tiles import lines, where_of
-from .config import ROWS, Sm80DqConfig
-from .rows import GradientVectors, copies_of, output_of
+from ..tiles import where_of
+from .config import ROWS, Sm80DqConfig, Sm80DqTiles
+from .rows import GradientVectors, kv_copies, output_of
+
+
+class Mine(NamedTuple):
+    """What a thread multiplies with."""
+
+    scores: Any
+    d_probs: Any
+    d_scores: Any  # packed
+    acc: Any
+    lse: Any  # of two rows
+    base: Any  # of their exponents
+    delta: Any
+
+
+class Left(NamedTuple):
+    """A warp's rows of Q and dO: where they begin, and what a thread holds of them."""
+
+    q_place: Any
+    do_place: Any
+    q: Any
+    do: Any
+
+
+@noun
+def dq_tiles(config: Sm80DqConfig, variant: Variant, tile: Sm80DqTiles, aligned: bool) -> Members:
+    """The verbs of a block's tiles of keys. row: the first of four warps."""
+    dtype, chain = variant.dtype, chain_of(variant.having, variant.dtype, gradient=True)
+    qk = strip_abt(dtype, tile.q, tile.k, tile.q_boxes, held=config.held)
+    dov = strip_abt(dtype, tile.do, tile.v, tile.v_boxes, held=config.held)
+    dsk = strip_ab(dtype, tile.k_right, tile.q_boxes)
+    rows, keys = softmax_rows(dtype, qk.size, dsk.size), range_of(config.block_kv).keys
+    score = fragment_scores(chain, ROWS, config.block_kv, apart=False, bent=chain.scores)
+    gradient = gradient_of_queries(chain, score, rows, qk.size, dsk.size)
+    nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys, dsk.size, passes=False, gradient=True)
+    output = output_of(dtype, variant.D, tile.q_boxes, aligned)
+
+    @verb
+    def begin(x, task, row):
+        """Read lse and delta. Return `Mine`; once in a kernel."""
+        scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
+        lse, base, delta = gradient.pair(), gradient.pair(), gradient.pair()
+        gradient.read(lse, x.lse, task, row)
+        gradient.read(delta, x.delta, task, row)
+        gradient.bases(base, lse)
+        return Mine(scores, d_probs, d_scores, acc, lse, base, delta)
+
+    @verb
+    def hold(smem, my_rows):
+        """Return `Left`, once Q and dO have arrived. my_rows: the first of my warp."""
+        q_place, do_place = qk.place(my_rows, 0), dov.place(my_rows, tile.do_at)
+        return Left(q_place, do_place, qk.hold(smem, q_place), dov.hold(smem, do_place))
+
+    @verb
+    def add(mine, left, smem, stage, where, work):
+        """Add a tile to acc."""
+        k_at, v_at = i32(tile.k_at + stage * tile.k_size), i32(tile.v_at + stage * tile.v_size)
+        qk.multiply(mine.scores, left.q, smem, left.q_place, k_at)  # scores = Q @ K.T
+        score.finish(mine.scores, work.options, work.scale, where)
+        held = score.held()  # unused: products are not changed here
+        gradient.probs(mine.scores, held, work.options, work.scale, where, mine.base)
+        dov.multiply(mine.d_probs, left.do, smem, left.do_place, v_at)  # dP = dO @ V.T
+        gradient.d_scores(mine.scores, mine.d_probs, work.options, where, mine.delta)
+        dsk.put(mine.d_scores, mine.scores)
+        dsk.add(mine.acc, mine.d_scores, smem, k_at)  # acc [16, D] += dS @ K
+
+    @verb
+    def store(mine, dq, x, task, row, work):
+        gradient.read(mine.lse, x.lse, task, row)
+        nan_rows.repair(mine.acc, (mine.lse[0], mine.lse[1]), x, task, row, i32(0), work)
+        gradient.scale(mine.acc, work.scale, mine.lse)
+        output.store(cuda.shared.array(0, f32, alignment=128), dq, mine.acc, task, row)
+
+    return locals()
 
 
 @builds
@@ -51,19 +126,9 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
 
     vectors: elements of a copy. aligned: dq is stored 16 bytes at a time.
     """
-    mem, dtype, BLOCK_KV = storage(variant.dtype), variant.dtype, config.block_kv
-    chain, tile = chain_of(variant.having, dtype, gradient=True), config.tiles(variant.D, variant.Dv)
-    keys = range_of(BLOCK_KV)
-    walk = walk_by_queries(config.block_q, keys.between, variant.varlen, chain)
-    copy = copies_of(variant, tile, vectors, config.threads)
-    qk = strip_abt(dtype, tile.q, tile.k, tile.q_boxes, held=config.held)
-    dov = strip_abt(dtype, tile.do, tile.v, tile.v_boxes, held=config.held)
-    dsk = strip_ab(dtype, tile.k_right, tile.q_boxes)
-    rows = softmax_rows(dtype, qk.size, dsk.size)
-    score = fragment_scores(chain, ROWS, BLOCK_KV, apart=False, bent=chain.scores)
-    gradient = gradient_of_queries(chain, score, rows, qk.size, dsk.size)
-    hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys.keys, dsk.size, passes=False, gradient=True)
-    output = output_of(dtype, variant.D, tile.q_boxes, aligned)
+    mem, tile = storage(variant.dtype), config.tiles(variant.D, variant.Dv)
+    walk, copies = walk_by_queries(config, variant, gradient=True), kv_copies(config, variant, tile, vectors)
+    tiles = dq_tiles(config, variant, tile, aligned)
 
     @kernel(
         array_type(variant),
@@ -77,52 +142,31 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
         task = walk.task(i32(cuda.blockIdx.x), work)
         if task.m0 >= task.Sq:
             return
-        b, h, h_kv, count = task.b, task.h, task.h_kv, task.count
+        count, heads = task.count, (task.b, task.h_kv)
         row, my_rows = i32(cuda.threadIdx.x // 128 * ROWS), i32(cuda.threadIdx.x // 32 * 16)
-        n0 = i32((task.first + i32(count)) * BLOCK_KV - BLOCK_KV)
-        copy.q.load(smem, 0, lines(x.q, b, h, task.q_first + task.m0, task.Sq - task.m0))
-        copy.do.load(smem, tile.do_at, lines(x.do, b, h, task.q_first + task.m0, task.Sq - task.m0))
+        n0 = i32((task.first + i32(count)) * config.block_kv - config.block_kv)
+        copies.queries(smem, x, task)
         if count != u32(0):
-            copy.k.load(smem, tile.k_at, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
-            copy.v.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
+            copies.keys(smem, x, task, heads, n0, (tile.k_at, tile.v_at))
         cp_async_commit()
 
-        scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
-        held = score.held()  # unused: products are not changed here
-        row_lse, row_base, row_delta = gradient.pair(), gradient.pair(), gradient.pair()
-        gradient.read(row_lse, x.lse, task, row)
-        gradient.read(row_delta, x.delta, task, row)
-        gradient.bases(row_base, row_lse)
+        mine = tiles.begin(x, task, row)
         cp_async_wait_group(0)
         cuda.syncthreads()
-        q_place, do_place = qk.place(my_rows, 0), dov.place(my_rows, tile.do_at)
-        q_frag, do_frag = qk.hold(smem, q_place), dov.hold(smem, do_place)
+        left = tiles.hold(smem, my_rows)
         i = u32(0)
         while i != count:
-            stage, n1 = i32(i % u32(2)), i32(n0 - BLOCK_KV)
+            stage, n1 = i32(i % u32(2)), i32(n0 - config.block_kv)
             if i + u32(1) != count:
                 k_next, v_next = i32(tile.k_at + (1 - stage) * tile.k_size), i32(tile.v_at + (1 - stage) * tile.v_size)
-                copy.k.load(smem, k_next, lines(x.k, b, h_kv, task.k_first + n1, task.Sk - n1))
-                copy.v.load(smem, v_next, lines(x.v, b, h_kv, task.k_first + n1, task.Sk - n1))
+                copies.keys(smem, x, task, heads, n1, (k_next, v_next))
                 cp_async_commit()
-            k_at, v_at = i32(tile.k_at + stage * tile.k_size), i32(tile.v_at + stage * tile.v_size)
-            where = where_of(task, h, i32(task.m0 + row), n0)
-            qk.multiply(scores, q_frag, smem, q_place, k_at)  # scores = Q @ K.T
-            score.finish(scores, work.options, work.scale, where)
-            gradient.probs(scores, held, work.options, work.scale, where, row_base)
-            dov.multiply(d_probs, do_frag, smem, do_place, v_at)  # dP = dO @ V.T
-            gradient.d_scores(scores, d_probs, work.options, where, row_delta)
-            dsk.put(d_scores, scores)
-            dsk.add(acc, d_scores, smem, k_at)  # acc [16, D] += dS @ K
+            tiles.add(mine, left, smem, stage, where_of(task, task.h, i32(task.m0 + row), n0), work)
             cp_async_wait_group(0)
             cuda.syncthreads()
             i, n0 = u32(i + u32(1)), n1
 
         task = walk.task(opaque_i32(cuda.blockIdx.x), work)  # again: no register kept it
-        gradient.read(row_lse, x.lse, task, row)
-        hidden.repair(acc, (row_lse[0], row_lse[1]), x, task, row, i32(0), work)
-        gradient.scale(acc, work.scale, row_lse)
-        row_smem = cuda.shared.array(0, f32, alignment=128)
-        output.store(row_smem, dq, acc, task, row)
+        tiles.store(mine, dq, x, task, row, work)
 
     return flash_attention_dq_sm80

@@ -38,6 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ....spec.meta import itemsize
 from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, noun, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
@@ -51,9 +52,9 @@ from ..fragment_scores import FragmentScores, fragment_scores, my_row, store_lse
 from ..nan_repair import nan_repair
 from ..options import chain_of
 from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
-from ..tiles import Where, lines, where_of
-from .config import ROW_BYTES, ROWS, Sm80Config
-from .rows import Vectors, copies_of, output_of
+from ..tiles import Where, where_of
+from .config import ROW_BYTES, ROWS, Sm80Config, Tiles
+from .rows import Vectors, kv_copies, output_of
 
 
 def part_of(size: int, strip: int) -> Callable[..., Any]:
@@ -105,6 +106,21 @@ class StripsTo(NamedTuple):
     work: Any
 
 
+class Mine(NamedTuple):
+    """What a thread multiplies with; pairs of numbers of each strip's rows."""
+
+    scores: Any
+    acc: Any
+    probs: Any  # packed
+    row_max: Any  # in the end lse
+    new_max: Any
+    row_sum: Any
+    rescale: Any
+    base: Any  # of exponents
+    factor: Any
+    seed: Any  # of dropout
+
+
 @noun
 def rows_kept(at: int) -> Members:
     """The verbs of a thread's own place in shared memory, from byte `at` on, for maxima and sums of four rows while
@@ -127,32 +143,66 @@ def rows_kept(at: int) -> Members:
     return locals()
 
 
-@builds
-def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors: Vectors) -> Kernel:
-    """flash_attention_sm80(o, lse, x, work). x: `Inputs`. work: `TiledWork`.
-
-    vectors: elements of copies of q, k and v, and of stores of o.
-    """
-    mem, num, BLOCK_KV = storage(variant.dtype), numbers(f32), config.block_kv
-    STRIPS, HELD = config.strips, config.holds_q(variant.D, mem.itemsize)
-    chain, tile = chain_of(variant.having, variant.dtype), config.tiles(variant.D, variant.Dv, mem.itemsize)
+@noun
+def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: bool, whole: bool) -> Members:
+    """The verbs of a block's tiles of keys. whole: o is stored 16 bytes at a time."""
+    num, dtype, chain, STRIPS = numbers(f32), variant.dtype, chain_of(variant.having, variant.dtype), config.strips
     if STRIPS > 1 and chain.weighs:
         raise ValueError(f"{STRIPS} strips with dropout, expected one")
-    keys = range_of(BLOCK_KV)
-    walk = walk_by_queries(config.block_q, keys.between, variant.varlen, chain)
-    copy = copies_of(variant, tile, vectors, config.threads, paired=variant.dtype == "float32")
-    qk = strip_abt(variant.dtype, tile.q, tile.k, tile.q_boxes, held=HELD, strips=STRIPS)
-    pv = strip_ab(variant.dtype, tile.v, tile.v_boxes, STRIPS)
+    qk = strip_abt(dtype, tile.q, tile.k, tile.q_boxes, held=config.holds_q(variant.D, itemsize(dtype)), strips=STRIPS)
+    pv = strip_ab(dtype, tile.v, tile.v_boxes, STRIPS)
     scores_size, acc_size = qk.size // STRIPS, pv.size // STRIPS
-    rows = softmax_rows(variant.dtype, scores_size, acc_size, STRIPS, sinks=chain.sinks)
-    score = scores_of_strips(fragment_scores(chain, ROWS, BLOCK_KV, apart=False), scores_size, STRIPS)
-    hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys.keys, acc_size, passes=False)
-    output = output_of(variant.dtype, variant.Dv, tile.v_boxes, vectors.o > 1)
+    rows = softmax_rows(dtype, scores_size, acc_size, STRIPS, sinks=chain.sinks)
+    score = scores_of_strips(fragment_scores(chain, ROWS, config.block_kv, apart=False), scores_size, STRIPS)
+    keys = range_of(config.block_kv).keys
+    nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys, acc_size, passes=False)
+    output = output_of(dtype, variant.Dv, tile.v_boxes, whole)
+    KEPT, kept = STRIPS > 1, rows_kept(config.rows_at(tile))
 
     @verb
-    def row_of(tid):
-        """Return the first row of this thread's four warps."""
+    def row(tid):
+        """Return the first row of a thread's four warps."""
         return i32(u32(tid) // u32(128) * u32(ROWS * STRIPS))
+
+    @verb
+    def mine(work):
+        """Return `Mine`; once in a kernel."""
+        seed = score.seed(work.options)
+        scores, acc, probs = qk.fragment(), pv.fragment(), pv.left()
+        row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
+        base, factor = rows.pair(), rows.pair()
+        rows.start(row_max, row_sum)
+        if KEPT:
+            kept.store(row_max, row_sum)
+        return Mine(scores, acc, probs, row_max, new_max, row_sum, rescale, base, factor, seed)
+
+    @verb
+    def hold(smem, my_rows):
+        """Return where my warp's rows of Q begin, and what a thread holds of them, once Q has arrived."""
+        q_place = qk.place(my_rows, 0)
+        return q_place, qk.hold(smem, q_place)
+
+    @verb
+    def add(mine, q, smem, stage, where, work):
+        """Add a tile to acc. q: of `hold`."""
+        q_place, q_frag = q
+        qk.multiply(mine.scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
+        stay = score.keeps(work.options, where, mine.seed)
+        score.finish(mine.scores, work.options, work.scale, where)
+        if KEPT:
+            kept.load(mine.row_max, mine.row_sum)
+        rows.new_max(mine.new_max, mine.scores, mine.row_max)
+        units = rows.units(score.units(opaque_f32(work.scale)))  # each time: registers are few
+        rows.exponents(mine.base, mine.factor, mine.new_max, units)
+        rows.rescale_of(mine.rescale, mine.row_max, mine.new_max, mine.base, mine.factor)
+        rows.exp2(mine.scores, mine.base, mine.factor)
+        rows.add(mine.row_sum, mine.scores, mine.rescale)
+        if KEPT:
+            kept.store(mine.row_max, mine.row_sum)
+        score.keep(mine.scores, stay)
+        rows.scale(mine.acc, mine.rescale)
+        pv.put(mine.probs, mine.scores)
+        pv.add(mine.acc, mine.probs, smem, i32(tile.v_at + stage * tile.v_size))  # acc [16, Dv] += P @ V
 
     def end_of(strip: int) -> Callable[..., None]:
         take = part_of(acc_size, strip)
@@ -164,74 +214,78 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             if with_lse:
                 store_lse(to.lse, to.task, i32(row + my_row()), upper)
                 store_lse(to.lse, to.task, i32(row + my_row() + 8), lower)
-            hidden.repair(mine, (upper, lower), to.x, to.task, row, i32(0), to.work)
+            nan_rows.repair(mine, (upper, lower), to.x, to.task, row, i32(0), to.work)
             output.store(cuda.shared.array(0, f32, alignment=128), to.o, mine, to.task, row)
 
         return end
 
-    KEPT, kept = STRIPS > 1, rows_kept(config.rows_at(tile))
     end_all = one_after_another([end_of(strip) for strip in range(STRIPS)])
 
-    types = (of(variant) for of in (array_type, statistic_type, inputs_type, tiled_work_type))
+    @verb
+    def store(mine, to):
+        """Store o and lse. to: `StripsTo`."""
+        if KEPT:
+            kept.load(mine.row_max, mine.row_sum)
+        rows.total(mine.row_sum)
+        sink = num.minus_inf
+        if chain.sinks:
+            sink = chain.sink(to.work.options, i64(to.task.h))
+        units = rows.units(score.units(opaque_f32(to.work.scale)))
+        rows.close(mine.row_max, mine.row_sum, mine.rescale, sink, units)  # row_max becomes lse
+        if chain.sinks:
+            rows.scale(mine.acc, mine.rescale)
+        rows.divide(mine.acc, mine.row_sum, score.growth(to.work.options))
+        end_all(mine.acc, mine.row_max, to, 0)
 
-    @kernel(*types, threads=config.threads, min_blocks=config.min_blocks)
+    return locals()
+
+
+@builds
+def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors: Vectors) -> Kernel:
+    """flash_attention_sm80(o, lse, x, work). x: `Inputs`. work: `TiledWork`.
+
+    vectors: elements of copies of q, k and v, and of stores of o.
+    """
+    mem, walk = storage(variant.dtype), walk_by_queries(config, variant)
+    tile = config.tiles(variant.D, variant.Dv, mem.itemsize)
+    copies = kv_copies(config, variant, tile, vectors)
+    tiles = forward_tiles(config, variant, tile, with_lse, vectors.o > 1)
+
+    @kernel(
+        array_type(variant),
+        statistic_type(variant),
+        inputs_type(variant),
+        tiled_work_type(variant),
+        threads=config.threads,
+        min_blocks=config.min_blocks,
+    )
     def flash_attention_sm80(o, lse, x, work):
         smem = cuda.shared.array(0, mem.element, alignment=128)
         task = walk.task(i32(cuda.blockIdx.x), work)
         if task.m0 >= task.Sq:
             return
-        b, h, h_kv, count = task.b, task.h, task.h_kv, task.count
-        row = row_of(u32(cuda.threadIdx.x))
+        count, row = task.count, tiles.row(u32(cuda.threadIdx.x))
         my_rows = i32(row + i32(u32(cuda.threadIdx.x) % u32(128) // u32(32) * u32(16)))
-        n0 = i32((task.first + i32(count)) * BLOCK_KV - BLOCK_KV)
-        copy.q.load(smem, 0, lines(x.q, b, h, task.q_first + task.m0, task.Sq - task.m0))
+        n0 = i32((task.first + i32(count)) * config.block_kv - config.block_kv)
+        copies.queries(smem, x, task)
         if count != u32(0):
-            copy.k.load(smem, tile.k_at, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
-            copy.v.load(smem, tile.v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
+            copies.keys(smem, x, task, (task.b, task.h_kv), n0, (tile.k_at, tile.v_at))
         cp_async_commit()
 
-        seed = score.seed(work.options)
-        scores, acc, probs = qk.fragment(), pv.fragment(), pv.left()
-        row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
-        base, factor = rows.pair(), rows.pair()
-        rows.start(row_max, row_sum)
-        if KEPT:
-            kept.store(row_max, row_sum)
+        mine = tiles.mine(work)
         cp_async_wait_group(0)
         cuda.syncthreads()
-        q_place = qk.place(my_rows, 0)
-        q_frag = qk.hold(smem, q_place)
+        q = tiles.hold(smem, my_rows)
         i = u32(0)
         while i != count:
-            stage, n1 = i32(i % u32(2)), i32(n0 - BLOCK_KV)
+            stage, n1 = i32(i % u32(2)), i32(n0 - config.block_kv)
             if i + u32(1) != count:
+                heads = anew_i32(task.b), anew_i32(task.h_kv)  # no register keeps values computed from them
                 coming = i32(1 - stage)
-                b, h_kv = anew_i32(task.b), anew_i32(task.h_kv)  # no register keeps values computed from them
-                copy.k.load(
-                    smem, tile.k_at + coming * tile.k_size, lines(x.k, b, h_kv, task.k_first + n1, task.Sk - n1)
-                )
-                copy.v.load(
-                    smem, tile.v_at + coming * tile.v_size, lines(x.v, b, h_kv, task.k_first + n1, task.Sk - n1)
-                )
+                places = tile.k_at + coming * tile.k_size, tile.v_at + coming * tile.v_size
+                copies.keys(smem, x, task, heads, n1, places)
                 cp_async_commit()
-            qk.multiply(scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
-            where = where_of(task, h, i32(task.m0 + row), n0)
-            stay = score.keeps(work.options, where, seed)
-            score.finish(scores, work.options, work.scale, where)
-            if KEPT:
-                kept.load(row_max, row_sum)
-            rows.new_max(new_max, scores, row_max)
-            units = rows.units(score.units(opaque_f32(work.scale)))  # each time: registers are few
-            rows.exponents(base, factor, new_max, units)
-            rows.rescale_of(rescale, row_max, new_max, base, factor)
-            rows.exp2(scores, base, factor)
-            rows.add(row_sum, scores, rescale)
-            if KEPT:
-                kept.store(row_max, row_sum)
-            score.keep(scores, stay)
-            rows.scale(acc, rescale)
-            pv.put(probs, scores)
-            pv.add(acc, probs, smem, i32(tile.v_at + stage * tile.v_size))  # acc [16, Dv] += P @ V
+            tiles.add(mine, q, smem, stage, where_of(task, task.h, i32(task.m0 + row), n0), work)
             cp_async_wait_group(0)
             cuda.syncthreads()
             i, n0 = u32(i + u32(1)), n1
@@ -240,18 +294,6 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
 
         # computed again: no register kept them until now
         task = walk.task(anew_i32(cuda.blockIdx.x), work)
-        row = row_of(anew_i32(cuda.threadIdx.x))
-        if KEPT:
-            kept.load(row_max, row_sum)
-        rows.total(row_sum)
-        sink = num.minus_inf
-        if chain.sinks:
-            sink = chain.sink(work.options, i64(task.h))
-        units = rows.units(score.units(opaque_f32(work.scale)))
-        rows.close(row_max, row_sum, rescale, sink, units)  # row_max becomes lse
-        if chain.sinks:
-            rows.scale(acc, rescale)
-        rows.divide(acc, row_sum, score.growth(work.options))
-        end_all(acc, row_max, StripsTo(o, lse, x, task, row, work), 0)
+        tiles.store(mine, StripsTo(o, lse, x, task, tiles.row(anew_i32(cuda.threadIdx.x)), work))
 
     return flash_attention_sm80

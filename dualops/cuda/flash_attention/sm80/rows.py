@@ -14,7 +14,8 @@ from ...tile.storage import access, storage
 from ...tile.tile_copies import tile_copies
 from ...tile.warp_rows import COLUMNS, warp_rows
 from ..arguments import Variant
-from .config import pitch
+from ..tiles import lines
+from .config import Sm80Config, Sm80DkvConfig, Sm80DkvTiles, Sm80DqConfig, pitch
 
 
 class Vectors(NamedTuple):
@@ -45,24 +46,53 @@ def gradient_vectors_of(metas: Mapping[str, ArrayMeta]) -> GradientVectors:
     return GradientVectors(*(vector_of(metas[name]) for name in GradientVectors._fields))
 
 
-class Copies(NamedTuple):
-    """The nouns of what is copied to shared memory (`tile_copies`)."""
+@noun
+def kv_copies(config: Sm80Config | Sm80DqConfig, variant: Variant, tiles: Any, vectors: Any) -> Members:
+    """The verbs that start the copies of a kernel that owns queries. vectors: `Vectors` or `GradientVectors`."""
+    q, k = (tile_copies(getattr(tiles, name), variant.D, getattr(vectors, name), config.threads) for name in "qk")
+    v = tile_copies(tiles.v, variant.Dv, vectors.v, config.threads, paired=variant.dtype == "float32")
+    GRADIENT = isinstance(config, Sm80DqConfig)
+    do, DO_AT = (tile_copies(tiles.do, variant.Dv, vectors.do, config.threads), tiles.do_at) if GRADIENT else (q, 0)
 
-    q: Noun
-    k: Noun
-    v: Noun
-    do: Any = None  # of a gradient
+    @verb
+    def queries(smem, x, task):
+        """Copy Q, and dO for a gradient."""
+        q.load(smem, 0, lines(x.q, task.b, task.h, task.q_first + task.m0, task.Sq - task.m0))
+        if GRADIENT:
+            do.load(smem, DO_AT, lines(x.do, task.b, task.h, task.q_first + task.m0, task.Sq - task.m0))
+
+    @verb
+    def keys(smem, x, task, heads, n0, places):
+        """Copy K and V from key n0 on to these places. heads: batch and head of keys."""
+        (b, h_kv), (k_at, v_at) = heads, places
+        k.load(smem, k_at, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
+        v.load(smem, v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
+
+    return locals()
 
 
-def copies_of(
-    variant: Variant, tiles: Any, vectors: Vectors | GradientVectors, threads: int, *, paired: bool = False
-) -> Copies:
-    """Return the copies of a kernel with these tiles, and of dO for a gradient. paired: as in `tile_copies`, of V."""
-    q, k = (tile_copies(getattr(tiles, name), variant.D, getattr(vectors, name), threads) for name in "qk")
-    v = tile_copies(tiles.v, variant.Dv, vectors.v, threads, paired=paired)
-    if not isinstance(vectors, GradientVectors):
-        return Copies(q, k, v)
-    return Copies(q, k, v, tile_copies(tiles.do, variant.Dv, vectors.do, threads))
+@noun
+def q_copies(config: Sm80DkvConfig, variant: Variant, tiles: Sm80DkvTiles, vectors: GradientVectors) -> Members:
+    """The verbs that start the copies of a kernel that owns keys."""
+    q, k = (tile_copies(getattr(tiles, name), variant.D, getattr(vectors, name), config.threads) for name in "qk")
+    v = tile_copies(tiles.v, variant.Dv, vectors.v, config.threads)
+    do = tile_copies(tiles.do, variant.Dv, vectors.do, config.threads)
+
+    @verb
+    def keys(smem, x, task):
+        """Copy K and V."""
+        token, count = task.k_first + task.n0, task.Sk - task.n0
+        k.load(smem, 0, lines(x.k, task.b, task.h_kv, token, count))
+        v.load(smem, tiles.v_at, lines(x.v, task.b, task.h_kv, token, count))
+
+    @verb
+    def queries(smem, x, task, h, m0, stage):
+        """Copy Q and dO of a head from query m0 on into a stage."""
+        token, count = task.q_first + m0, task.Sq - m0
+        q.load(smem, i32(tiles.q_at + stage * tiles.q_size), lines(x.q, task.b, h, token, count))
+        do.load(smem, i32(tiles.do_at + stage * tiles.do_size), lines(x.do, task.b, h, token, count))
+
+    return locals()
 
 
 Output = Noun  # of `output_of`

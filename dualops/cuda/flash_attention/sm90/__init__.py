@@ -26,11 +26,11 @@ from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
 from ...launch.views import boxed, by_token, how_stored
-from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
-from ..arguments import Inputs, Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
+from ...tile.warpgroup import ROWS
+from ..arguments import Inputs, Served, fewest_queries, is_varlen, serving, sizes, variant
 from ..options import having
 from ..tile_scheduler import section_of, tiled_work
-from .arguments import ForwardMaps, OutputTo, boxed_maps
+from .arguments import ForwardMaps, OutputTo, boxed_maps, serves
 from .bias import bias_map, boxed_bias
 from .config import SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
@@ -52,15 +52,7 @@ class ByLength(NamedTuple):
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Yield tiles for attention, best first."""
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
-    if (
-        p.dtype not in INSTRUCTION_TYPES
-        or not device.has_wgmma
-        or p.D > MOST_D
-        or p.Dv > MOST_DV
-        or not has_usual_scale(p)
-    ):
-        return
-    if not results["o"].size or any(boxed(metas, name, varlen) is None for name in ("q", "k", "v")):
+    if p.D > MOST_D or p.Dv > MOST_DV or not results["o"].size or not serves(p, device, metas, Inputs._fields):
         return
     options, room = [option.name for option, _ in having(p).variants], device.shared_memory_per_block - SLACK
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them

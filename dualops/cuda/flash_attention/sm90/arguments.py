@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
 from ...compiler.backend import f32, i32, i64, pointer, tensor_map, types
+from ...launch.device import Device
 from ...launch.maps import Mapped
 from ...launch.views import boxed, by_token, how_stored
-from ...tile.warpgroup import ROWS
-from ..arguments import Variant, array_type, is_varlen
+from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
+from ..arguments import Variant, array_type, has_usual_scale, is_varlen
 from .bias import bias_map
 from .config import BOX
 
@@ -68,6 +69,14 @@ class Sums(NamedTuple):
 FORWARD_MAPS_TYPE = types.NamedUniTuple(tensor_map, len(ForwardMaps._fields), ForwardMaps)
 MAPS_TYPE = types.NamedUniTuple(tensor_map, len(Maps._fields), Maps)
 SUMS_TYPE = types.NamedTuple((pointer(f32), pointer(i64), i32), Sums)
+
+
+def serves(problem: Problem, device: Device, metas: Mapping[str, ArrayMeta], names: Sequence[str]) -> bool:
+    """Return whether the rung's kernels for 16 bits can compute a problem. names: of arrays that they copy as boxes."""
+    p = problem
+    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or not has_usual_scale(p):
+        return False
+    return all(boxed(metas, name, is_varlen(p)) is not None for name in names)
 
 
 def maps_of(kernel: str) -> Maps:

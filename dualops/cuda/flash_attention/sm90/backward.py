@@ -21,14 +21,14 @@ from ...launch.device import Device
 from ...launch.device_words import CLEARED, build_clear
 from ...launch.plans import Choice
 from ...launch.step import Step
-from ...launch.views import boxed, how_stored
-from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
+from ...launch.views import how_stored
+from ...tile.warpgroup import ROWS
 from .. import simt
-from ..arguments import Served, fewest_queries, gradient_inputs_of, has_usual_scale, is_varlen, serving, sizes, variant
+from ..arguments import Served, fewest_queries, gradient_inputs_of, is_varlen, serving, sizes, variant
 from ..block_masks import sizes_by_keys, steps_by_keys, workspace_by_keys
 from ..options import having
 from ..tile_scheduler import LEAST_HEADS, MOST_HEADS, packed_count, section_of, section_of_queries, tiled_work
-from .arguments import Sums, gradient_maps, keys_to, maps_of, queries_to
+from .arguments import Sums, gradient_maps, keys_to, maps_of, queries_to, serves
 from .bias import boxed_bias
 from .config import SLACK, AnyDqConfig, DqThirdsConfig, dq_configs, padded
 from .dbias import DbiasConfig, dbias_choice, dbias_maps, dbias_steps, dbias_workspace
@@ -67,11 +67,9 @@ class FusedConfigs(NamedTuple):
 def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Yield tiles for the gradient, best first. Each key must be seen from some query on to the last."""
     p = problem
-    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or p.window is not None:
+    if p.window is not None or not results["dq"].size or not results["dk"].size:
         return
-    if not has_usual_scale(p) or not results["dq"].size or not results["dk"].size:
-        return
-    if any(boxed(p.arrays, name, is_varlen(p)) is None for name in LOADED):
+    if not serves(p, device, p.arrays, LOADED):
         return
     D, Dv = padded(int(p.D)), padded(int(p.Dv))
     names = [option.name for option, _ in having(p).variants]
@@ -180,11 +178,9 @@ MOST_OF_LONGEST = 2
 def dkv_choices(
     problem: Problem, results: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[AnyDkvConfig, str]]:
-    """Yield Configs for dk and dv, best first, with a description. delta is simt's."""
-    p, varlen = problem, is_varlen(problem)
-    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or not has_usual_scale(p) or not results["dk"].size:
-        return
-    if not p.arrays["q"].size or any(boxed(p.arrays, name, varlen) is None for name in ("q", "do", "k", "v")):
+    """Yield Configs for dk and dv of a problem that dq's kernel takes, best first, with a description."""
+    p = problem
+    if not results["dk"].size:
         return
     D, Dv, options = padded(int(p.D)), padded(int(p.Dv)), [option.name for option, _ in having(p).variants]
     for config, reason in dkv_configs(D, Dv, options, boxed_bias(p) is not None):
@@ -247,14 +243,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Yield tiles for two kernels, of dq and of dk and dv, best first."""
     p, varlen, room = problem, is_varlen(problem), device.shared_memory_per_block
-    if (
-        p.dtype not in INSTRUCTION_TYPES
-        or not device.has_wgmma
-        or max(p.D, p.Dv) > MOST_WIDTH
-        or not has_usual_scale(p)
-    ):
-        return
-    if not results["dq"].size or any(boxed(p.arrays, name, varlen) is None for name in LOADED):
+    if max(p.D, p.Dv) > MOST_WIDTH or not results["dq"].size or not serves(p, device, p.arrays, LOADED):
         return
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
     names, in_boxes = [option.name for option, _ in having(p).variants], boxed_bias(p) is not None

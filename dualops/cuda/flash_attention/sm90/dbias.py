@@ -47,7 +47,7 @@ from typing import Any, NamedTuple
 from ....spec import ArrayMeta, Problem
 from ....spec.attention import broadcast_strides
 from ....spec.meta import Strided, contiguous_strides, itemsize
-from ...compiler.backend import Kernel, builds, cuda, i32, kernel, types, u8, u32
+from ...compiler.backend import Kernel, Members, Noun, builds, cuda, i32, kernel, members, noun, types, u8, u32, verb
 from ...launch.arrays import cdiv
 from ...launch.device import Device
 from ...launch.maps import Mapped
@@ -150,111 +150,193 @@ def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterato
             yield config, f"{config.block_q} queries by {config.block_kv} keys"
 
 
-@builds
-def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype: str, vectors: bool) -> Kernel:
-    """flash_attention_dbias_sm90(maps, to, lse, delta, extent, scale, options): `Maps`, dbias or its parts,
-    `BiasExtent`.
+class BiasWork(NamedTuple):
+    """How large a problem is, and how its scores are computed."""
 
-    to_dtype: of `to`. vectors: whether eight neighbours of a row may be stored at once.
-    """
-    tiles, BLOCK_KV = config.tiles(padded(variant.D), padded(variant.Dv)), config.block_kv
-    chain, role = chain_of(in_words(variant.having), variant.dtype), roles(config.consumers)
+    extent: Any  # `BiasExtent`
+    scale: Any
+    options: Any
+
+
+class Mine(NamedTuple):
+    """What a thread multiplies with."""
+
+    smem: Any
+    bars: Any
+    warpgroup: Any
+    row: Any  # its first
+    words: Any  # of the bias
+    scores: Any
+    d_probs: Any
+    totals: Any
+    base: Any  # of the exponents of two rows
+    delta: Any
+    next_lse: Any  # of the next tile's rows
+    next_delta: Any
+
+
+def bias_work_type(variant: Variant) -> Any:
+    """Return the type of `BiasWork`."""
+    *_, scale, _, options = size_types(variant)
+    return types.NamedTuple((types.NamedUniTuple(i32, len(BiasExtent._fields), BiasExtent), scale, options), BiasWork)
+
+
+@noun
+def dbias_loads(config: DbiasConfig, variant: Variant, one: Broadcast) -> Members:
+    """The verbs of both rings, in the order of a walk."""
+    tiles = config.tiles(padded(variant.D), padded(variant.Dv))
     ranged = any(option.name == "band" for option, _ in variant.having.variants)
-    walk = bias_walk(config.block_q, BLOCK_KV, one, chain, ranged=ranged)
-    turn = turns(config.consumers if config.overlap else 1)
+    chain = chain_of(in_words(variant.having), variant.dtype)
+    walk = bias_walk(config.block_q, config.block_kv, one, chain, ranged=ranged)
     ring = partial(ring_of_lines, stages=config.stages, warps=4 * config.consumers, walk=walk)
     queries = ring((tiles.q, tiles.do), 0, tiles.query_bytes, of_keys=False, stays=one.column)
     keys = ring((tiles.k, tiles.v), tiles.keys_at, tiles.key_bytes, of_keys=True, stays=not one.column)
-    qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
-    own = bias_registers(variant, BLOCK_KV, 128 * config.consumers)
-    score = fragment_scores(chain, ROWS, BLOCK_KV, marks=True, word=own.word)
-    gradient, statistics = gradient_of_bias(qk.size), rows_of_queries(qk.size)
-    sums = bias_sums(to_dtype, qk.size, config.consumers, one, vectors=vectors)
 
-    *_, scale_type, _, options_type = size_types(variant)
+    @verb
+    def barriers():
+        """Return the barriers of queries, and of keys; once in a kernel, by all threads."""
+        return queries.barriers(), keys.barriers()
+
+    @verb
+    def start(bars, maps):
+        """Prefetch the maps, and make the barriers ready; by all threads."""
+        if cuda.threadIdx.x == 0:
+            queries.init(bars[0])
+            keys.init(bars[1])
+        prefetch_maps(maps, 1)
+        queries.start()
+
+    @verb
+    def produce(smem, bars, maps, work, offset):
+        """Load all tiles of a block; by the producer warpgroup."""
+        if cuda.threadIdx.x % 128 == 0:
+            queries.bring(smem, (maps.q, maps.do), bars[0], work.extent, offset, work.options)
+        elif cuda.threadIdx.x % 128 == 32:
+            keys.bring(smem, (maps.k, maps.v), bars[1], work.extent, offset, work.options)
+
+    return members(locals(), queries=queries, keys=keys, walk=walk, next=queries.next)
+
+
+@noun
+def dbias_tiles(config: DbiasConfig, variant: Variant, load: Noun) -> Members:
+    """The verbs of tiles of scores. fillings: of queries, and of keys."""
+    tiles, OVERLAP = config.tiles(padded(variant.D), padded(variant.Dv)), config.overlap
+    chain, turn = chain_of(in_words(variant.having), variant.dtype), turns(config.consumers if OVERLAP else 1)
+    qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
+    own = bias_registers(variant, config.block_kv, 128 * config.consumers)
+    score = fragment_scores(chain, ROWS, config.block_kv, marks=True, word=own.word)
+    gradient, rows, queries, keys = gradient_of_bias(qk.size), rows_of_queries(qk.size), load.queries, load.keys
+
+    @verb
+    def mine(smem, bars, words, warpgroup):
+        """Return `Mine`; once in a kernel. words: of this noun."""
+        scores, d_probs, totals = qk.fragment(), dov.fragment(), qk.fragment()
+        base, delta, next_lse, next_delta = rows.pair(), rows.pair(), rows.pair(), rows.pair()
+        row = i32(ROWS * warpgroup)
+        return Mine(smem, bars, warpgroup, row, words, scores, d_probs, totals, base, delta, next_lse, next_delta)
+
+    @verb
+    def read(mine, lse, delta, visit):
+        """Start to read lse and delta of a tile's rows."""
+        rows.read(mine.next_lse, lse, visit, mine.row)
+        rows.read(mine.next_delta, delta, visit, mine.row)
+
+    @verb
+    def _start_d_probs(mine, fillings):
+        do_at, v_at = queries.second(mine.bars[0], fillings[0]), keys.second(mine.bars[1], fillings[1])
+        dov.start(mine.d_probs, mine.smem, do_at, v_at, mine.warpgroup)  # dP = dO @ V.T
+
+    @verb
+    def start(mine, fillings):
+        """Start the products of a tile, once its rows are read."""
+        gradient.bases(mine.base, mine.next_lse)
+        mine.delta[0], mine.delta[1] = mine.next_delta[0], mine.next_delta[1]
+        q_at, k_at = queries.first(mine.bars[0], fillings[0]), keys.first(mine.bars[1], fillings[1])
+        turn.take(mine.warpgroup)
+        qk.start(mine.scores, mine.smem, q_at, k_at, mine.warpgroup)  # scores = Q @ K.T
+        if OVERLAP:
+            _start_d_probs(mine, fillings)
+        turn.give(mine.warpgroup)
+
+    @verb
+    def add(mine, fillings, last, where, work):
+        """Add dS of a tile to totals. last: lines that stayed are read for the last time."""
+        if OVERLAP:
+            qk.wait_but_one(mine.scores)
+        else:
+            qk.wait(mine.scores)
+        queries.release_first(mine.bars[0], fillings[0], last)
+        keys.release_first(mine.bars[1], fillings[1], last)
+        seen = score.sees(score.ask(work.options, where))
+        score.finish_held(mine.scores, mine.words, work.options, work.scale, where, seen)
+        all_count = gradient.all_count(mine.scores, where, mine.base)
+        gradient.probabilities(mine.scores, where, mine.base, all_count)
+        if not OVERLAP:
+            _start_d_probs(mine, fillings)
+        dov.wait(mine.d_probs)
+        queries.release_second(mine.bars[0], fillings[0], last)
+        keys.release_second(mine.bars[1], fillings[1], last)
+        score.weigh(mine.d_probs, work.options, where)
+        gradient.add(mine.totals, mine.scores, mine.d_probs, mine.delta, all_count)
+
+    return members(locals(), words=own.words, fill=own.fill, clear=gradient.clear, turn=turn, size=qk.size)
+
+
+@builds
+def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype: str, vectors: bool) -> Kernel:
+    """flash_attention_dbias_sm90(maps, to, lse, delta, work): `Maps`, dbias or its parts, `BiasWork`.
+
+    to_dtype: of `to`. vectors: whether eight neighbours of a row may be stored at once.
+    """
+    role, load = roles(config.consumers), dbias_loads(config, variant, one)
+    tiles = dbias_tiles(config, variant, load)
+    sums = bias_sums(to_dtype, tiles.size, config.consumers, one, vectors=vectors)
 
     @kernel(
         MAPS_TYPE,
         strided(to_dtype, PLACES),
         *[statistic_type(variant)] * 2,
-        types.NamedUniTuple(i32, len(BiasExtent._fields), BiasExtent),
-        scale_type,
-        options_type,
+        bias_work_type(variant),
         threads=role.threads,
     )
-    def flash_attention_dbias_sm90(maps, to, lse, delta, extent, scale, options):
+    def flash_attention_dbias_sm90(maps, to, lse, delta, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        query_bars, key_bars, words = queries.barriers(), keys.barriers(), own.words()
-        Sq, Sk = extent.Sq, extent.Sk
-        offset, warpgroup = i32(extent.aligned * (Sk - Sq)), my_warpgroup()
-        if cuda.threadIdx.x == 0:
-            queries.init(query_bars)
-            keys.init(key_bars)
-        prefetch_maps(maps, 1)
-        queries.start()
+        bars, words, extent = load.barriers(), tiles.words(), work.extent
+        offset, warpgroup = i32(extent.aligned * (extent.Sk - extent.Sq)), my_warpgroup()
+        load.start(bars, maps)
         if warpgroup == config.consumers:
             role.produce()
-            if cuda.threadIdx.x % 128 == 0:
-                queries.bring(smem, (maps.q, maps.do), query_bars, extent, offset, options)
-            elif cuda.threadIdx.x % 128 == 32:
-                keys.bring(smem, (maps.k, maps.v), key_bars, extent, offset, options)
+            load.produce(smem, bars, maps, work, offset)
         else:
             role.consume()
-            scores, d_probs, totals = qk.fragment(), dov.fragment(), qk.fragment()
-            row_base, row_delta = statistics.pair(), statistics.pair()
-            next_lse, next_delta = statistics.pair(), statistics.pair()
-            i, kept, row = u32(0), u32(0), i32(ROWS * warpgroup)  # numbers of what passes, and of what stays
-            number, numbers = walk.first_number(), walk.numbers(extent)
-            turn.begin(warpgroup)
+            mine = tiles.mine(smem, bars, words, warpgroup)
+            i, kept = u32(0), u32(0)  # numbers of what passes, and of what stays
+            number, numbers = load.walk.first_number(), load.walk.numbers(extent)
+            tiles.turn.begin(warpgroup)
             while number < numbers:
-                part = walk.part(number, extent)
+                part = load.walk.part(number, extent)
                 i, kept = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), u32(shfl_idx_i32(i32(kept), 0, FULL_WARP))
-                gradient.clear(totals)
-                visit = walk.first(part, extent, offset, options)
+                tiles.clear(mine.totals)
+                visit = load.walk.first(part, extent, offset, work.options)
                 if visit.v < part.end:
-                    statistics.read(next_lse, lse, visit, row)
-                    statistics.read(next_delta, delta, visit, row)
-                    own.fill(words, options, part, extent)
+                    tiles.read(mine, lse, delta, visit)
+                    tiles.fill(words, work.options, part, extent)
                 while visit.v < part.end:
-                    of_queries, of_keys = (kept, i) if one.column else (i, kept)
-                    where = Where(visit.b, visit.h, i32(visit.m0 + row), visit.n0, Sq, Sk, offset)
-                    gradient.bases(row_base, next_lse)
-                    row_delta[0], row_delta[1] = next_delta[0], next_delta[1]
-                    q_at, k_at = queries.first(query_bars, of_queries), keys.first(key_bars, of_keys)
-                    turn.take(warpgroup)
-                    qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
-                    if config.overlap:
-                        do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
-                        dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
-                    turn.give(warpgroup)
-                    following = walk.after(visit, part, extent, offset, options)
-                    last = following.v == part.end or not walk.stays(visit, following)
+                    fillings = (kept, i) if one.column else (i, kept)
+                    m0 = i32(visit.m0 + mine.row)
+                    where = Where(visit.b, visit.h, m0, visit.n0, extent.Sq, extent.Sk, offset)
+                    tiles.start(mine, fillings)  # scores = Q @ K.T; dP = dO @ V.T
+                    following = load.walk.after(visit, part, extent, offset, work.options)
+                    last = following.v == part.end or not load.walk.stays(visit, following)
                     if following.v < part.end:
-                        statistics.read(next_lse, lse, following, row)
-                        statistics.read(next_delta, delta, following, row)
-                    if config.overlap:
-                        qk.wait_but_one(scores)
-                    else:
-                        qk.wait(scores)
-                    queries.release_first(query_bars, of_queries, last)
-                    keys.release_first(key_bars, of_keys, last)
-                    score.finish_held(scores, words, options, scale, where, score.sees(score.ask(options, where)))
-                    all_count = gradient.all_count(scores, where, row_base)
-                    gradient.probabilities(scores, where, row_base, all_count)
-                    if not config.overlap:
-                        do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
-                        dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
-                    dov.wait(d_probs)
-                    queries.release_second(query_bars, of_queries, last)
-                    keys.release_second(key_bars, of_keys, last)
-                    score.weigh(d_probs, options, where)
-                    gradient.add(totals, scores, d_probs, row_delta, all_count)
-                    i = queries.next(i)
+                        tiles.read(mine, lse, delta, following)
+                    tiles.add(mine, fillings, last, where, work)  # totals += dS
+                    i = load.next(i)
                     if last:
-                        kept = queries.next(kept)
+                        kept = load.next(kept)
                     visit = following
-                sums.store(to, totals, part, extent)
-                number = walk.next_number(number)
+                sums.store(to, mine.totals, part, extent)
+                number = load.walk.next_number(number)
 
     return flash_attention_dbias_sm90
 
@@ -343,7 +425,7 @@ def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Dbia
     H, group, Sq, Sk, aligned, scale, _, options = sizes(p)
     B_bias, H_bias, Sq_bias, Sk_bias = shape
     extent = BiasExtent(B_bias, H_bias, Sq_bias, Sk_bias, pieces, p.B, H, group, Sq, Sk, aligned)
-    args = (maps_of("dbias"), to, *statistics, extent, scale, options)
+    args = (maps_of("dbias"), to, *statistics, BiasWork(extent, scale, options))
     blocks, shared_bytes = shape[0] * pieces * _tiles(p, config), config.shared_bytes(padded(p.D), padded(p.Dv))
     vectors = not (one.row or one.column) and _in_vectors(found.get(PARTS, results["dbias"]), config)
     build = build_dbias(config, variant(p), one, dtype, vectors)

@@ -39,19 +39,16 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..options import chain_of
-from ..saved_lse import lse_delta_of
 from ..score_gradients import gradient_of_keys
 from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, keys_to_type
-from .bias import BiasDkv, bias_dkv, chains_of
+from .bias import chains_of
 from .config import factors, padded
 from .dkv_config import DkvConfig
 from .loads import QLoads, q_loads
 from .output import results_of_keys
 from .tile_scores import scores_of_keys
-from .visible_tiles import q_tiles_of
 
 
 class Mine(NamedTuple):
@@ -68,16 +65,17 @@ class Mine(NamedTuple):
 
 
 @noun
-def dkv_tiles(config: DkvConfig, variant: Variant, bias: BiasDkv, load: QLoads, listed: bool) -> Members:
+def dkv_tiles(config: DkvConfig, variant: Variant, load: QLoads) -> Members:
     """The verbs of a block's tiles of queries."""
     chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
     tiles, dtype, thirds = config.tiles(padded(variant.D), padded(variant.Dv)), factors(variant.dtype), config.thirds
     kq, vdo = warpgroup_mma(dtype, tiles.k, tiles.q, thirds), warpgroup_mma(dtype, tiles.v, tiles.do, thirds)
     pdo, dsq = register_mma(dtype, tiles.do_steps, thirds), register_mma(dtype, tiles.q_steps, thirds)
+    word, others = load.bias.word, variant.varlen
     score = fragment_scores(
-        tile_chain, ROWS, config.block_q, bent=chain.bends, transposed=True, word=bias.word, others=variant.varlen
+        tile_chain, ROWS, config.block_q, bent=chain.bends, transposed=True, word=word, others=others
     )
-    scores_of = scores_of_keys(score, bias, listed=listed)
+    scores_of = scores_of_keys(score, load)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, config.block_q)
     OVERLAP, K_AT, V_AT = config.overlap, 0, tiles.v_at
 
@@ -123,7 +121,7 @@ def dkv_tiles(config: DkvConfig, variant: Variant, bias: BiasDkv, load: QLoads, 
     def finish(sums):
         dsq.wait(sums[0])
 
-    return members(locals(), scores_of=scores_of, sizes=(dsq.size, pdo.size))
+    return members(locals(), scores_of=scores_of, sizes=(dsq.size, pdo.size), kv_at=(K_AT, V_AT))
 
 
 @builds
@@ -133,18 +131,15 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
 
     dk_stored, dv_stored: how dk and dv get to memory (`output`). packed: as in `walk_by_keys`.
     """
-    tiles, role = config.tiles(padded(variant.D), padded(variant.Dv)), roles(config.consumers, most=True)
-    chain, visits = chain_of(variant.having, variant.dtype, gradient=True), q_tiles_of(config.block_q, variant)
-    bias = bias_dkv(variant, config.bias, tiles.bias_at, config.warps)
-    load = q_loads(config, variant, visits, lse_delta_of(config.block_q, config.stages, chain), bias)
-    of = dkv_tiles(config, variant, bias, load, visits.listed)
-    task_of = walk_by_keys(config.block_kv, config.block_q, variant.varlen, chain, packed=packed)
+    role, load = roles(config.consumers, most=True), q_loads(config, variant)
+    tiles = dkv_tiles(config, variant, load)
+    task_of = walk_by_keys(config, variant, packed=packed)
     stored = ("", "") if config.thirds else (dk_stored, dv_stored)
-    results = results_of_keys(variant, chain, of.sizes, (0, tiles.v_at), stored, config.consumers)
+    results = results_of_keys(variant, tiles.sizes, tiles.kv_at, stored, config.consumers)
 
     @kernel(
         MAPS_TYPE,
-        bias.maps_type,
+        load.bias.maps_type,
         keys_to_type(variant, dk_stored, dv_stored),
         gradient_inputs_type(variant),
         tiled_work_type(variant),
@@ -155,24 +150,23 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         bars, warpgroup, task = load.barriers(), my_warpgroup(), task_of(cuda.blockIdx.x, work)
         if task.n0 >= task.Sk:
             return
-        bias.prefetch(bias_maps)
-        load.start(bars, maps)
+        load.start(bars, maps, bias_maps)
         if warpgroup == config.consumers:
             role.produce()
             load.produce(smem, bars, maps, bias_maps, x, work, task)
         else:
             role.consume()
-            i, end = u32(0), u32(shfl_idx_i32(i32(visits.count(task, work)), 0, FULL_WARP))
-            row, own, mine = i32(ROWS * warpgroup), of.scores_of.own(smem, work), of.mine(smem, bars, warpgroup)
+            i, end = u32(0), u32(shfl_idx_i32(i32(load.visits.count(task, work)), 0, FULL_WARP))
+            row, own, mine = i32(ROWS * warpgroup), tiles.scores_of.own(smem, work), tiles.mine(smem, bars, warpgroup)
             if end != u32(0):
                 load.wait_kv(bars)
-                sums, adds, tile = of.sums(mine), i32(0), visits.first(task, work)
+                sums, adds, tile = tiles.sums(mine), i32(0), load.visits.first(task, work)
                 while i != end:
                     where = where_of(task, tile.h, tile.m0, i32(task.n0 + row))
-                    of.tile(own, mine, sums, where, tile, i, adds)
-                    tile = visits.after(tile, i, end, task, work)
+                    tiles.tile(own, mine, sums, where, tile, i, adds)
+                    tile = load.visits.after(tile, i, end, task, work)
                     adds, i = i32(1), load.q.next(i)
-                of.finish(sums)
+                tiles.finish(sums)
             else:
                 results.clear(mine.dk, mine.dv)
             task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it

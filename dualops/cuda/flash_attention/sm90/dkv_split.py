@@ -49,19 +49,16 @@ from ...tile.warpgroup_barrier import warpgroup_barrier
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..options import OptionChain, chain_of
-from ..saved_lse import lse_delta_of
+from ..options import chain_of
 from ..score_gradients import split_gradient
 from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, keys_to_type
-from .bias import bias_dkv
 from .config import factors, padded
 from .dkv_config import CONSUMERS, DkvApartConfig, DkvThirdsConfig
 from .loads import q_loads
 from .output import results_of_keys
 from .tile_scores import scores_of_keys
-from .visible_tiles import QTiles, q_tiles_of
 
 
 class Side(NamedTuple):
@@ -83,20 +80,24 @@ def _same(smem):
 
 
 @noun
-def split_tiles(
-    config: DkvApartConfig | DkvThirdsConfig, variant: Variant, chain: OptionChain, visits: QTiles
-) -> Members:
-    """The verbs of a block's tiles of queries: of 16 bits pipelined, of float32 one product after the other."""
+def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> Members:
+    """The verbs of a block's tiles of queries: of 16 bits pipelined, of float32 one product after the other.
+
+    Raises ValueError for options with slopes if the Config is not exact.
+    """
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
+    if chain.bends and not config.exact:
+        raise ValueError(f"{config} for options with slopes, expected an exact one: P * slope may be large")
     BLOCK_Q, THIRDS, tiles = config.block_q, config.thirds, config.tiles(padded(variant.D), padded(variant.Dv))
-    dtype, bias = factors(variant.dtype), bias_dkv(variant, None, 0, 0)
+    dtype = factors(variant.dtype)
     kq = warpgroup_mma(dtype, tiles.k, tiles.q, THIRDS, from_base=THIRDS)
     vdo = warpgroup_mma(dtype, tiles.v, tiles.do, THIRDS, from_base=THIRDS)
     pdo = register_mma(dtype, tiles.do_steps, THIRDS, from_base=THIRDS)
     dsq = register_mma(dtype, tiles.q_steps, THIRDS, from_base=THIRDS)
     box = warpgroup_exchange(tiles.p_at, kq.size, config.places, config.exact)
-    load = q_loads(config, variant, visits, lse_delta_of(BLOCK_Q, config.stages, chain), bias, box)
+    load = q_loads(config, variant, others=box)
     score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
-    scores_of = scores_of_keys(score, bias, listed=visits.listed, keeps=False)
+    scores_of = scores_of_keys(score, load, keeps=False)
     gradient = split_gradient(chain, score, variant.dtype, BLOCK_Q, box)
     both, ZERO, ONE, OVERLAP, BENDS = warpgroup_barrier(CONSUMERS), i32(0), i32(1), config.overlap, chain.bends
 
@@ -203,16 +204,16 @@ def split_tiles(
 
         @verb
         def every(own, side, task, work, end):
-            i, tile = u32(0), visits.first(task, work)
+            i, tile = u32(0), load.visits.first(task, work)
             if end != u32(0):
                 load.wait_kv(side.bars)
                 if not THIRDS:
                     first_tile(own, side, task, tile, i)
-                    tile = visits.after(tile, i, end, task, work)
+                    tile = load.visits.after(tile, i, end, task, work)
                     i = load.q.next(i)
                 while i != end:
                     tile_after_first(own, side, task, tile, i)
-                    tile = visits.after(tile, i, end, task, work)
+                    tile = load.visits.after(tile, i, end, task, work)
                     i = load.q.next(i)
                 if not THIRDS:
                     mma.add(side.acc, side.packed, side.at, at(load.q.stage(i - 1)), ONE)
@@ -242,22 +243,19 @@ def split_tiles(
         dk_tiles=all_tiles(1, dsq, load.q_at),
         dv_size=pdo.size,
         dk_size=dsq.size,
+        dv_at=(0, tiles.v_at),  # where K and V begin, for `results_of_keys`
+        dk_at=(-tiles.k.box, 0),  # a box further: the warpgroup of dk is the second
     )
 
 
 def build_split(
     config: DkvApartConfig | DkvThirdsConfig, variant: Variant, stored: tuple[str, str], packed: bool
 ) -> Kernel:
-    """Return the kernel of a Config. Raises ValueError for options with slopes if it is not exact."""
-    chain = chain_of(variant.having, variant.dtype, gradient=True)
-    if chain.bends and not config.exact:
-        raise ValueError(f"{config} for options with slopes, expected an exact one: P * slope may be large")
-    tiles, role = config.tiles(padded(variant.D), padded(variant.Dv)), roles(CONSUMERS, most=not config.thirds)
-    visits = q_tiles_of(config.block_q, variant)
-    of = split_tiles(config, variant, chain, visits)
-    task_of = walk_by_keys(ROWS, config.block_q, variant.varlen, chain, packed=packed)
-    dk_results = results_of_keys(variant, chain, (of.dk_size, 0), (-tiles.k.box, 0), stored, 1)  # a box further
-    dv_results = results_of_keys(variant, chain, (0, of.dv_size), (0, tiles.v_at), stored, 1)
+    """Return the kernel of a Config. Raises ValueError as `split_tiles`."""
+    role, tiles = roles(CONSUMERS, most=not config.thirds), split_tiles(config, variant)
+    task_of = walk_by_keys(config, variant, packed=packed)
+    dk_results = results_of_keys(variant, (tiles.dk_size, 0), tiles.dk_at, stored, 1)
+    dv_results = results_of_keys(variant, (0, tiles.dv_size), tiles.dv_at, stored, 1)
 
     @kernel(
         MAPS_TYPE,
@@ -269,27 +267,27 @@ def build_split(
     )
     def flash_attention_dkv_split(maps, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        bars, warpgroup, task = of.load.barriers(), my_warpgroup(), task_of(cuda.blockIdx.x, work)
+        bars, warpgroup, task = tiles.load.barriers(), my_warpgroup(), task_of(cuda.blockIdx.x, work)
         if task.n0 >= task.Sk:
             return
-        of.load.start(bars, maps)
+        tiles.load.start(bars, maps, ())
         if warpgroup == CONSUMERS:
             role.produce()
-            of.load.produce(smem, bars, maps, (), x, work, task)
+            tiles.load.produce(smem, bars, maps, (), x, work, task)
         elif warpgroup == 0:
             role.consume()
-            end = u32(shfl_idx_i32(i32(visits.count(task, work)), 0, FULL_WARP))
-            own, dv = of.own(smem, work), of.dv_side(smem, bars)
+            end = u32(shfl_idx_i32(i32(tiles.load.visits.count(task, work)), 0, FULL_WARP))
+            own, dv = tiles.own(smem, work), tiles.dv_side(smem, bars)
             dv_results.clear(dv.acc, dv.acc)
-            of.dv_tiles(own, dv, task, work, end)
+            tiles.dv_tiles(own, dv, task, work, end)
             task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
             dv_results.store(smem, to, (dv.acc, dv.acc), task, i32(0), x, work)
         else:
             role.consume()
-            end = u32(shfl_idx_i32(i32(visits.count(task, work)), 0, FULL_WARP))
-            own, dk = of.own(smem, work), of.dk_side(smem, bars)
+            end = u32(shfl_idx_i32(i32(tiles.load.visits.count(task, work)), 0, FULL_WARP))
+            own, dk = tiles.own(smem, work), tiles.dk_side(smem, bars)
             dk_results.clear(dk.acc, dk.acc)
-            of.dk_tiles(own, dk, task, work, end)
+            tiles.dk_tiles(own, dk, task, work, end)
             task = task_of(opaque_i32(cuda.blockIdx.x), work)  # recomputed: no register kept it
             dk_results.store(smem, to, (dk.acc, dk.acc), task, i32(0), x, work)
 

@@ -59,6 +59,7 @@ from typing import Any, NamedTuple
 from ...compiler.backend import (
     Kernel,
     Members,
+    Noun,
     builds,
     cuda,
     f32,
@@ -80,28 +81,26 @@ from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgro
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..options import OptionChain, chain_of
+from ..options import chain_of
 from ..score_gradients import d_scores_apart, gradient_of_queries
 from ..tile_scheduler import tiled_work_type, walk_by_queries
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, queries_to_type
-from .bias import BiasStages, Chains, bias_stages, chains_of
+from .bias import chains_of
 from .config import AnyDqConfig, DqConfig, DqThirdsConfig, factors, padded
 from .loads import KvLoads, kv_loads
-from .output import dq_results, rows_from_registers, rows_output
+from .output import dq_results
 from .schedule import turns, work_items
 from .tile_scores import OwnRows, scores_of_queries
 from .visible_tiles import kv_tiles_of, q_and_do
 
 
-def dq_loads(config: AnyDqConfig, variant: Variant, chain: OptionChain, bias: BiasStages, box: Any = None) -> KvLoads:
-    """Return what dq's kernels load. box: as `others` of `kv_loads`."""
-    tiles, visits = (
-        config.tiles(padded(variant.D), padded(variant.Dv)),
-        kv_tiles_of(config.block_q, config.block_kv, variant),
-    )
-    items = work_items(walk_by_queries(config.block_q, visits.between, variant.varlen, chain), config.q_stages + 1)
-    return kv_loads(config, variant.varlen, tiles, q_and_do(tiles), items, visits, bias, box)
+def dq_loads(config: AnyDqConfig, variant: Variant, others: Noun | None = None) -> KvLoads:
+    """Return what dq's kernels load. others: as of `kv_loads`."""
+    visits = kv_tiles_of(config.block_q, config.block_kv, variant)
+    items = work_items(walk_by_queries(config, variant, visits.between, gradient=True), config.q_stages + 1)
+    queries = q_and_do(config.tiles(padded(variant.D), padded(variant.Dv)))
+    return kv_loads(config, variant, queries, items, visits, others)
 
 
 class Mine(NamedTuple):
@@ -127,15 +126,18 @@ class Item(NamedTuple):
 
 
 @noun
-def dq_tiles(config: DqConfig, variant: Variant, chains: Chains, bias: BiasStages, load: KvLoads) -> Members:
+def dq_tiles(config: DqConfig, variant: Variant, load: KvLoads) -> Members:
     """The verbs of a work item's tiles."""
+    chains = chains_of(variant, words=config.bias_stages > 0, gradient=True)
     tiles, dtype, thirds = config.tiles(padded(variant.D), padded(variant.Dv)), factors(variant.dtype), config.thirds
     qk, dov = warpgroup_mma(dtype, tiles.q, tiles.k, thirds), warpgroup_mma(dtype, tiles.do, tiles.v, thirds)
     dsk, takers, num = register_mma(dtype, tiles.k_right, thirds), config.consumers if config.turns else 1, numbers(f32)
     rows, bent = softmax_rows(variant.dtype, qk.size, dsk.size), chains.whole.scores
-    score = fragment_scores(chains.of_tile, ROWS, config.block_kv, bent=bent, word=bias.word, others=variant.varlen)
+    score = fragment_scores(
+        chains.of_tile, ROWS, config.block_kv, bent=bent, word=load.bias.word, others=variant.varlen
+    )
     gradient = gradient_of_queries(chains.of_tile, score, rows, qk.size, dsk.size)
-    scores_of = scores_of_queries(score, load.visits, bias, rows)
+    scores_of = scores_of_queries(score, load, rows)
 
     @verb
     def mine(bars):
@@ -219,6 +221,8 @@ def dq_tiles(config: DqConfig, variant: Variant, chains: Chains, bias: BiasStage
         scores_of=scores_of,
         turn=turns(takers),
         size=dsk.size,
+        at=tiles.dq_at,
+        over=config.consumers if config.dq_over_q else 0,
     )
 
 
@@ -229,25 +233,15 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
 
     stored: how dq gets to memory (`output`).
     """
-    D, role, DQ_OVER_Q, ZEROED = (
-        padded(variant.D),
-        roles(config.consumers, most=True),
-        config.dq_over_q,
-        int(config.zeroed),
+    role, load = roles(config.consumers, most=True), dq_loads(config, variant)
+    tiles = dq_tiles(config, variant, load)
+    results = dq_results(
+        variant, load.visits.keys, tiles.size, tiles.at, stored if not config.thirds else "", tiles.over
     )
-    chains, tiles = chains_of(variant, words=config.bias_stages > 0, gradient=True), config.tiles(D, padded(variant.Dv))
-    bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
-    load = dq_loads(config, variant, chains.whole, bias)
-    tile = dq_tiles(config, variant, chains, bias, load)
-    if config.thirds:
-        output = rows_from_registers(variant.D, D)
-    else:
-        output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, config.consumers if DQ_OVER_Q else 0)
-    results = dq_results(variant, chains.whole, load.visits, tile.size, output)
 
     @kernel(
         MAPS_TYPE,
-        bias.maps_type,
+        load.bias.maps_type,
         pointer(i64),
         queries_to_type(variant, stored),
         gradient_inputs_type(variant),
@@ -257,70 +251,153 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     def flash_attention_dq_sm90(maps, bias_maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         bars, warpgroup, extent = load.barriers(), my_warpgroup(), work.extent
-        bias.prefetch(bias_maps)
-        load.start(bars, maps)
+        load.start(bars, maps, bias_maps)
         if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
                 load.produce(smem, maps, bias_maps, bars, counter, work)
         else:
             role.consume()
-            own, mine = tile.scores_of.own(smem, bars.others, work, warpgroup), tile.mine(bars)
+            own, mine = tiles.scores_of.own(smem, bars.others, work, warpgroup), tiles.mine(bars)
             i, piece, row = u32(0), u32(0), i32(ROWS * warpgroup)  # numbers of K's and V's tiles, and of work items
-            tile.turn.begin(warpgroup)
+            tiles.turn.begin(warpgroup)
             task, _ = load.items.take(bars.items, piece, extent)
             while task.m0 >= 0:
                 i, at = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), OwnRows(task, i32(task.m0 + row))
-                pending = tile.scores_of.ask(own, at, load.visits.last(task, work.options))
-                item = tile.begin(mine, at, piece, row, x)
-                if ZEROED:
-                    tile.clear(mine.acc)
+                pending = tiles.scores_of.ask(own, at, load.visits.last(task, work.options))
+                item = tiles.begin(mine, at, piece, row, x)
+                if config.zeroed:
+                    tiles.clear(mine.acc)
                 if task.count != u32(0):
-                    end, adds = u32(i + task.count), i32(ZEROED)
-                    pending = tile.first(own, mine, item, pending, i, adds)
+                    end, adds = u32(i + task.count), i32(config.zeroed)
+                    pending = tiles.first(own, mine, item, pending, i, adds)
                     i = load.k.next(i)
                     while i != end:
-                        pending = tile.later(own, mine, item, pending, i, adds)
+                        pending = tiles.later(own, mine, item, pending, i, adds)
                         adds, i = i32(1), load.k.next(i)
                     task, _ = load.items.again(bars.items, piece, extent)  # it would hold registers
-                    if not DQ_OVER_Q:
+                    if not config.dq_over_q:
                         load.q.release(bars.q, piece)
-                    tile.finish(own, mine, item, i - 1, adds)
+                    tiles.finish(own, mine, item, i - 1, adds)
                 else:
-                    if not DQ_OVER_Q:
+                    if not config.dq_over_q:
                         load.q.skip(bars.q, piece)
-                    if not ZEROED:
-                        tile.clear(mine.acc)
+                    if not config.zeroed:
+                        tiles.clear(mine.acc)
                 results.store(smem, to, mine.acc, task, row, x, work)
-                if DQ_OVER_Q:
+                if config.dq_over_q:
                     results.free()
                 piece = u32(piece + 1)
                 task, _ = load.items.take(bars.items, piece, extent)
-                if DQ_OVER_Q:
+                if config.dq_over_q:
                     load.q.release(bars.q, piece - 1)  # `take` synchronizes: no lane reads dq any more
-            if not DQ_OVER_Q:
+            if not config.dq_over_q:
                 results.finish()
 
     return flash_attention_dq_sm90
 
 
-@builds
-def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
-    """flash_attention_dq_split_f32_sm90(maps, counter, to, x, work), with the records of `build_dq`."""
-    D, chain = padded(variant.D), chain_of(variant.having, variant.dtype, gradient=True)
-    role, tiles, dtype = roles(config.consumers), config.tiles(D, padded(variant.Dv)), factors(variant.dtype)
+class ProbsSide(NamedTuple):
+    """What the warpgroup that computes P multiplies with."""
+
+    smem: Any
+    at: Any  # smem, as the base of descriptors
+    bars: Any
+    scores: Any
+    lse: Any  # of two rows
+    base: Any  # of their exponents
+
+
+class DqSide(NamedTuple):
+    """What the warpgroup that computes dP, dS and dq multiplies with."""
+
+    smem: Any
+    at: Any
+    bars: Any
+    d_probs: Any
+    packed: Any  # dS
+    acc: Any
+    delta: Any  # of two rows
+
+
+@noun
+def dq_split_tiles(config: DqThirdsConfig, variant: Variant) -> Members:
+    """The verbs of both sides."""
+    dtype, tiles = factors(variant.dtype), config.tiles(padded(variant.D), padded(variant.Dv))
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
     qk = warpgroup_mma(dtype, tiles.q, tiles.k, True, from_base=True)
     dov = warpgroup_mma(dtype, tiles.do, tiles.v, True, from_base=True)
     dsk = register_mma(dtype, tiles.k_right, True, from_base=True)
     box = warpgroup_exchange(tiles.p_at, qk.size, 1, exact=True)
-    bias = bias_stages(variant, None, 0, 0, 0)
-    load = dq_loads(config, variant, chain, bias, box)
-    rows = softmax_rows(variant.dtype, qk.size, dsk.size)
+    load, rows = dq_loads(config, variant, box), softmax_rows(variant.dtype, qk.size, dsk.size)
     score = fragment_scores(chain, ROWS, config.block_kv, bent=chain.scores, others=variant.varlen)
     gradient = gradient_of_queries(chain, score, rows, qk.size, dsk.size)
     d_scores = d_scores_apart(score, box, dov.size)
-    scores_of = scores_of_queries(score, load.visits, bias, rows)
-    results, ZERO = dq_results(variant, chain, load.visits, dsk.size, rows_from_registers(variant.D, D)), i32(0)
+    scores_of, ZERO = scores_of_queries(score, load, rows), i32(0)
+
+    @verb
+    def probs_side(smem, bars):
+        """Return `ProbsSide`; once in a kernel."""
+        return ProbsSide(smem, base_of(smem), bars, qk.fragment(), gradient.pair(), gradient.pair())
+
+    @verb
+    def begin_probs(side, task, piece, x):
+        """Read lse of a work item, and wait for Q. Return where it begins."""
+        gradient.read(side.lse, x.lse, task, ZERO)
+        gradient.bases(side.base, side.lse)
+        return load.queries.q_at(load.q.wait(side.bars.q, piece))
+
+    @verb
+    def probs_tile(own, side, task, q_at, tile, filling):
+        """Compute P * slope of a tile, and hand it over. Return the next tile."""
+        qk.start(side.scores, side.at, q_at, load.k.wait(side.bars.k, filling), ZERO)  # scores = Q @ K.T
+        at = OwnRows(task, task.m0)
+        known = scores_of.know(own, at, scores_of.ask(own, at, tile))
+        qk.wait(side.scores)
+        load.k.release(side.bars.k, filling)
+        scores_of.mask(own, side.scores, known, filling)
+        gradient.probs(side.scores, own.words, own.options, own.scale, known.where, side.base)
+        box.put(side.smem, box.claim(side.bars.others, filling), side.scores)
+        box.hand(side.bars.others, filling)
+        return known.before
+
+    @verb
+    def dq_side(smem, bars):
+        """Return `DqSide`; once in a kernel."""
+        d_probs, acc, packed = dov.fragment(), dsk.fragment(), dsk.left()
+        return DqSide(smem, base_of(smem), bars, d_probs, packed, acc, gradient.pair())
+
+    @verb
+    def begin_dq(side, task, piece, x):
+        """Read delta of a work item, and wait for dO. Return where it begins, and the sums of products."""
+        gradient.read(side.delta, x.delta, task, ZERO)
+        return load.queries.do_at(load.q.wait(side.bars.q, piece)), dsk.sums(side.acc)
+
+    @verb
+    def dq_tile(side, task, item, tile, filling, options):
+        """Add a tile to acc. item: of `begin_dq`. Return the next tile."""
+        do_at, sums = item
+        dov.start(side.d_probs, side.at, do_at, load.v.wait(side.bars.v, filling), ZERO)  # dP = dO @ V.T
+        where, before = where_of(task, task.h, task.m0, tile.n0), load.visits.before(tile, task, options)
+        dov.wait(side.d_probs)
+        load.v.release(side.bars.v, filling)
+        d_scores(side.d_probs, side.smem, box.take(side.bars.others, filling), options, where, side.delta)
+        box.leave(side.bars.others, filling)
+        rows.pack(side.packed, side.d_probs)
+        dsk.add(sums, side.packed, side.at, load.k.at(filling), ZERO)  # K has arrived, as P has
+        dsk.finish(side.acc, sums)  # acc [64, D] += dS @ K
+        load.k.release(side.bars.k, filling)
+        return before
+
+    return members(locals(), load=load, own=scores_of.own, size=dsk.size)
+
+
+@builds
+def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
+    """flash_attention_dq_split_f32_sm90(maps, counter, to, x, work), with the records of `build_dq`."""
+    role, tiles = roles(config.consumers), dq_split_tiles(config, variant)
+    load = tiles.load
+    results = dq_results(variant, load.visits.keys, tiles.size)
 
     @kernel(
         MAPS_TYPE,
@@ -333,7 +410,7 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
     def flash_attention_dq_split_f32_sm90(maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         bars, warpgroup, extent, options = load.barriers(), my_warpgroup(), work.extent, work.options
-        load.start(bars, maps)
+        load.start(bars, maps, ())
         i, piece = u32(0), u32(0)  # numbers of K's and V's tiles, and of work items
         if warpgroup == config.consumers:
             role.produce()
@@ -341,55 +418,32 @@ def build_dq_split_f32(config: DqThirdsConfig, variant: Variant) -> Kernel:
                 load.produce(smem, maps, (), bars, counter, work)
         elif warpgroup == 0:
             role.consume()
-            own, scores, base = scores_of.own(smem, ZERO, work, ZERO), qk.fragment(), base_of(smem)
-            row_lse, row_base = gradient.pair(), gradient.pair()
+            own, mine = tiles.own(smem, i32(0), work, i32(0)), tiles.probs_side(smem, bars)
             task, _ = load.items.take(bars.items, piece, extent)
             while task.m0 >= 0:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
-                gradient.read(row_lse, x.lse, task, ZERO)
-                gradient.bases(row_base, row_lse)
-                at, q_at = OwnRows(task, task.m0), load.queries.q_at(load.q.wait(bars.q, piece))
+                q_at = tiles.begin_probs(mine, task, piece, x)
                 tile, end = load.visits.last(task, options), u32(i + task.count)
                 while i != end:
-                    qk.start(scores, base, q_at, load.k.wait(bars.k, i), ZERO)  # scores = Q @ K.T
-                    known = scores_of.know(own, at, scores_of.ask(own, at, tile))
-                    tile = known.before
-                    qk.wait(scores)
-                    load.k.release(bars.k, i)
-                    scores_of.mask(own, scores, known, i)
-                    gradient.probs(scores, own.words, options, work.scale, known.where, row_base)
-                    box.put(smem, box.claim(bars.others, i), scores)
-                    box.hand(bars.others, i)
+                    tile = tiles.probs_tile(own, mine, task, q_at, tile, i)
                     i = load.k.next(i)
                 load.q.skip(bars.q, piece)
                 piece = u32(piece + 1)
                 task, _ = load.items.take(bars.items, piece, extent)
         else:
             role.consume()
-            d_probs, acc, packed, base = dov.fragment(), dsk.fragment(), dsk.left(), base_of(smem)
-            row_delta = gradient.pair()
+            side = tiles.dq_side(smem, bars)
             task, _ = load.items.take(bars.items, piece, extent)
             while task.m0 >= 0:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
-                gradient.read(row_delta, x.delta, task, ZERO)
-                do_at, sums = load.queries.do_at(load.q.wait(bars.q, piece)), dsk.sums(acc)
+                item = tiles.begin_dq(side, task, piece, x)
                 tile, end = load.visits.last(task, options), u32(i + task.count)
                 while i != end:
-                    dov.start(d_probs, base, do_at, load.v.wait(bars.v, i), ZERO)  # dP = dO @ V.T
-                    where = where_of(task, task.h, task.m0, tile.n0)
-                    tile = load.visits.before(tile, task, options)
-                    dov.wait(d_probs)
-                    load.v.release(bars.v, i)
-                    d_scores(d_probs, smem, box.take(bars.others, i), options, where, row_delta)
-                    box.leave(bars.others, i)
-                    rows.pack(packed, d_probs)
-                    dsk.add(sums, packed, base, load.k.at(i), ZERO)  # K has arrived, as P has
-                    dsk.finish(acc, sums)  # acc [64, D] += dS @ K
-                    load.k.release(bars.k, i)
+                    tile = tiles.dq_tile(side, task, item, tile, i, options)
                     i = load.k.next(i)
                 task, _ = load.items.again(bars.items, piece, extent)  # it would hold registers
                 load.q.release(bars.q, piece)
-                results.store(smem, to, acc, task, ZERO, x, work)
+                results.store(smem, to, side.acc, task, i32(0), x, work)
                 piece = u32(piece + 1)
                 task, _ = load.items.take(bars.items, piece, extent)
 

@@ -1,14 +1,13 @@
 """How the fused kernel's blocks add dq in memory, in a fixed order; and rows of dq from the sums.
 
-`store_queue`: warps fill places of shared memory, and one thread empties them by copies to memory. Filling i has place
-i % places, and phase i // places of its two mbarriers.
+`store_queue`: warps fill places of shared memory, and one thread empties them by copies to memory (`tile.pipeline`).
 
     warps                                       thread
     place = box.claim(barriers, i)              place = box.take(barriers, i)
     ...                                         ...
     box.hand(barriers, i)                       box.free(barriers, i)
 
-`ordered_sums`: each sum has a flag, which counts the blocks that have added. Block number r waits until the flag is r,
+`dq_queue`: each sum has a flag, which counts the blocks that have added. Block number r waits until the flag is r,
 adds by a bulk copy, waits until that is written, and makes the flag r + 1. The first block stores, so that only flags
 need clearing. Readers, which may be a grid that overlaps this one, wait until all blocks have added.
 
@@ -26,24 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...compiler.backend import (
-    Kernel,
-    Members,
-    Namespace,
-    builds,
-    cuda,
-    f32,
-    i32,
-    i64,
-    kernel,
-    noun,
-    u8,
-    u32,
-    u64,
-    verb,
-)
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, u8, u32, verb
 from ...ptx.async_copy import (
     cp_async_bulk_commit_group,
     cp_async_bulk_store,
@@ -51,24 +35,21 @@ from ...ptx.async_copy import (
     cp_reduce_async_bulk_add_f32,
 )
 from ...ptx.fences import fence_proxy_async
-from ...ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
 from ...ptx.memory import atom_add_i64, st_release_i64, wait_for_i64
-from ...ptx.warp import bar_warp_sync
 from ...tile.grids import wait_for_grid_before
 from ...tile.numbers import numbers
-from ...tile.pipeline import Barriers
-from ...tile.rows import FULL_WARP
+from ...tile.pipeline import places
+from ...tile.products import opaque_i32
 from ...tile.storage import access
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant, gradient_inputs_type
-from ..nan_repair import nan_repair
-from ..options import OptionChain, chain_of
-from ..score_gradients import rows_of_queries
-from ..tile_scheduler import ROWS_OF_A_HEAD, packed_tiles, range_of, tile_after, tiled_work_type, walk_by_queries
+from ..options import chain_of
+from ..tile_scheduler import packed_tiles, tiled_work_type, walk_by_queries
 from .arguments import SUMS_TYPE, queries_to_type
 from .config import BOX, padded
-from .dkv_config import FRAGMENT, FusedConfig
-from .output import rows_output
+from .dkv_config import CONSUMERS, FRAGMENT, FRAGMENT_BYTES, FusedConfig
+from .output import dq_results
+from .visible_tiles import QTiles, q_tiles_of
 
 
 @verb
@@ -87,124 +68,74 @@ def all_added(flags, flag, count):
 
 @cache
 @noun
-def ordered_sums(nbytes: int) -> Members:
-    """The verb that adds `nbytes` at a time; by one thread of a block."""
-
-    @verb
-    def add(sums, index, smem, at, flags, flag, rank):
-        """Add float32 numbers, from index `at` of smem on, to those of sums from `index` on."""
-        wait_for_i64(flags, flag, i64(rank))
-        if rank == 0:
-            cp_async_bulk_store(sums, index, smem, at, u32(nbytes))
-        else:
-            cp_reduce_async_bulk_add_f32(sums, index, smem, at, u32(nbytes))
-        cp_async_bulk_commit_group()
-        cp_async_bulk_wait_group(0)
-        st_release_i64(flags, flag, i64(rank + 1))
-
-    return locals()
-
-
-@cache
-@noun
-def store_queue(places: int, warps: int) -> Members:
+def store_queue(count: int, warps: int) -> Members:
     """The verbs of places that `warps` warps fill together."""
-    PLACES = u32(places)  # unsigned: shorter code for % and //
-
-    @verb
-    def barriers():
-        """Return the barriers in shared arrays; once in a kernel, by all threads."""
-        return Barriers(cuda.shared.array(places, u64), cuda.shared.array(places, u64))
-
-    @verb
-    def init(barriers):
-        """Initialize the barriers; by one thread, before a pipeline's `start`."""
-        for place in range(places):
-            mbarrier_init(barriers.full, place, warps)
-            mbarrier_init(barriers.empty, place, 1)
-
-    @verb
-    def claim(barriers, i):
-        """Wait until the place is empty. Return the place."""
-        place = i32(u32(i) % PLACES)
-        mbarrier_wait_cta(barriers.empty, place, u32(i) // PLACES & 1 ^ 1)
-        return place
+    own = places(count, warps, 1)
 
     @verb
     def hand(barriers, i):
-        """Signal that the lanes of my warp have written their share."""
+        """Signal that the lanes of my warp have written their share, which copies may read."""
         fence_proxy_async()
-        bar_warp_sync(FULL_WARP)
-        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
-            mbarrier_arrive(barriers.full, i32(u32(i) % PLACES))
+        own.hand(barriers, i)
 
-    @verb
-    def take(barriers, i):
-        """Wait until all warps have written theirs; then copies may read the place. Return the place."""
-        place = i32(u32(i) % PLACES)
-        mbarrier_wait_cta(barriers.full, place, u32(i) // PLACES & 1)
-        return place
-
-    @verb
-    def free(barriers, i):
-        """Signal that copies have read the place."""
-        mbarrier_arrive(barriers.empty, i32(u32(i) % PLACES))
-
-    return locals()
+    return members(locals(), barriers=own.barriers, init=own.init, claim=own.claim, take=own.take, free=own.free)
 
 
-@verb
-def tile_before(task, h, m0, block_q, last):
-    """Return head and first query of the tile before this one: of the same head, or tile `last` of the next head."""
-    m0 = i32(m0 - block_q)
-    return (i32(h), m0) if m0 >= task.first else (i32(h + 1), i32(last))
+class OrderedTile(NamedTuple):
+    """A tile of queries of one head, as `QTile`."""
+
+    h: Any
+    m0: Any  # its first query
+    last: Any  # first query of each head's last tile
 
 
-class TileOrder(Namespace):
+class TileOrder(QTiles):
     """The order in which a block of keys visits the tiles of queries of each head that see some of them."""
 
-    start: Callable[..., Any]  # (task) -> first query of the first one
-    next: Callable[..., Any]  # (task, h, m0, start) -> head and first query of the next one
     rank: Callable[..., Any]  # (task, m0, options) -> how many blocks visit this one earlier
 
 
-def from_the_last(block_kv: int, block_q: int) -> TileOrder:
+def tile_order(config: FusedConfig, variant: Variant) -> TileOrder:
+    """The verbs of the fused kernel's order."""
+    return _from_the_first(config, variant) if config.ascends else _from_the_last(config)
+
+
+def _from_the_last(config: FusedConfig) -> TileOrder:
     """From the last tile on, for blocks of ascending keys: each starts one tile after the previous block."""
+    BLOCK_Q, BLOCK_KV = config.block_q, config.block_kv
 
     @verb
-    def start(task):
-        return i32(u32(max(i32(task.end), i32(1)) - 1) // u32(block_q) * u32(block_q))
+    def first(task, work):
+        last = i32(u32(max(i32(task.end), i32(1)) - 1) // u32(BLOCK_Q) * u32(BLOCK_Q))
+        return OrderedTile(i32(task.h_kv * work.extent.group), last, last)
 
     @verb
-    def next(task, h, m0, start):
-        return tile_before(task, h, m0, block_q, start)
+    def after(tile, i, end, task, work):
+        """Return the tile before this one: of the same head, or the last one of the next head."""
+        h, m0, last = tile.h, i32(tile.m0 - BLOCK_Q), tile.last
+        h, m0 = (i32(h), m0) if m0 >= task.first else (i32(h + 1), i32(last))
+        return OrderedTile(h, m0, last)
 
     @verb
     def rank(task, m0, options):
-        return i32(u32(task.n0) // u32(block_kv))
+        return i32(u32(task.n0) // u32(BLOCK_KV))
 
-    return TileOrder.from_locals(locals())
+    return TileOrder.from_locals(locals(), count=q_tiles_of(BLOCK_Q, None).count, listed=False)
 
 
-def from_the_first(block_kv: int, block_q: int, chain: OptionChain) -> TileOrder:
+def _from_the_first(config: FusedConfig, variant: Variant) -> TileOrder:
     """From the first tile on, for blocks of descending keys. With a causal mask, the first tile of a block is seen from
     no later keys, or from one block's: so no block waits before its first tiles.
     """
-
-    @verb
-    def start(task):
-        return i32(task.first)
-
-    @verb
-    def next(task, h, m0, start):
-        return tile_after(task, h, m0, block_q)
+    BLOCK_Q, BLOCK_KV = config.block_q, config.block_kv
+    chain, ascending = chain_of(variant.having, variant.dtype, gradient=True), q_tiles_of(BLOCK_Q, None)
 
     @verb
     def rank(task, m0, options):
-        _, n_end = chain.key_range(options, m0, min(i32(m0 + block_q), task.Sq), task.offset, task.Sk)
-        return i32(u32(i32(n_end) - 1) // u32(block_kv)) - i32(u32(task.n0) // u32(block_kv))
+        _, n_end = chain.key_range(options, m0, min(i32(m0 + BLOCK_Q), task.Sq), task.offset, task.Sk)
+        return i32(u32(i32(n_end) - 1) // u32(BLOCK_KV)) - i32(u32(task.n0) // u32(BLOCK_KV))
 
-    return TileOrder.from_locals(locals())
+    return TileOrder(**ascending.members(), rank=rank)
 
 
 def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
@@ -225,7 +156,81 @@ def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
     return of_sequence if varlen else of_batch
 
 
+@noun
+def dq_queue(config: FusedConfig, variant: Variant, order: TileOrder) -> Members:
+    """The verbs of dq on its way from registers to memory, through `store_queue`."""
+    num, PLACE, BLOCK_Q, SIZE = numbers(f32), CONSUMERS * FRAGMENT, config.block_q, FRAGMENT // 128
+    box, DQ_AT = (
+        store_queue(config.dq_places, config.warps),
+        config.tiles(padded(variant.D), padded(variant.Dv)).dq_at // 4,
+    )
+    NBYTES, place_of = u32(CONSUMERS * FRAGMENT_BYTES), place_of_sum(BLOCK_Q, variant.varlen)
+
+    @verb
+    def put(floats, bars, i, values):
+        """Put my part in a place, in the layout of registers: four numbers of a thread next to those of its
+        neighbour.
+        """
+        tid = u32(cuda.threadIdx.x)
+        mine = i32(tid // u32(128) * u32(FRAGMENT) + u32(4) * (tid % u32(128)))
+        place = i32(box.claim(bars, i) * PLACE + mine)
+        for n in range(0, SIZE, 4):
+            num.store_vector(floats, i32(DQ_AT + place + 128 * n), values, n)
+        box.hand(bars, i)
+
+    @verb
+    def _add_in_order(sums, tile, floats, at, rank):
+        """Add a place's numbers, from index `at` on, to the sum of a tile, after `rank` other blocks."""
+        wait_for_i64(sums.flags, tile + 1, i64(rank))
+        if rank == 0:
+            cp_async_bulk_store(sums.data, tile * PLACE, floats, at, NBYTES)
+        else:
+            cp_reduce_async_bulk_add_f32(sums.data, tile * PLACE, floats, at, NBYTES)
+        cp_async_bulk_commit_group()
+        cp_async_bulk_wait_group(0)
+        st_release_i64(sums.flags, tile + 1, i64(rank + 1))
+
+    @verb
+    def add(floats, bars, sums, task, work):
+        """Add dq of all tiles to their sums in memory; by one thread. sums: `Sums`."""
+        i, end, tile = u32(0), order.count(task, work), order.first(task, work)
+        while i != end:
+            number = i32(place_of(task, work.extent.H, tile.h, i32(u32(tile.m0) // u32(BLOCK_Q)), sums.tiles))
+            at = i32(DQ_AT + box.take(bars, i) * PLACE)
+            _add_in_order(sums, i64(number), floats, at, order.rank(task, tile.m0, work.options))
+            box.free(bars, i)
+            tile = order.after(tile, i, end, task, work)
+            i = u32(opaque_i32(i + 1))
+
+    return members(locals(), barriers=box.barriers, init=box.init)
+
+
 THREADS = 128
+
+
+@verb
+def _all_keys(task):
+    return i32(0), task.Sk
+
+
+@noun
+def added_dq(config: FusedConfig, variant: Variant) -> Members:
+    """The verb of 64 queries of a tile, whose dq the fused kernel adds."""
+    SIZE, PARTS, FRAGMENTS = padded(variant.D) // 2, config.parts, padded(variant.D) // BOX * FRAGMENT
+    source, place_of, NONE = access("float32", True, once=True), place_of_sum(config.block_q, variant.varlen), f32(0)
+
+    @verb
+    def read(sums, task, part, work):
+        """Wait until all blocks have added. Return my numbers of a part, zeros if there is no block."""
+        acc = cuda.local.array(SIZE, f32)
+        tile = place_of(task, work.extent.H, task.h, i32(task.m0 // config.block_q), sums.tiles)
+        at = (tile * PARTS + part) * FRAGMENTS + 4 * cuda.threadIdx.x
+        all_added(sums.flags, 1 + tile, task.count)
+        for n in range(0, SIZE, 4):
+            source.load(acc, n, sums.data, at + 128 * n, task.count != 0, NONE)
+        return acc
+
+    return members(locals(), size=SIZE)
 
 
 @builds
@@ -234,40 +239,25 @@ def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kern
 
     stored: how dq gets to memory (`output`).
     """
-    D, num, chain = padded(variant.D), numbers(f32), chain_of(variant.having, variant.dtype, gradient=True)
-    SIZE, PARTS, FRAGMENTS = D // 2, config.parts, D // BOX * FRAGMENT
-    source, rows = access("float32", True, once=True), rows_of_queries(SIZE)
-    output = rows_output(stored, variant.dtype, variant.D, D, 0, 1)
-    between = range_of(config.block_kv).between
-    BLOCK_Q, VARLEN = config.block_q, variant.varlen
-    walk = walk_by_queries(BLOCK_Q, between, VARLEN, chain, first_first=config.ascends, packed=VARLEN)
-    place_of = place_of_sum(BLOCK_Q, VARLEN)
+    walk = walk_by_queries(config, variant, gradient=True, first_first=config.ascends, packed=variant.varlen)
+    dq = added_dq(config, variant)
+    results = dq_results(variant, _all_keys, dq.size, 0, stored, 1)
 
-    @verb
-    def all_keys(task):
-        return i32(0), task.Sk
-
-    hidden = nan_repair(chain, variant, ROWS_OF_A_HEAD, all_keys, SIZE, passes=variant.varlen, gradient=True)
-
-    to_type, x_type = queries_to_type(variant, stored), gradient_inputs_type(variant)
-
-    @kernel(SUMS_TYPE, to_type, x_type, tiled_work_type(variant), threads=THREADS)
+    @kernel(
+        SUMS_TYPE,
+        queries_to_type(variant, stored),
+        gradient_inputs_type(variant),
+        tiled_work_type(variant),
+        threads=THREADS,
+    )
     def flash_attention_dq_finish(sums, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        task, part = walk.task(cuda.blockIdx.x // PARTS, work), i32(cuda.blockIdx.x % PARTS)
-        if not VARLEN or task.m0 < task.Sq:
-            row = i32(ROWS * part)
-            lse_pair, acc = rows.pair(), cuda.local.array(SIZE, f32)
-            tile = place_of(task, work.extent.H, task.h, i32(task.m0 // BLOCK_Q), sums.tiles)
-            at = (tile * PARTS + part) * FRAGMENTS + 4 * cuda.threadIdx.x
-            all_added(sums.flags, 1 + tile, task.count)
-            for n in range(0, SIZE, 4):
-                source.load(acc, n, sums.data, at + 128 * n, task.count != 0, num.zero)
-            rows.read(lse_pair, x.lse, task, row)
-            hidden.repair(acc, (lse_pair[0], lse_pair[1]), x, task, row, i32(0), work)
-            rows.scale(acc, work.scale, lse_pair)
-            output.store(smem, to.dq_map, to.dq, acc, task, row, i32(0))
-            output.finish()
+        task = walk.task(cuda.blockIdx.x // config.parts, work)
+        part = i32(cuda.blockIdx.x % config.parts)
+        if not variant.varlen or task.m0 < task.Sq:
+            acc = dq.read(sums, task, part, work)
+            results.store(smem, to, acc, task, i32(ROWS * part), x, work)
+            results.finish()
         if cuda.blockIdx.x == cuda.gridDim.x - 1:
             wait_for_grid_before()
 

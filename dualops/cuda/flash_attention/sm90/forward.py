@@ -49,21 +49,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...compiler.backend import (
-    Kernel,
-    Members,
-    builds,
-    cuda,
-    i32,
-    i64,
-    kernel,
-    members,
-    noun,
-    pointer,
-    u8,
-    u32,
-    verb,
-)
+from ...compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, members, noun, pointer, u8, u32, verb
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import settle, softmax_rows
@@ -74,7 +60,7 @@ from ..fragment_probabilities import are_curves, fragment_probabilities
 from ..fragment_scores import fragment_scores
 from ..tile_scheduler import tiled_work_type
 from .arguments import FORWARD_MAPS_TYPE
-from .bias import BiasStages, Chains, bias_stages, chains_of
+from .bias import chains_of
 from .config import Sm90Config, factors, padded
 from .loads import KvLoads, kv_loads
 from .output import ItemRows, results_of
@@ -110,10 +96,18 @@ class Item(NamedTuple):
     sums: Any  # of products, which become acc
 
 
+def forward_loads(config: Sm90Config, variant: Variant) -> KvLoads:
+    """Return what the kernel loads."""
+    visits = kv_tiles_of(config.block_q, config.block_kv, variant, split=config.split)
+    queries = queries_of(config, config.tiles(padded(variant.D), variant.Dv).q)
+    return kv_loads(config, variant, queries, items_of(config, variant, visits), visits)
+
+
 @noun
-def forward_tiles(config: Sm90Config, variant: Variant, chains: Chains, bias: BiasStages, load: KvLoads) -> Members:
+def forward_tiles(config: Sm90Config, variant: Variant, load: KvLoads) -> Members:
     """The verbs of a work item's tiles."""
     tiles, dtype = config.tiles(padded(variant.D), variant.Dv), factors(variant.dtype)
+    chains = chains_of(variant, words=config.bias_stages > 0)
     chain, takers = chains.whole, config.consumers if config.turns else 1
     has_sinks, Q_FREE_EARLY = chain.sinks and not config.split, config.held and not config.o_over_q
     qk = register_a(dtype, tiles.q, tiles.k, held=config.held, parts=config.thirds, from_base=True)
@@ -126,11 +120,11 @@ def forward_tiles(config: Sm90Config, variant: Variant, chains: Chains, bias: Bi
         config.block_kv,
         config.heads,
         products=are_curves(chain),
-        word=bias.word,
+        word=load.bias.word,
         parts=PARTS if config.thirds else 1,
         others=variant.varlen,
     )
-    scores_of = scores_of_queries(score, load.visits, bias, rows)
+    scores_of = scores_of_queries(score, load, rows)
     softmax = fragment_probabilities(chain, rows, score, pv.size, sinks=has_sinks)
 
     @verb
@@ -223,18 +217,13 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
 
     stored: how o gets to memory (`output`).
     """
-    chains, role = chains_of(variant, words=config.bias_stages > 0), roles(config.consumers, most=config.most)
-    tiles = config.tiles(padded(variant.D), variant.Dv)
-    bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
-    visits = kv_tiles_of(config.block_q, config.block_kv, variant, split=config.split)
-    items = items_of(config, variant, chains.whole, visits)
-    load = kv_loads(config, variant.varlen, tiles, queries_of(config, tiles.q), items, visits, bias)
-    tile = forward_tiles(config, variant, chains, bias, load)
-    results = results_of(config, variant, chains.whole, visits.keys, with_lse, stored)
+    role, load = roles(config.consumers, most=config.most), forward_loads(config, variant)
+    tiles = forward_tiles(config, variant, load)
+    results = results_of(config, variant, load, with_lse, stored)
 
     @kernel(
         FORWARD_MAPS_TYPE,
-        bias.maps_type,
+        load.bias.maps_type,
         pointer(i64),
         results.to_type,
         inputs_type(variant),
@@ -244,45 +233,44 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     def flash_attention_sm90(maps, bias_maps, counter, to, x, work):
         smem = cuda.shared.array(0, u8, alignment=1024)
         bars, warpgroup, extent, options = load.barriers(), my_warpgroup(), work.extent, work.options
-        bias.prefetch(bias_maps)
-        load.start(bars, maps)
+        load.start(bars, maps, bias_maps)
         if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
                 load.produce(smem, maps, bias_maps, bars, counter, work)
         else:
             role.consume()
-            own, mine = tile.scores_of.own(smem, bars.others, work, warpgroup), tile.mine(smem, bars, work)
+            own, mine = tiles.scores_of.own(smem, bars.others, work, warpgroup), tiles.mine(smem, bars, work)
             i, piece, row = u32(0), u32(0), i32(ROWS * warpgroup)  # numbers of K's and V's tiles, and of work items
-            tile.turn.begin(warpgroup)
-            task, column = items.take(bars.items, piece, extent)
+            tiles.turn.begin(warpgroup)
+            task, column = load.items.take(bars.items, piece, extent)
             while task.m0 >= 0:
                 i, at = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), OwnRows(task, i32(task.m0 + row))
-                pending = tile.scores_of.ask(own, at, visits.last(task, options))
-                item = tile.begin(mine, at, piece)
+                pending = tiles.scores_of.ask(own, at, load.visits.last(task, options))
+                item = tiles.begin(mine, at, piece)
                 if task.count != u32(0):
                     end, adds = u32(i + task.count), i32(0)
-                    tile.take_q(smem, mine, item, warpgroup)
-                    pending = tile.first(own, mine, item, pending, i, adds)
+                    tiles.take_q(smem, mine, item, warpgroup)
+                    pending = tiles.first(own, mine, item, pending, i, adds)
                     i = load.k.next(i)
                     while i != end:
-                        pending = tile.later(own, mine, item, pending, i, adds)
+                        pending = tiles.later(own, mine, item, pending, i, adds)
                         adds, i = i32(1), load.k.next(i)
                     if not config.held and not config.o_over_q:
                         load.q.release(bars.q, piece)
-                    tile.add_values(mine, item, i - 1, adds)
-                    sink = tile.softmax.sink(options, task.h)
-                    tile.finish_values(mine, item, i - 1)
+                    tiles.add_values(mine, item, i - 1, adds)
+                    sink = tiles.softmax.sink(options, task.h)
+                    tiles.finish_values(mine, item, i - 1)
                 else:
                     if not config.o_over_q:
                         load.q.skip(bars.q, piece)
-                    sink = tile.softmax.sink(options, task.h)
-                    tile.softmax.clear(mine.acc)
-                found = tile.softmax.divide(mine.acc, mine.rows, sink, mine.factors, options)  # lse
+                    sink = tiles.softmax.sink(options, task.h)
+                    tiles.softmax.clear(mine.acc)
+                found = tiles.softmax.divide(mine.acc, mine.rows, sink, mine.factors, options)  # lse
                 results.store(smem, to, mine.acc, ItemRows(task, row, column), found, x, work)
                 results.free()
                 piece = u32(piece + 1)
-                task, column = items.take(bars.items, piece, extent)
+                task, column = load.items.take(bars.items, piece, extent)
                 if config.o_over_q:
                     load.q.release(bars.q, piece - 1)  # `take` synchronizes: no lane reads o any more
             results.finish()

@@ -19,7 +19,7 @@ room for a warpgroup's K, and without options other than masks and sinks for its
 dropout's mask is bits, computed while products run. A bias is copied as boxes with dO (`bias`); then dq has one place
 less.
 
-The sum of a tile's dq has one order, whichever blocks run when: number r waits for r others (`dq_sums.ordered_sums`).
+The sum of a tile's dq has one order, whichever blocks run when: number r waits for r others (`dq_sums.dq_queue`).
 Blocks draw their work, a head's first keys before the next ones, and visit tiles from the last one on. So each waits
 only for blocks that started earlier, and follows the previous one at a tile's distance. Or, under a causal mask, a
 head's last keys come first, and blocks visit tiles from the first one that sees their keys: then no block waits at its
@@ -38,33 +38,147 @@ for P.T and dS.T packed, D / 2 + Dv / 2 of dk and dv, D / 4 of a held K, Dv / 4 
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u8, u32, verb
-from ...tile.boxes import Corner, box_tile, prefetch_maps
+from typing import Any, NamedTuple
+
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, kernel, members, noun, u8, u32, verb
 from ...tile.epilogue import put_matrices
 from ...tile.grids import let_next_grid_begin
-from ...tile.numbers import numbers
-from ...tile.pipeline import pipeline
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
-from ...tile.second_barrier import second_barrier
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
-from ..saved_lse import lse_delta_of
 from ..score_gradients import gradient_of_keys
-from ..score_mod import Given
 from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type
-from .bias import BiasPlace, bias_dkv, chains_of
+from .bias import chains_of
 from .config import padded
-from .dkv_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
-from .dq_sums import draw, from_the_first, from_the_last, ordered_sums, place_of_sum, store_queue
-from .loads import load_once
+from .dkv_config import CONSUMERS, DS_PLACES, FusedConfig
+from .dq_sums import dq_queue, draw, tile_order
+from .loads import QLoads, q_loads
 from .output import results_of_keys
 from .products import Factor, Registers, probs_at_once, probs_by_steps, register_a
+from .tile_scores import scores_of_keys
+
+
+class Mine(NamedTuple):
+    """What a thread multiplies with."""
+
+    smem: Any
+    bars: Any
+    warpgroup: Any
+    k: Any  # words of K, if it is held
+    v: Any
+    scores: Any
+    d_probs: Any  # then dq
+    packed: Any  # P.T
+    d_scores: Any  # packed dS.T
+    dk: Any
+    dv: Any
+
+
+class Filling(NamedTuple):
+    """A tile of queries in shared memory."""
+
+    i: Any  # its number
+    stage: Any
+    q_at: Any
+    do_at: Any
+    ds_at: Any  # where its dS.T goes
+
+
+@noun
+def fused_tiles(config: FusedConfig, variant: Variant, load: QLoads) -> Members:
+    """The verbs of a block's tiles of queries."""
+    chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
+    dtype, tiles = variant.dtype, config.tiles(padded(variant.D), padded(variant.Dv))
+    kq = register_a(dtype, tiles.k, tiles.part_q, held=config.k_held)
+    vdo = register_a(dtype, tiles.v, tiles.part_do, held=config.v_held)
+    pdo, dsq = register_mma(dtype, tiles.do_steps), register_mma(dtype, tiles.q_steps)
+    dsk = warpgroup_mma(dtype, tiles.ds, tiles.k_columns)
+    word, others = load.bias.word, variant.varlen
+    score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=word, others=others)
+    scores_of, gradient = scores_of_keys(score, load), gradient_of_keys(tile_chain, score, dtype, ROWS)
+    stepwise = probs_by_steps(gradient, dtype, tiles.do_steps)
+    probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
+    put_scores = put_matrices(dtype, ROWS, anew=chain.scores or chain.weighs)
+    LAST, STATISTICS, K_AT, V_AT = config.parts - 1, 2 * ROWS // 8, 0, tiles.v_at
+    Q_BYTES, DO_BYTES = tiles.part_q.nbytes, tiles.part_do.nbytes  # from one part to the next
+    DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
+    # for dq, the warpgroups have different queries, or different columns
+    MY_QUERIES, MY_COLUMNS = (DS_BYTES, 0) if LAST else (0, tiles.k_columns.nbytes)
+
+    @verb
+    def mine(smem, bars, warpgroup):
+        """Return `Mine`; once in a kernel."""
+        dk, dv, scores, d_probs = dsq.fragment(), pdo.fragment(), kq.fragment(), vdo.fragment()
+        packed, d_scores = probs.left(), dsq.left()
+        return Mine(smem, bars, warpgroup, kq.words(), vdo.words(), scores, d_probs, packed, d_scores, dk, dv)
+
+    @verb
+    def begin(mine):
+        """Wait for K and V."""
+        load.wait_kv(mine.bars)
+        kq.take(mine.k, mine.smem, K_AT, mine.warpgroup)
+        vdo.take(mine.v, mine.smem, V_AT, mine.warpgroup)
+
+    @verb
+    def wait(mine, i):
+        """Wait for Q of a tile. Return `Filling`."""
+        stage = load.q.wait(mine.bars.q, i)
+        ds_at = i32(DS_AT + i32(u32(i) % u32(DS_PLACES)) * (LAST + 1) * DS_BYTES)
+        return Filling(i, stage, load.q_at(stage), load.do_at(stage), ds_at)
+
+    @verb
+    def _of_part(place, part):
+        slots, at = place
+        return slots, i32(at + i32(STATISTICS * part))
+
+    @verb
+    def add_dv(own, mine, filling, where, part, adds):
+        """Add 64 queries of a tile to dv, and write their dS.T."""
+        smem, stage, do_at = mine.smem, filling.stage, i32(filling.do_at + DO_BYTES * part)
+        kq.start(mine.scores, mine.k, smem, K_AT, i32(filling.q_at + Q_BYTES * part), mine.warpgroup)  # S.T = K @ Q.T
+        if part == 0:
+            load.do.wait(mine.bars.do, filling.i)
+        vdo.start(mine.d_probs, mine.v, smem, V_AT, do_at, mine.warpgroup)  # dP.T = V @ dO.T
+        known = scores_of.know(own, where, 0)
+        kq.wait_but_one(mine.scores)
+        given = scores_of.mask(own, mine.scores, known, stage)
+        registers, lse = Registers(mine.dv, mine.packed, mine.scores), _of_part(load.lse(mine.bars, stage), part)
+        probs.add(registers, Factor(smem, do_at, adds), given, known.kept, lse)  # dv [64, Dv] += P.T @ dO
+        vdo.wait_but(mine.d_probs, probs.groups)
+        delta = _of_part(load.delta(mine.bars, stage), part)
+        gradient.d_scores(mine.d_probs, mine.scores, own.options, known.kept, delta)
+        gradient.forget_others(mine.d_probs, where)
+        gradient.pack(mine.d_scores, mine.d_probs)
+        at = i32(filling.ds_at + DS_BYTES * part + mine.warpgroup * (DS_BYTES // CONSUMERS))
+        put_scores(smem, at, mine.d_probs)
+
+    @verb
+    def add_dk(mine, filling, part, adds):
+        """Start dk [64, D] += dS.T @ Q, for 64 queries of a tile."""
+        dsq.add(mine.dk, mine.d_scores, mine.smem, i32(filling.q_at + Q_BYTES * part), adds)
+
+    @verb
+    def start_dq(mine, filling):
+        """Start dq [64, 64] = dS @ K."""
+        ds_at, k_at = i32(filling.ds_at + mine.warpgroup * MY_QUERIES), i32(K_AT + mine.warpgroup * MY_COLUMNS)
+        dsk.start(mine.d_probs, mine.smem, ds_at, k_at, 0)
+
+    return members(
+        locals(),
+        scores_of=scores_of,
+        both=warpgroup_barrier(CONSUMERS),
+        wait_dq=dsk.wait_but_one,  # (d_probs)
+        wait_dk=dsq.wait,  # (dk)
+        wait_dv=pdo.wait,  # (dv)
+        sizes=(dsq.size, pdo.size),  # of dk and dv
+        kv_at=(K_AT, V_AT),
+    )
 
 
 @builds
@@ -74,171 +188,72 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
 
     dk_stored, dv_stored: how dk and dv get to memory (`output`).
     """
-    D, Dv, BLOCK_Q, BLOCK_KV, num = padded(variant.D), padded(variant.Dv), config.block_q, config.block_kv, numbers(f32)
-    role = roles(CONSUMERS, most=config.most)
-    chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
-    warps, tiles = 4 * CONSUMERS, config.tiles(D, Dv)
-    k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
-    q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
-    kv_once, q_pipe = load_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
-    bias = bias_dkv(variant, config.bias, tiles.bias_at, warps)
-    do_part = second_barrier(config.stages, tiles.do.nbytes + bias.nbytes, writers=1)  # with lse and delta
-    kq = register_a(variant.dtype, tiles.k, tiles.part_q, held=config.k_held)
-    vdo = register_a(variant.dtype, tiles.v, tiles.part_do, held=config.v_held)
-    pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
-    dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
-    VARLEN = variant.varlen
-    score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word, others=VARLEN)
-    columns = lse_delta_of(config.block_q, config.stages, chain)
-    gradient = gradient_of_keys(tile_chain, score, variant.dtype, ROWS)
-    stepwise = probs_by_steps(gradient, variant.dtype, tiles.do_steps)
-    probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
-    task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, VARLEN, chain, last_first=config.ascends, packed=VARLEN)
-    order = from_the_first(BLOCK_KV, BLOCK_Q, chain) if config.ascends else from_the_last(BLOCK_KV, BLOCK_Q)
-    put_scores = put_matrices(variant.dtype, ROWS, anew=chain.scores or chain.weighs)
-    both = warpgroup_barrier(CONSUMERS)
-    PARTS, LAST = config.parts, config.parts - 1
-    Q_BYTES = tiles.part_q.nbytes  # from one part to the next
-    DO_BYTES = tiles.part_do.nbytes
-    STATISTICS = 2 * ROWS // 8
-    DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
-    box, ordered = store_queue(config.dq_places, warps), ordered_sums(CONSUMERS * FRAGMENT_BYTES)
-    place_of = place_of_sum(BLOCK_Q, VARLEN)
-    DQ_AT, PLACE, SIZE = tiles.dq_at // 4, CONSUMERS * FRAGMENT, dsk.size
-    # for dq, the warpgroups have different queries, or different columns
-    MY_QUERIES, MY_COLUMNS = (DS_BYTES, 0) if config.parts > 1 else (0, tiles.k_columns.nbytes)
-    results = results_of_keys(variant, chain, (dsq.size, pdo.size), (0, tiles.v_at), (dk_stored, dv_stored), CONSUMERS)
-    to_type, x_type = keys_to_type(variant, dk_stored, dv_stored), gradient_inputs_type(variant)
+    role, order = roles(CONSUMERS, most=config.most), tile_order(config, variant)
+    dq = dq_queue(config, variant, order)
+    load = q_loads(config, variant, order, dq)
+    tiles = fused_tiles(config, variant, load)
+    results = results_of_keys(variant, tiles.sizes, tiles.kv_at, (dk_stored, dv_stored), CONSUMERS)
+    task_of = walk_by_keys(config, variant, last_first=config.ascends, packed=variant.varlen)
 
-    @verb
-    def put_part(floats, bars, i, values):
-        """Put my part of dq in a place, in the layout of registers: four numbers of a thread next to those of its
-        neighbour.
-        """
-        tid = u32(cuda.threadIdx.x)
-        mine = i32(tid // u32(128) * u32(FRAGMENT) + u32(4) * (tid % u32(128)))
-        place = i32(box.claim(bars, i) * PLACE + mine)
-        for n in range(0, SIZE, 4):
-            num.store_vector(floats, i32(DQ_AT + place + 128 * n), values, n)
-        box.hand(bars, i)
-
-    @kernel(MAPS_TYPE, bias.maps_type, SUMS_TYPE, to_type, x_type, tiled_work_type(variant), threads=role.threads)
+    @kernel(
+        MAPS_TYPE,
+        load.bias.maps_type,
+        SUMS_TYPE,
+        keys_to_type(variant, dk_stored, dv_stored),
+        gradient_inputs_type(variant),
+        tiled_work_type(variant),
+        threads=role.threads,
+    )
     def flash_attention_fused_sm90(maps, bias_maps, sums, to, x, work):
         smem, floats = cuda.shared.array(0, u8, alignment=1024), cuda.shared.array(0, f32, alignment=1024)
-        kv_full, q_bars, do_full = kv_once.barrier(), q_pipe.barriers(), do_part.barriers()
-        dq_bars, drawn = box.barriers(), cuda.shared.array(1, i32)
-        slots = columns.slots()
-        warpgroup = my_warpgroup()
+        bars, drawn, warpgroup = load.barriers(), cuda.shared.array(1, i32), my_warpgroup()
         if cuda.threadIdx.x == 0:
             drawn[0] = draw(sums.flags)
-            kv_once.init(kv_full)
-            q_pipe.init(q_bars)
-            do_part.init(do_full)
-            box.init(dq_bars)
             let_next_grid_begin()
-        prefetch_maps(maps, 1)
-        bias.prefetch(bias_maps)
-        q_pipe.start()
-        scale, options = work.scale, work.options
-        group = work.extent.group
+        load.start(bars, maps, bias_maps)
         task = task_of(drawn[0], work)
         if task.n0 >= task.Sk:
             return
-        i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
-        start = order.start(task)
-        h, m0 = i32(task.h_kv * group), start
+        i, end, tile = u32(0), order.count(task, work), order.first(task, work)
         if warpgroup == CONSUMERS:
             role.produce()
-            tid, b = u32(cuda.threadIdx.x) % u32(128), i32(0) if VARLEN else task.b
+            tid = u32(cuda.threadIdx.x) % u32(128)
             if tid == u32(0) and end != u32(0):
-                token = i32(task.k_first + task.n0)
-                kv_once.expect(kv_full)
-                k_tile.load(smem, 0, maps.k, Corner(token, 0, (task.h_kv, b)), kv_full)
-                v_tile.load(smem, 0, maps.v, Corner(token, 0, (task.h_kv, b)), kv_full)
-                while i != end:
-                    token, stage = i32(task.q_first + m0), q_pipe.acquire(q_bars, i)
-                    q_tile.load(smem, stage, maps.q, Corner(token, 0, (h, b)), q_bars.full)
-                    do_part.expect(do_full, i)
-                    do_tile.load(smem, stage, maps.do, Corner(token, 0, (h, b)), do_full)
-                    bias.bring(smem, stage, bias_maps, options, BiasPlace(task.b, h, m0, task.n0), do_full)
-                    h, m0 = order.next(task, h, m0, start)
-                    i = q_pipe.next(i)
+                load.copy(smem, bars, maps, bias_maps, work, task)
             elif tid // u32(32) == u32(1):
-                own = columns.own()
-                while i != end:
-                    columns.fetch(own, x, task, h, m0)
-                    columns.put(slots, q_pipe.claim(q_bars, i), own)
-                    do_part.hand(do_full, i)
-                    h, m0 = order.next(task, h, m0, start)
-                    i = q_pipe.next(i)
+                load.fetch(bars, x, work, task)
             elif tid == u32(64):
-                while i != end:
-                    tile = i32(place_of(task, work.extent.H, h, i32(u32(m0) // u32(BLOCK_Q)), sums.tiles))
-                    at = i32(DQ_AT + box.take(dq_bars, i) * PLACE)
-                    rank = order.rank(task, m0, options)
-                    ordered.add(sums.data, i64(tile) * PLACE, floats, at, sums.flags, i64(tile) + 1, rank)
-                    box.free(dq_bars, i)
-                    h, m0 = order.next(task, h, m0, start)
-                    i = q_pipe.next(i)
+                dq.add(floats, bars.others, sums, task, work)
         else:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
-            n = i32(task.n0 + ROWS * warpgroup)
-            dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
-            scores, d_probs, packed, packed_ds = kq.fragment(), vdo.fragment(), probs.left(), dsq.left()
-            k_words, v_words = kq.words(), vdo.words()
-            factors, words, seed = (scale, score.units(scale)[0]), bias.words(), score.seed(options)
+            row, own, mine = i32(ROWS * warpgroup), tiles.scores_of.own(smem, work), tiles.mine(smem, bars, warpgroup)
+            n = i32(task.n0 + row)
             if end != u32(0):
-                kv_once.wait(kv_full)
-                k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
-                kq.take(k_words, smem, k_at, warpgroup)
-                vdo.take(v_words, smem, v_at, warpgroup)
+                adds = i32(0)
+                tiles.begin(mine)
                 while i != end:
-                    stage = q_pipe.wait(q_bars, i)
-                    ds_at = i32(DS_AT + i32(u32(i) % u32(DS_PLACES)) * (LAST + 1) * DS_BYTES)
-                    q_at, do_at = q_tile.at(stage), do_tile.at(stage)
-                    for part in range(PARTS):
-                        where = where_of(task, h, i32(m0 + ROWS * part), n)
-                        at = i32(STATISTICS * part)
-                        # S.T = K @ Q.T
-                        kq.start(scores, k_words, smem, k_at, i32(q_at + Q_BYTES * part), warpgroup)
-                        if part == 0:
-                            do_part.wait(do_full, i)
-                        # dP.T = V @ dO.T
-                        vdo.start(d_probs, v_words, smem, v_at, i32(do_at + DO_BYTES * part), warpgroup)
-                        kept, seen = score.keeps(options, where, seed), score.sees(score.ask(options, where))
-                        kq.wait_but_one(scores)
-                        held = bias.held(smem, stage, words)
-                        score.finish_held(scores, held, options, scale, where, seen)
-                        given, lse_at = Given(options, factors, where, held), i32(columns.lse(stage) + at)
-                        # dv [64, Dv] += P.T @ dO
-                        factor = Factor(smem, i32(do_at + DO_BYTES * part), adds)
-                        probs.add(Registers(dv_acc, packed, scores), factor, given, kept, (slots, lse_at))
-                        vdo.wait_but(d_probs, probs.groups)
-                        gradient.d_scores(d_probs, scores, options, kept, (slots, i32(columns.delta(stage) + at)))
-                        gradient.forget_others(d_probs, where)
-                        gradient.pack(packed_ds, d_probs)
-                        put_scores(smem, i32(ds_at + DS_BYTES * part + warpgroup * (DS_BYTES // CONSUMERS)), d_probs)
-                        if part < LAST:
-                            dsq.add(dk_acc, packed_ds, smem, i32(q_at + Q_BYTES * part), adds)  # dk += dS.T @ Q
+                    filling = tiles.wait(mine, i)
+                    for part in range(config.parts):
+                        where = where_of(task, tile.h, i32(tile.m0 + ROWS * part), n)
+                        tiles.add_dv(own, mine, filling, where, part, adds)  # dv [64, Dv] += P.T @ dO; dS.T
+                        if part < config.parts - 1:
+                            tiles.add_dk(mine, filling, part, adds)  # dk [64, D] += dS.T @ Q
                             adds = i32(1)
-                    both.meet()
-                    mine = i32(ds_at + warpgroup * MY_QUERIES), i32(k_at + warpgroup * MY_COLUMNS)
-                    dsk.start(d_probs, smem, mine[0], mine[1], 0)  # dq [64, 64] = dS @ K
-                    dsq.add(dk_acc, packed_ds, smem, i32(q_at + Q_BYTES * LAST), adds)  # dk [64, D] += dS.T @ Q
-                    adds = i32(1)
-                    h, m0 = order.next(task, h, m0, start)
-                    dsk.wait_but_one(d_probs)
-                    put_part(floats, dq_bars, i, d_probs)
-                    dsq.wait(dk_acc)
-                    do_part.leave()
-                    q_pipe.release(q_bars, i)
-                    i = q_pipe.next(i)
-                pdo.wait(dv_acc)
-                both.gather()  # dk goes where K was
+                    tiles.both.meet()
+                    tiles.start_dq(mine, filling)  # dq [64, 64] = dS @ K
+                    tiles.add_dk(mine, filling, config.parts - 1, adds)
+                    adds, tile = i32(1), order.after(tile, i, end, task, work)
+                    tiles.wait_dq(mine.d_probs)
+                    dq.put(floats, bars.others, i, mine.d_probs)
+                    tiles.wait_dk(mine.dk)
+                    load.release(bars, i)
+                    i = load.q.next(i)
+                tiles.wait_dv(mine.dv)
+                tiles.both.gather()  # dk goes where K was
             else:
-                results.clear(dk_acc, dv_acc)
+                results.clear(mine.dk, mine.dv)
             task = task_of(opaque_i32(drawn[0]), work)  # recomputed: no register kept it
-            results.store(smem, to, (dk_acc, dv_acc), task, i32(ROWS * warpgroup), x, work)
+            results.store(smem, to, (mine.dk, mine.dv), task, row, x, work)
 
     return flash_attention_fused_sm90

@@ -31,13 +31,14 @@ from ...tile.pipeline import pipeline
 from ...tile.second_barrier import second_barrier
 from ...tile.swizzle import Operand
 from ..arguments import Variant
-from ..saved_lse import Columns
-from .bias import BiasDkv, BiasPlace, BiasStages
+from ..options import chain_of
+from ..saved_lse import lse_delta_of
+from .bias import BiasPlace, bias_dkv, bias_stages
 from .bias_tile_scheduler import BiasWalk
 from .config import AnyDqConfig, Sm90Config, padded
-from .dkv_config import AnyDkvConfig, DkvThirdsConfig
+from .dkv_config import AnyDkvConfig, DkvThirdsConfig, FusedConfig
 from .schedule import WorkItems
-from .visible_tiles import KvTiles, QTiles
+from .visible_tiles import KvTiles, QTiles, q_tiles_of
 
 Loaded = Noun  # of `loaded`
 KvLoads = Noun  # of `kv_loads`
@@ -80,21 +81,21 @@ class KvBarriers(NamedTuple):
 @noun
 def kv_loads(
     config: Sm90Config | AnyDqConfig,
-    varlen: bool,
-    tiles: Any,
+    variant: Variant,
     queries: Noun,
     items: WorkItems,
     visits: KvTiles,
-    bias: BiasStages,
     others: Noun | None = None,
 ) -> Members:
-    """The verbs. tiles: of the Config. queries: a noun with the `nbytes` of a work item's rows, and the verb `load`.
-    others: a noun with barriers, of an exchange between consumers, if there is no bias in boxes.
+    """The verbs. queries: a noun with the `nbytes` of a work item's rows, and the verb `load`. others: a noun with
+    barriers, of an exchange between consumers, if there is no bias in boxes.
     """
+    tiles = config.tiles(padded(variant.D), padded(variant.Dv))
+    bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
     q = pipeline(config.q_stages, queries.nbytes, config.warps)
     k = loaded(tiles.k, tiles.k_at, config.stages, config.warps)
     v = loaded(tiles.v, tiles.v_at, config.v_stages, config.v_warps)
-    VARLEN, BY_COLUMNS, V_FIRST, others = varlen, tiles.v.major == "mn", config.v_first, others or bias
+    VARLEN, BY_COLUMNS, V_FIRST, others = variant.varlen, tiles.v.major == "mn", config.v_first, others or bias
 
     @verb
     def barriers():
@@ -103,8 +104,9 @@ def kv_loads(
         return KvBarriers(q_bars, k_bars, v_bars, others.barriers(), slots)
 
     @verb
-    def start(bars, maps):
+    def start(bars, maps, bias_maps):
         """Prefetch the maps, and make the barriers ready; by all threads."""
+        bias.prefetch(bias_maps)
         if cuda.threadIdx.x == 0:
             q.init(bars.q)
             k.init(bars.k)
@@ -142,7 +144,7 @@ def kv_loads(
             number = items.draw(counter, number)
         items.end(bars.items, piece)
 
-    return members(locals(), q=q, k=k, v=v, items=items, visits=visits, queries=queries)
+    return members(locals(), q=q, k=k, v=v, items=items, visits=visits, queries=queries, bias=bias)
 
 
 @cache
@@ -201,20 +203,19 @@ def no_barriers() -> Members:
 
 @noun
 def q_loads(
-    config: AnyDkvConfig,
-    variant: Variant,
-    visits: QTiles,
-    columns: Columns,
-    bias: BiasDkv,
-    others: Noun | None = None,
+    config: AnyDkvConfig | FusedConfig, variant: Variant, visits: QTiles | None = None, others: Noun | None = None
 ) -> Members:
-    """The verbs. columns: of lse and delta. others: a noun with barriers, of an exchange between consumers.
+    """The verbs. visits: if not all tiles in order. others: a noun with barriers, of an exchange between consumers.
 
     dO has a second barrier of Q's stages, which counts lse and delta, too. With stages of its own (`DkvThirdsConfig`),
     lse and delta have the second barrier.
     """
     tiles, warps = config.tiles(padded(variant.D), padded(variant.Dv)), config.warps
-    DO_APART, VARLEN, others = isinstance(config, DkvThirdsConfig), variant.varlen, others or no_barriers()
+    visits, others = visits or q_tiles_of(config.block_q, variant), others or no_barriers()
+    bias, VARLEN = bias_dkv(variant, config.bias, tiles.bias_at, warps), variant.varlen
+    DO_APART = isinstance(config, DkvThirdsConfig)
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
+    columns = lse_delta_of(config.block_q, config.stages, chain)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
     once, q = load_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
@@ -241,8 +242,9 @@ def q_loads(
         return KeyBarriers(kv, q_bars, do_bars, known, others.barriers(), columns.slots())
 
     @verb
-    def start(bars, maps):
+    def start(bars, maps, bias_maps):
         """Prefetch the maps, and make the barriers ready; by all threads."""
+        bias.prefetch(bias_maps)
         if cuda.threadIdx.x == 0:
             once.init(bars.kv)
             q.init(bars.q)
@@ -254,31 +256,41 @@ def q_loads(
         q.start()
 
     @verb
+    def copy(smem, bars, maps, bias_maps, work, task):
+        """Load K and V of a task that has tiles, and its tiles of Q, dO and the bias; by one thread."""
+        i, end, tile = u32(0), visits.count(task, work), visits.first(task, work)
+        token, b = i32(task.k_first + task.n0), i32(0) if VARLEN else task.b
+        once.expect(bars.kv)
+        k_tile.load(smem, 0, maps.k, Corner(token, 0, (task.h_kv, b)), bars.kv)
+        v_tile.load(smem, 0, maps.v, Corner(token, 0, (task.h_kv, b)), bars.kv)
+        while i != end:
+            corner, stage = Corner(i32(task.q_first + tile.m0), 0, (tile.h, b)), q.acquire(bars.q, i)
+            q_tile.load(smem, stage, maps.q, corner, bars.q.full)
+            _load_do(smem, bars, maps.do, corner, stage, i)
+            place = BiasPlace(task.b, tile.h, tile.m0, task.n0)
+            bias.bring(smem, stage, bias_maps, work.options, place, bars.do)
+            tile = visits.after(tile, i, end, task, work)
+            i = q.next(i)
+
+    @verb
+    def fetch(bars, x, work, task):
+        """Load lse and delta of a task's tiles; by one warp."""
+        i, end, tile, own = u32(0), visits.count(task, work), visits.first(task, work), columns.own()
+        while i != end:
+            columns.fetch(own, x, task, tile.h, tile.m0)
+            columns.put(bars.slots, q.claim(bars.q, i), own)
+            part.hand(bars.known, i)
+            tile = visits.after(tile, i, end, task, work)
+            i = q.next(i)
+
+    @verb
     def produce(smem, bars, maps, bias_maps, x, work, task):
         """Load all tiles of a task; by the producer warpgroup."""
-        i, end, tid = u32(0), visits.count(task, work), u32(cuda.threadIdx.x) % u32(128)
-        tile, b = visits.first(task, work), i32(0) if VARLEN else task.b
+        tid, end = u32(cuda.threadIdx.x) % u32(128), visits.count(task, work)
         if tid == u32(0) and end != u32(0):
-            token = i32(task.k_first + task.n0)
-            once.expect(bars.kv)
-            k_tile.load(smem, 0, maps.k, Corner(token, 0, (task.h_kv, b)), bars.kv)
-            v_tile.load(smem, 0, maps.v, Corner(token, 0, (task.h_kv, b)), bars.kv)
-            while i != end:
-                corner, stage = Corner(i32(task.q_first + tile.m0), 0, (tile.h, b)), q.acquire(bars.q, i)
-                q_tile.load(smem, stage, maps.q, corner, bars.q.full)
-                _load_do(smem, bars, maps.do, corner, stage, i)
-                place = BiasPlace(task.b, tile.h, tile.m0, task.n0)
-                bias.bring(smem, stage, bias_maps, work.options, place, bars.do)
-                tile = visits.after(tile, i, end, task, work)
-                i = q.next(i)
+            copy(smem, bars, maps, bias_maps, work, task)
         elif tid // u32(32) == u32(1):
-            own = columns.own()
-            while i != end:
-                columns.fetch(own, x, task, tile.h, tile.m0)
-                columns.put(bars.slots, q.claim(bars.q, i), own)
-                part.hand(bars.known, i)
-                tile = visits.after(tile, i, end, task, work)
-                i = q.next(i)
+            fetch(bars, x, work, task)
 
     @verb
     def wait_kv(bars):
@@ -301,7 +313,8 @@ def q_loads(
     def delta(bars, stage):
         return bars.slots, columns.delta(stage)
 
-    return members(locals(), q=q, do=do, part=part, k_at=k_tile.at, v_at=v_tile.at, q_at=q_tile.at, do_at=do_tile.at)
+    places = {"k_at": k_tile.at, "v_at": v_tile.at, "q_at": q_tile.at, "do_at": do_tile.at}
+    return members(locals(), q=q, do=do, part=part, bias=bias, visits=visits, **places)
 
 
 @noun

@@ -15,13 +15,14 @@ from ...tile.numbers import numbers
 from ..arguments import Variant, array_type, statistic_type
 from ..fragment_scores import LANES, my_row, store_lse
 from ..nan_repair import nan_repair, nan_repair_keys
-from ..options import OptionChain
+from ..options import chain_of
 from ..score_gradients import rows_of_queries
 from ..tile_scheduler import ROWS_OF_A_HEAD, key_rows_of
 from .arguments import OutputTo, map_type
 from .config import BOX, Sm90Config, padded
+from .loads import KvLoads
 from .split_kv import PARTS_TYPE, part_start, serial_of
-from .visible_tiles import KvTiles, Queries, queries_of
+from .visible_tiles import Queries
 
 STORED = ("boxes", "vectors", "elements")  # how o gets to memory: the first that its layout allows
 
@@ -46,19 +47,14 @@ class ItemRows(NamedTuple):
 
 
 @noun
-def results_of(
-    config: Sm90Config, variant: Variant, chain: OptionChain, keys: Callable[..., Any], with_lse: bool, stored: str
-) -> Members:
-    """The verbs of forward's results. keys: as in `nan_repair`. stored: one of STORED, unless keys are split."""
-    columns, queries = config.columns(variant.Dv), queries_of(config, config.tiles(padded(variant.D), variant.Dv).q)
+def results_of(config: Sm90Config, variant: Variant, load: KvLoads, with_lse: bool, stored: str) -> Members:
+    """The verbs of forward's results. stored: one of STORED, unless keys are split."""
+    chain, queries = chain_of(variant.having, variant.dtype), load.queries
     output, serial = output_of(config, variant, queries, stored), serial_of(config, variant, chain, queries, with_lse)
-    nan_rows = nan_repair(chain, variant, queries, keys, columns // 2, passes=variant.varlen)
+    size = config.columns(variant.Dv) // 2
+    nan_rows = nan_repair(chain, variant, queries, load.visits.keys, size, passes=variant.varlen)
     STORES_LSE, SERIAL = with_lse and not config.serial, config.serial
     arrays = [PARTS_TYPE] * 2 if config.split and not SERIAL else [array_type(variant), statistic_type(variant)]
-
-    @verb
-    def _nothing():
-        pass
 
     @verb
     def store(smem, to, acc, rows, found, x, work):
@@ -82,10 +78,16 @@ def results_of(
 
 
 @noun
-def dq_results(variant: Variant, chain: OptionChain, visits: KvTiles, size: int, output: Output) -> Members:
-    """The verb of dq, for `size` accumulators of a thread."""
-    rows = rows_of_queries(size)
-    nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, visits.keys, size, passes=variant.varlen, gradient=True)
+def dq_results(
+    variant: Variant, keys: Callable[..., Any], size: int, at: int = 0, stored: str = "", over: int = 0
+) -> Members:
+    """The verbs of dq, for `size` accumulators of a thread. keys: as in `nan_repair`. at, over: as in `rows_output`.
+    stored: how dq gets to memory; "" from registers.
+    """
+    rows, D = rows_of_queries(size), padded(variant.D)
+    output = rows_output(stored, variant.dtype, variant.D, D, at, over)
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
+    nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys, size, passes=variant.varlen, gradient=True)
 
     @verb
     def store(smem, to, acc, task, row, x, work):
@@ -101,12 +103,7 @@ def dq_results(variant: Variant, chain: OptionChain, visits: KvTiles, size: int,
 
 @noun
 def results_of_keys(
-    variant: Variant,
-    chain: OptionChain,
-    sizes: tuple[int, int],
-    at: tuple[int, int],
-    stored: tuple[str, str],
-    over: int,
+    variant: Variant, sizes: tuple[int, int], at: tuple[int, int], stored: tuple[str, str], over: int
 ) -> Members:
     """The verbs of dk and dv, whose accumulators have these sizes, 0 if they are another warpgroup's.
 
@@ -116,11 +113,10 @@ def results_of_keys(
     (DK_SIZE, DV_SIZE), widths, num = sizes, (variant.D, variant.Dv), numbers(f32)
     dk_output, dv_output = (
         rows_output(how, variant.dtype, width, padded(width), place, over)
-        if how
-        else rows_from_registers(width, padded(width))
         for how, width, place in zip(stored, widths, at)
     )
     last = dv_output if DV_SIZE and (not DK_SIZE or stored[1] == "boxes") else dk_output  # copies form one group
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
     nan_rows = nan_repair_keys(chain, variant, DK_SIZE, DV_SIZE)
 
     @verb
@@ -162,9 +158,7 @@ def output_of(config: Sm90Config, variant: Variant, queries: Queries, stored: st
     Dv = config.columns(variant.Dv)
     if config.split:
         return _parts(variant, queries, Dv)
-    if config.thirds:
-        return rows_from_registers(variant.Dv, Dv)
-    at = config.tiles(padded(variant.D), variant.Dv).o_at
+    at, stored = config.tiles(padded(variant.D), variant.Dv).o_at, "" if config.thirds else stored
     return rows_output(stored, variant.dtype, variant.Dv, Dv, at, config.consumers if config.o_over_q else 0)
 
 
@@ -172,8 +166,11 @@ def rows_output(stored: str, dtype: str, width: int, columns: int, at: int, over
     """The verbs for results with rows of this width; acc has `columns`, whole boxes. Their place in shared memory
     begins at byte `at`.
 
-    over_q: if it is Q's, each warpgroup over its own rows, the number of warpgroups; otherwise 0.
+    stored: one of STORED; "" for float32, from registers. over_q: if the place is Q's, each warpgroup over its own
+    rows, the number of warpgroups; otherwise 0.
     """
+    if not stored:
+        return _from_registers(width, columns)
     if stored == "boxes":
         return _boxes(dtype, columns, at, over_q)
     return _rows(dtype, width, columns, at, over_q, stored == "vectors")
@@ -242,7 +239,7 @@ def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
     return Output(store=store, store_lse=store_part, free=_nothing, finish=_nothing)
 
 
-def rows_from_registers(width: int, columns: int) -> Output:
+def _from_registers(width: int, columns: int) -> Output:
     """The verbs for results in float32 with rows of this width; acc has `columns`. Four lanes fill 32 bytes of
     a row.
     """

@@ -35,7 +35,7 @@ from ...ptx.memory import atom_add_i64
 from ...ptx.warp import bar_arrive, bar_sync
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ..arguments import Variant, is_varlen, spans
-from ..options import OptionChain
+from ..options import OptionChain, chain_of
 from ..tile_scheduler import Task, Walk, walk_by_queries
 from .config import BLOCK_MASK, Sm90Config
 from .split_kv import splits_of
@@ -236,14 +236,11 @@ def after_counter(step: Step, alike: bool) -> list[Step]:
     return [step] if alike else [cleared(1), step]
 
 
-def items_of(config: Sm90Config, variant: Variant, chain: OptionChain, visits: KvTiles) -> WorkItems:
+def items_of(config: Sm90Config, variant: Variant, visits: KvTiles) -> WorkItems:
     """The work items of forward's kernel."""
-    if config.split:
-        walk = _by_splits(config, variant, chain)
-    else:
-        walk = walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
+    chain = chain_of(variant.having, variant.dtype)
     return work_items(
-        walk,
+        _by_splits(config, variant, chain) if config.split else walk_by_queries(config, variant, visits.between),
         config.q_stages + 1,
         varlen=variant.varlen,
         split=config.split,

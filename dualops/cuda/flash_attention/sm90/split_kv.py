@@ -56,7 +56,8 @@ from .config import Sm90Config
 from .visible_tiles import Queries
 
 LEAST_TILES = 4
-MOST_SPLITS = 64  # two for each lane that merges
+OF_LANE = 2  # splits of each lane that merges
+MOST_SPLITS = 32 * OF_LANE
 PARTS_TYPE = strided("float32", 4)  # results of splits, along split, batch, head and token
 
 
@@ -146,7 +147,7 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
     """
     mem, num = storage(variant.dtype), numbers(f32)
     split, span, chain = splits_of(block_kv), spans(variant.varlen), chain_of(variant.having, variant.dtype)
-    COLUMNS, OF_LANE = -(-variant.Dv // 32), MOST_SPLITS // 32
+    COLUMNS = -(-variant.Dv // 32)
 
     @kernel(
         array_type(variant), statistic_type(variant), *[PARTS_TYPE] * 2, i32, tiled_work_type(variant), threads=THREADS

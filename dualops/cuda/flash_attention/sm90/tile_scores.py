@@ -24,8 +24,7 @@ from ...tile.softmax_rows import SoftmaxRows
 from ..fragment_scores import FragmentScores
 from ..score_mod import Given
 from ..tiles import Where
-from .bias import BiasDkv, BiasStages
-from .visible_tiles import KvTiles
+from .loads import KvLoads, QLoads
 
 
 class Own(NamedTuple):
@@ -64,8 +63,9 @@ class Known(NamedTuple):
 
 
 @noun
-def scores_of_queries(score: FragmentScores, visits: KvTiles, bias: BiasStages, rows: SoftmaxRows) -> Members:
+def scores_of_queries(score: FragmentScores, load: KvLoads, rows: SoftmaxRows) -> Members:
     """The verbs of tiles [64, keys] of a warpgroup. at: `OwnRows`."""
+    visits, bias = load.visits, load.bias
     LISTED, FETCHES = visits.listed, score.fetches and bias.word is None
     words = score.held if FETCHES else bias.words
 
@@ -149,11 +149,9 @@ class KnownOfKeys(NamedTuple):
 
 
 @noun
-def scores_of_keys(score: FragmentScores, bias: BiasDkv, *, listed: bool = False, keeps: bool = True) -> Members:
-    """The verbs of tiles [64 keys, queries] of a warpgroup. listed: as in `QTiles`. keeps: dropout's bits are computed
-    in `know`.
-    """
-    LISTED, KEEPS = listed, keeps
+def scores_of_keys(score: FragmentScores, load: QLoads, *, keeps: bool = True) -> Members:
+    """The verbs of tiles [64 keys, queries] of a warpgroup. keeps: dropout's bits are computed in `know`."""
+    bias, LISTED, KEEPS = load.bias, load.visits.listed, keeps
 
     @verb
     def own(smem, work):

@@ -37,8 +37,8 @@ def build_thirds(width: int, aligned: bool) -> Kernel:
 
     aligned: rows of x start and end at multiples of 16 bytes.
     """
-    source, PITCH, ZERO, ROWS = access("float32", aligned, once=True), padded(width), f32(0), rows_of(width)
-    EIGHTS, VECTOR = PITCH // NEAR, source.vector
+    source, PITCH, ROWS = access("float32", aligned, once=True), padded(width), rows_of(width)
+    EIGHTS = PITCH // NEAR
     LINES = THREADS // EIGHTS  # from a thread's row to its next
 
     @kernel(strided("bfloat16", 3), strided("float32", 3), *[i32] * 2, threads=THREADS)
@@ -51,8 +51,8 @@ def build_thirds(width: int, aligned: bool) -> Kernel:
         for r in range(EACH):
             m = m0 + r * LINES
             first = start(x, b, h, m) + column
-            for e in range(0, NEAR, VECTOR):
-                source.load(some, r * NEAR + e, x.data, first + e, (m < S) & (column + e < width), ZERO)
+            for e in range(0, NEAR, source.vector):
+                source.load(some, r * NEAR + e, x.data, first + e, (m < S) & (column + e < width), f32(0))
         words = cuda.local.array(PARTS * NEAR // 2, u32)
         for r in range(EACH):
             for pair in range(NEAR // 2):

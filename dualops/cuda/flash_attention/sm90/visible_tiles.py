@@ -23,7 +23,7 @@ from ...compiler.backend import Members, Namespace, i32, i64, members, noun, u32
 from ...tile.boxes import Corner, box_tile
 from ...tile.swizzle import Operand
 from ..arguments import Variant
-from ..tile_scheduler import ROWS_OF_A_HEAD, Rows, place_in_list, range_of, tile_after
+from ..tile_scheduler import ROWS_OF_A_HEAD, Rows, place_in_list, range_of, tile_after, tile_count
 from .config import BLOCK_MASK, BOX, DqTiles, Sm90Config
 
 
@@ -207,7 +207,7 @@ def _q_of_range(block_q: int) -> QTiles:
 
     @verb
     def count(task, work):
-        return u32(u32(work.extent.group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
+        return tile_count(task, work.extent.group, BLOCK_Q)
 
     @verb
     def first(task, work):

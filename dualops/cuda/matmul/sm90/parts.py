@@ -24,7 +24,7 @@ from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, poi
 from ...launch.arrays import cdiv
 from ...launch.step import Step
 from ...tile.shared import Shared
-from ...tile.storage import storage
+from ...tile.storage import Storage, storage
 from ...tile.tf32 import parts, rounded
 from ..loading import Reading, loader
 from ..product import Axis, Factor, Product, axes_of
@@ -46,21 +46,22 @@ class CopyVariant(NamedTuple):
     with_parts: bool  # whether numbers are split, else float32 is rounded once
 
 
+def factor_type(mem: Storage, axes: Any) -> Any:
+    """Return the type of a `Factor` with these axes."""
+    return types.NamedTuple((pointer(mem.element), axes.type, types.UniTuple(i64, 1), i64, i64), Factor)
+
+
 @builds
 def build_copy(found: CopyVariant) -> Kernel:
     """Build matmul_k_major(copy, x, sizes, rows, K, pitch): x [sizes, rows, K] to copy [sizes, rows, pitch]."""
     mem, axes = storage(found.dtype), axes_of(found.axes)
     shared = Shared("float32", THREADS)
-    tile = shared.tile(DEPTH, BLOCK)
+    tile, SIZE = shared.tile(DEPTH, BLOCK), shared.count
     load = loader(found.dtype, found.reading, tile, THREADS)
-    SIZE, COUNT = shared.count, DEPTH * BLOCK // THREADS  # numbers per block, and per thread
-    VECTOR, ROUNDED = mem.vector, found.dtype == DTYPE
-    LINE = DEPTH // VECTOR  # threads that share a row
+    LINE = DEPTH // mem.vector  # threads that share a row
     ROWS = THREADS // LINE
-    array = pointer(mem.element)
-    factor = types.NamedTuple((array, axes.type, types.UniTuple(i64, 1), i64, i64), Factor)
 
-    @kernel(array, factor, axes.type, i64, i64, i64, threads=THREADS)
+    @kernel(pointer(mem.element), factor_type(mem, axes), axes.type, *[i64] * 3, threads=THREADS)
     def matmul_k_major(copy, x, sizes, rows, K, pitch):
         smem = cuda.shared.array(SIZE, f32, alignment=16)
         row_blocks, depth_blocks = (rows + BLOCK - 1) // BLOCK, (K + DEPTH - 1) // DEPTH
@@ -68,24 +69,24 @@ def build_copy(found: CopyVariant) -> Kernel:
         depth0, block = block % depth_blocks * DEPTH, block // depth_blocks
         row0, matrix = block % row_blocks * BLOCK, block // row_blocks
         share = load.share()
-        coming = cuda.local.array(COUNT, mem.number)
+        coming = cuda.local.array(DEPTH * BLOCK // THREADS, mem.number)
         index = load.start(x, axes.at(matrix, sizes, x.batch) + depth0 * x.depth, row0, share)
         rows_left, depth_left = i32(min(rows - row0, BLOCK)), i32(min(K - depth0, DEPTH))
         load.fetch(coming, x, index, rows_left - share.row, depth_left - share.depth)
         load.put(smem, 0, share, coming)
         cuda.syncthreads()
 
-        depth, line = cuda.threadIdx.x % LINE * VECTOR, cuda.threadIdx.x // LINE
+        depth, line = cuda.threadIdx.x % LINE * mem.vector, cuda.threadIdx.x // LINE
         k = depth0 + depth
         first = (matrix * rows + row0 + line) * pitch
-        upper, lower = cuda.local.array(VECTOR, mem.number), cuda.local.array(VECTOR, mem.number)
+        upper, lower = cuda.local.array(mem.vector, mem.number), cuda.local.array(mem.vector, mem.number)
         for i in range(BLOCK // ROWS):
-            for c in range(VECTOR):
+            for c in range(mem.vector):
                 number = smem[tile.place(depth + c, line + i * ROWS)]
                 if found.with_parts:
                     upper[c], lower[c] = parts(number)
                 else:
-                    upper[c] = rounded(number) if ROUNDED else number
+                    upper[c] = rounded(number) if found.dtype == DTYPE else number
             there = row0 + line + i * ROWS < rows
             at = first + i * ROWS * pitch
             if found.with_parts:

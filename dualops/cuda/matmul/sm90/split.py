@@ -34,12 +34,11 @@ from .slices import slices_of
 @builds
 def build_split_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
     """Build matmul_sm90_split(a_map, b_map, to, extent). An element is one product of matrices: extent.rounds is 1."""
-    product = found.product
     slices = slices_of(config, found)
     pipe, role = slices.pipe, roles(config.consumers)
     walk, axes = schedule(config.group, config.cluster), other_coordinates(found.others)
-    finish = finishing(product, NEAR, found.out, short=found.short).finish
-    sums = cluster_sums(config.block_n, config.output_at, config.splits, finish)
+    rest = finishing(found.product, NEAR, found.out, short=found.short)
+    sums = cluster_sums(config.block_n, config.output_at, config.splits, rest.finish)
 
     @kernel(*argument_types(found), threads=role.threads, cluster=config.splits)
     def matmul_sm90_split(a_map, b_map, to, extent):

@@ -18,21 +18,10 @@ from functools import partial
 from ....spec import ArrayMeta, Problem
 from ...launch.device import Device
 from ...launch.plans import Choice
-from ...launch.step import Step
 from ...launch.views import is_stored_whole, vector_of
 from ...tile.warp_mma import MMA_TYPES
 from ..arguments import NO_CHUNK
-from ..launches import (
-    How,
-    StatesKernel,
-    backward_steps,
-    backward_workspace,
-    forward_steps,
-    forward_workspace,
-    rows_step,
-    step_gradient_bytes,
-    tiled_steps,
-)
+from ..launches import How, Tiles, choice_of, step_gradient_bytes
 from ..passes import TILED, Pass
 from ..simt import tiled_configs
 from ..simt_rows import RowsConfig
@@ -59,9 +48,7 @@ def configs(dtype: str, D: int, Dv: int, rich: bool) -> Iterator[tuple[Sm80Confi
     yield Sm80Config(CHUNK, Sm80Rows(block_kv=32), states), f"{chunks}, 32 columns of scores at a time"
 
 
-def _choices(
-    problem: Problem, results: Mapping[str, ArrayMeta], device: Device, *, backward: bool, few: bool
-) -> Iterator[Choice]:
+def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device, *, few: bool) -> Iterator[Choice]:
     p = problem
     if p.dtype not in MMA_TYPES or not device.has_mma_bf16 or p.form == "recurrent":
         return
@@ -69,7 +56,7 @@ def _choices(
         return
     if _vector(p) == 1 and max(p.D, p.Dv) > BOX:  # such copies go through registers, and wide heads have none left
         return
-    D, Dv = (int(max(p.D, p.Dv)),) * 2 if backward else (int(p.D), int(p.Dv))
+    D, Dv = (int(max(p.D, p.Dv)),) * 2 if "do" in p.arrays else (int(p.D), int(p.Dv))
     rows_of_steps = (config.rows for config, _ in tiled_configs(p))
     fitting = (rows for rows in rows_of_steps if step_gradient_bytes(p, rows) <= device.shared_memory_per_block)
     step_rows = next(fitting, None)
@@ -80,22 +67,18 @@ def _choices(
         shape = Shape(boxes_of(D), columns_of(Dv), 1, False, False)
         shared_bytes = config.rows.min_blocks * config.rows.shared_bytes(shape)
         shared_bytes = max(shared_bytes, config.states.min_blocks * config.states.shared_bytes(shape.columns))
-        steps = partial(backward_steps if backward else forward_steps, p, results, how)
-        workspace = (backward_workspace if backward else forward_workspace)(p, results, how)
-        yield Choice("sm80", config, reason, steps, workspace, shared_bytes)
+        yield choice_of("sm80", p, results, how, config, reason, shared_bytes)
 
 
 # tiles for forward and gradient; few: if there is little to multiply, and simt comes first
-forward_choices, few_choices = (partial(_choices, backward=False, few=few) for few in (False, True))
-backward_choices, few_backward_choices = (partial(_choices, backward=True, few=few) for few in (False, True))
+choices, few_choices = (partial(_choices, few=few) for few in (False, True))
 
 
 def _how(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Config, step_rows: RowsConfig) -> How:
     """Return how passes run."""
     p, chunk = problem, config.chunk if problem.form == "chunk" else NO_CHUNK
-    states = partial(_states_kernel, p, results, config.states)
-    steps = partial(tiled_steps, p, results, states, partial(_rows_step, p, results, config.rows))
-    return How(chunk, steps, states, config.chunk, step_rows)
+    states, rows = partial(_states_tiles, p, results, config.states), partial(_rows_tiles, p, results, config.rows)
+    return How(chunk, states, rows, config.chunk, step_rows)
 
 
 def _vector(problem: Problem) -> int:
@@ -110,7 +93,7 @@ def _shape(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass) -> Sh
     return Shape(boxes_of(int(call.D)), columns_of(int(call.Dv)), _vector(problem), bool(call.Dv % 4 == 0), whole)
 
 
-def _states_kernel(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80States, each: Pass) -> StatesKernel:
+def _states_tiles(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80States, each: Pass) -> Tiles:
     """Return the kernel that computes what each chunk of a pass adds to the state. It is exact if a state is a result,
     or if a result has so few numbers that errors do not average out.
     """
@@ -119,13 +102,13 @@ def _states_kernel(problem: Problem, results: Mapping[str, ArrayMeta], config: S
     variant = replace(each.variant, mask="", normalized=False, aligned=False)
     own = shape._replace(boxes=0, whole=False)
     build = partial(build_states, replace(config, exact=exact), variant, own)
-    return StatesKernel(build, BOX, shape.columns, config.shared_bytes(shape.columns))
+    return Tiles(build, BOX, shape.columns, config.shared_bytes(shape.columns))
 
 
-def _rows_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Rows, each: Pass) -> Step:
-    """Return the launch of a pass, after those of its states."""
+def _rows_tiles(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Rows, each: Pass) -> Tiles:
+    """Return the kernel of a pass's rows."""
     shape = _shape(problem, results, each)
     # with a mask one kernel serves calls with and without row sums: without them the assembler finds no registers
     normalized = each.variant.normalized or each.variant.masked
-    kernel = build_rows(config, replace(each.variant, aligned=False, normalized=normalized), shape)
-    return rows_step(problem, each, kernel, (config.block_q, shape.columns), config.shared_bytes(shape))
+    build = partial(build_rows, config, replace(each.variant, aligned=False, normalized=normalized), shape)
+    return Tiles(build, config.block_q, shape.columns, config.shared_bytes(shape))

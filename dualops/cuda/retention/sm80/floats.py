@@ -30,7 +30,7 @@ from ...ptx.memory import ld_shared_v2_f32, st_shared_b32
 from ...ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from ...tile.split_bf16x3 import PARTS, packed_parts, parts_of
 from ...tile.storage import access
-from ...tile.strips import A_WORDS, ROWS, StripAb, strip_ab
+from ...tile.strips import A_WORDS, ROWS
 from ...tile.tf32 import rounded, rounded_word, words_of_parts
 from ...tile.tile_copies import paired_line
 from ...tile.unrolled import one_after_another
@@ -146,30 +146,30 @@ def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Step:
 
 
 @cache
-def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
+@noun
+def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> Members:
     """As `strips.strip_ab`, but the left factor keeps the range of float32. b: a box of the right factor."""
-    if dtype == "bfloat16":
-        return strip_ab(dtype, b, boxes)
-    STEPS, SIZE, BOX = b.depth // STEP, b.rows // 2 * boxes, b.size
+    STEPS, SIZE, BOX, OF_BOX = b.depth // STEP, b.rows // 2 * boxes, b.size, b.rows // 2
     b_side, one = fragments(b, b.rows, left=False), _step_of(dtype, b, False)
     WORDS, put_step, multiply = one.words, one.put, one.multiply
 
     @verb
     def left():
+        """Return a local array for A."""
         return cuda.local.array(WORDS * STEPS, u32)
 
     @verb
     def put(a, values):
+        """Make A of numbers in the layout of sums."""
         for step in range(STEPS):
             put_step(a, WORDS * step, values, NUMBERS * step)
 
     def step_of(n: int) -> Callable[..., None]:
         NUMBER, BOX_NUMBER = n // boxes, n % boxes
-        FIRST = BOX_NUMBER * (b.rows // 2)
 
         @verb
         def add_step(sums, a, smem, b_place):
-            multiply(sums, FIRST, a, WORDS * NUMBER, smem, i32(b_place + BOX_NUMBER * BOX), NUMBER)
+            multiply(sums, OF_BOX * BOX_NUMBER, a, WORDS * NUMBER, smem, i32(b_place + BOX_NUMBER * BOX), NUMBER)
 
         return add_step
 
@@ -177,9 +177,14 @@ def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
 
     @verb
     def add(sums, a, smem, b_at):
+        """Add A @ B to sums."""
         add_all(sums, a, smem, i32(b_at + b_side.start(0)))
 
-    return StripAb.from_locals(locals(), size=SIZE, fragment=_cleared(SIZE))
+    return members(
+        locals(),
+        size=SIZE,  # sums of a thread
+        fragment=_cleared(SIZE),  # () -> zeros
+    )
 
 
 @cache
@@ -315,19 +320,17 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
         return i32((place ^ (further >> SHIFT & FLIPS)) + further)
 
     @verb
-    def _put_words(smem, floats, at, values):
-        place = _start(at)
+    def put(smem, floats, at, values):
+        """Store the numbers to element `at` of smem. floats: the same as float32."""
+        place = _start(at if as_words else i32(at // 2))
         for i in range(COUNT):
-            for pair in range(2):
-                e = FOUR * i + 2 * pair
-                st_shared_b32(smem, _place_of(place, i) + 2 * pair, pack_bf16x2(values[e], values[e + 1]))
-
-    @verb
-    def _put_tf32(smem, floats, at, values):
-        place = _start(i32(at // 2))
-        for i in range(COUNT):
-            for e in range(FOUR):
-                st_shared_b32(floats, _place_of(place, i) + e, bits_of_f32(rounded(values[FOUR * i + e])))
+            for e in range(0, FOUR, 2):
+                one, other, there = values[FOUR * i + e], values[FOUR * i + e + 1], _place_of(place, i) + e
+                if as_words:
+                    st_shared_b32(smem, there, pack_bf16x2(one, other))
+                else:
+                    st_shared_b32(floats, there, bits_of_f32(rounded(one)))
+                    st_shared_b32(floats, there + 1, bits_of_f32(rounded(other)))
 
     b_side, a_side = fragments(box, PITCH, left=False), fragments(a, ROWS, left=True)
     IN_BOX, A_BOX, TILES = a.depth // STEP, a.size, PITCH // 8
@@ -357,20 +360,16 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
     add_all = one_after_another([step_of(n) for n in range(lines // STEP)])
 
     @verb
-    def _add_words(sums, smem, floats, place, at):
-        add_all(sums, smem, place, (smem, i32(at + b_side.start(0))))
-
-    @verb
-    def _add_tf32(sums, smem, floats, place, at):
-        add_all(sums, smem, place, (floats, i32(at // 2 + b_side.start(0))))
+    def add(sums, smem, floats, place, at):
+        """Add the product to sums; by all lanes. place: A's place, and its column for line 0, a multiple of 16."""
+        if as_words:
+            add_all(sums, smem, place, (smem, i32(at + b_side.start(0))))
+        else:
+            add_all(sums, smem, place, (floats, i32(at // 2 + b_side.start(0))))
 
     return members(
         locals(),
         numbers=FOUR * COUNT,  # that a thread loads
-        # (smem, floats, at, values): to element `at` of smem; floats: the same as float32
-        put=_put_words if as_words else _put_tf32,
-        # (sums, smem, floats, (a_place, first), at): by all lanes; first: A's column for line 0, a multiple of 16
-        add=_add_words if as_words else _add_tf32,
     )
 
 

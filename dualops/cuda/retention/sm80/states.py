@@ -22,28 +22,29 @@ about 60.
 from __future__ import annotations
 
 from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
-from ...launch.views import number_type, start, strided
+from ...launch.views import start
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
 from ...tile.shared import Lines
 from ...tile.storage import access, storage
 from ...tile.tile_copies import tile_copies
 from ...tile.warp_rows import COLUMNS, warp_output
-from ..arguments import LONGEST_CHUNK, Variant, call_type, origin, slot_of, span
+from ..arguments import Variant, origin, slot_of
 from ..decays import decays_of
-from ..simt_states import mirrored_chunk, whole_chunk
+from ..simt_states import chunk_of, contributions_types, token_weights
 from .config import BOX, Shape, Sm80States
 from .floats import strip_of_weighted
 
 
 @builds
-def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored: bool = False) -> Kernel:
+def build_states(config: Sm80States, variant: Variant, shape: Shape, mirrored: bool) -> Kernel:
     """retention_states_sm80(states, k, v, weights, decay, call, chunks). chunks: those of a sequence.
 
     mirrored: a pass back has the chunks of the pass forth.
     """
     mem, decays, num = storage(variant.dtype), decays_of(variant.dtype, variant.stepwise), numbers(f32)
-    tokens_of, tile, BLOCK_V = mirrored_chunk if mirrored else whole_chunk, config.tiles(shape.columns), shape.columns
+    rows_of, tile, BLOCK_V = chunk_of(mirrored), config.tiles(shape.columns), shape.columns
+    put_weights = token_weights(variant, config.threads)
     k_copies = tile_copies(tile.k, BOX, shape.vector, config.threads)
     v_copies = tile_copies(tile.v, BLOCK_V, shape.vector, config.threads)
     kv = strip_of_weighted(variant.dtype, tile.k, tile.v, tile.v_boxes, config.exact)
@@ -57,16 +58,7 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored
 
     output = warp_output(16, BLOCK_V, finish)
 
-    @kernel(
-        number_type(variant.dtype, 3),
-        *[strided(variant.dtype, 3)] * 2,
-        number_type(variant.dtype, 3),
-        decays.argument,
-        call_type(variant.dtype),
-        i64,
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
+    @kernel(*contributions_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def retention_states_sm80(states, k, v, weights, decay, call, chunks):
         smem, floats = cuda.shared.array(0, mem.element, alignment=128), cuda.shared.array(0, f32, alignment=128)
         tid = cuda.threadIdx.x
@@ -75,11 +67,9 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored
         d0, e0 = part // v_blocks * BOX, part % v_blocks * BLOCK_V
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
-        first, _, count = span(call, b)
-        t0, end = tokens_of(call, chunk, count)
+        first, count, t0, end = rows_of(call, b, chunk)
         if t0 >= count:
             return
-        end = min(end, count)
         token0 = origin(call, first, count)
         k_step, v_step = call.direction * k.strides[2], call.direction * v.strides[2]
         k_first = start(k, b, h, token0 + call.direction * t0) + d0
@@ -90,13 +80,7 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored
         cp_async_commit()
 
         mine = decays.of(decay, call, b, h, first, count)
-        for n in range(tid, LONGEST_CHUNK, config.threads):
-            t, factor = t0 + n, num.zero
-            if t < end:
-                factor = decays.between(mine, t + call.later, end) * call.kept_scale
-                if call.column_weighted != 0:
-                    factor *= weights.data[start(weights, b, h, token0 + call.direction * t)]
-            floats[tile.weights_at + n] = factor
+        put_weights(floats, tile.weights_at, weights, (b, h, token0), (t0, end), mine, call)
         acc, sums = kv.fragment(), kv.fragment()
         k_place = kv.place(i32(tid // 32 * 16))
         i, rounds = u32(0), u32((there + (config.tokens - 1)) // config.tokens)

@@ -2,8 +2,7 @@
 
 chunks.py             the kernel: one pass
 wide.py               the kernel for wide heads
-decay_grad_chunks.py  the kernel for dq and dk with log_decay
-decay_grad_sums.py    log_decay's gradient from their sums
+decay_grad.py         log_decay's gradient from sums that the passes of dq and dk leave
 config.py             tiles, argument records
 chunk_decay.py        the decay between tokens of a chunk
 decay_tables.py       tables of it for log_decay
@@ -28,9 +27,8 @@ from ...launch.views import Boxed, boxed, by_token, how_stored, whole
 from ...tile.products import THREADS
 from ...tile.warpgroup import ROWS
 from ..arguments import Call, State, is_varlen, workspace
-from ..decay_prefix_sums import prefix_sums_steps, prefix_sums_workspace
-from ..decays import logs_of
-from ..passes import NO_STATE, Pass, States, backward_passes, forward_pass
+from ..decays import logs_of, prefix_sums_steps, prefix_sums_workspace
+from ..passes import Pass, States, backward_passes, forward_pass
 from ..simt_states import build_walk
 from .chunks import build_chunks
 from .config import (
@@ -41,7 +39,6 @@ from .config import (
     WARPS,
     Config,
     DecayGrad,
-    GradConfig,
     Loaded,
     LoadedWithY,
     SegmentStates,
@@ -52,8 +49,7 @@ from .config import (
     loaded,
     padded,
 )
-from .decay_grad_chunks import build_decay_grad_chunks
-from .decay_grad_sums import build_decay_grad_sums
+from .decay_grad import build_decay_grad_sums
 from .wide import build_wide
 
 WIDEST = 128  # D and Dv of `chunks`
@@ -80,11 +76,10 @@ def _choices(
     problem: Problem,
     results: Mapping[str, ArrayMeta],
     device: Device,
-    roles: tuple[tuple[str, ...], ...],
     *,
     few: bool,
 ) -> Iterator[Choice]:
-    p, metas = problem, {**problem.arrays, **results}
+    p, metas, roles = problem, {**problem.arrays, **results}, BACKWARD if "do" in problem.arrays else FORWARD
     if p.dtype != DTYPE or not device.has_wgmma or is_varlen(p) or p.form != "chunk" or p.normalize is not None:
         return
     wide, stepwise, widths = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, widths_of(p, roles)
@@ -106,7 +101,7 @@ def _choices(
     config = replace(config, parts=parts, segments=segments)
     room = max(config.shared_bytes(*each) for each in widths) + SLACK
     if "dlog_decay" in results:
-        room = max(room, decay_grad_bytes(p) + SLACK)
+        room = max(room, *(config.shared_bytes(*each, True) + SLACK for each in widths))
     if room <= device.shared_memory_per_block:
         reason = "few sequences, most of the GPU rests" if few else "enough sequences"
         what = "a sequence" if segments == 1 else f"one of {segments} segments of a sequence"
@@ -117,8 +112,7 @@ def _choices(
 
 
 # tiles for forward and gradient; few: if few sequences leave most of the GPU idle, and simt's many blocks come first
-forward_choices, few_choices = (partial(_choices, roles=FORWARD, few=few) for few in (False, True))
-backward_choices, few_backward_choices = (partial(_choices, roles=BACKWARD, few=few) for few in (False, True))
+choices, few_choices = (partial(_choices, few=few) for few in (False, True))
 
 
 def widths_of(problem: Problem, roles: tuple[tuple[str, ...], ...]) -> list[tuple[int, int]]:
@@ -175,14 +169,12 @@ def steps_of(
     sums = "marks" in _workspace(p, results, config)
     steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].call)) if sums else []
     for each, names in zip(passes, roles, strict=True):
-        walk = partial(
-            decay_grad_step if "dlog_decay" in results and names[3] in Y else walk_step, p, each, names, config
-        )
+        walk, grad = partial(walk_step, p, each, names, config), "dlog_decay" in results and names[3] in Y
         if config.segments == 1:
-            steps.append(walk(each.states, overlaps=backward)._replace(overlaps=bool(steps)))
+            steps.append(walk(each.states, overlaps=backward, decay_grad=grad)._replace(overlaps=bool(steps)))
         else:
             adds, between, begins = between_segments(p, each, config)
-            steps += [walk_step(p, each, names, config, adds, looks=False), between, walk(begins, overlaps=False)]
+            steps += [walk(adds, looks=False), between, walk(begins, decay_grad=grad)]
     return [*steps, decay_grad_sums_step(p, results, passes[0])] if "dlog_decay" in results else steps
 
 
@@ -210,7 +202,7 @@ def between_segments(problem: Problem, each: Pass, config: Config) -> tuple[Stat
     states = whole(segment_states(p, config), SEGMENTS, 3)
     missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, with which passes back begin
     args = (states, ends.state, each.decay, call_of(p, each, config), size, call.Dv, missing)
-    kernel = build_walk(compute_dtype(p.dtype), **each.variant.options)
+    kernel = build_walk(compute_dtype(p.dtype), each.variant.stepwise, False)
     walk = Step(kernel, (p.B * p.H * cdiv(size, THREADS),), args)
     return States(final=between), walk, States(initial=between)
 
@@ -224,28 +216,31 @@ def walk_step(
     *,
     looks: bool = True,
     overlaps: bool = False,
+    decay_grad: bool = False,
 ) -> Step:
     """Return a launch of the kernel, which begins with a state and leaves one as `states` says.
 
-    names: the arrays in the roles of q, k, v and o.
+    names: the arrays in the roles of q, k, v and o. decay_grad: with the sums for log_decay's gradient.
     """
     p, call, widths = problem, each.call, (int(each.call.D), int(each.call.Dv))
     begins, finishes = bool(states.initial.data), bool(states.final.data)
-    walk = Walk(begins, finishes, back=call.direction < 0, overlaps=overlaps, looks=looks)
+    walk = Walk(begins, finishes, call.direction < 0, overlaps, looks, decay_grad)
     # one kernel for any number of segments; keys in parts if the state that it leaves becomes a result
     in_parts = finishes and bool(each.states.final.data)
     own = replace(config, parts=config.parts if in_parts else 1, segments=1)
     segments = config.segments if looks or each.states.final.data else config.segments - 1  # the last sum is not needed
     decay = each.logs if each.variant.stepwise else each.gamma
     ends = SegmentStates(states.initial, states.final, p.H * call.D * call.Dv, segments)
-    maps, apart = loaded(p, Loaded, names[:3])
-    args = (f"{names[3]}_map", each.inputs, ends, decay, call_of(p, each, config))
+    to, args = f"{names[3]}_map", (ends, decay, call_of(p, each, config))
     blocks, slices = p.B * p.H * segments, own.slices(*widths)
     if isinstance(own, WideConfig):
-        kernel, args = build_wide(own, padded(widths[0]), walk), (maps, *args, slices)
-    else:
-        kernel, args = build_chunks(own, padded(widths[1]), walk), (maps, apart, *args)
-    return Step(kernel, (blocks * slices,), args, own.shared_bytes(*widths))
+        kernel, (maps, _) = build_wide(own, padded(widths[0]), walk), loaded(p, Loaded, names[:3])
+        return Step(kernel, (blocks * slices,), (maps, to, each.inputs, *args, slices), own.shared_bytes(*widths))
+    kernel, (maps, apart), grad = build_chunks(own, padded(widths[1]), walk), loaded(p, Loaded, names[:3]), ()
+    if decay_grad:
+        (maps, apart), grad = loaded(p, LoadedWithY, (*names[:3], Y[names[3]])), decay_grad_of(p, names[3])
+    args = (maps, apart, to, each.inputs, grad, *args)
+    return Step(kernel, (blocks,), args, own.shared_bytes(*widths, decay_grad))
 
 
 def call_of(problem: Problem, each: Pass, config: Config) -> Call:
@@ -254,13 +249,8 @@ def call_of(problem: Problem, each: Pass, config: Config) -> Call:
     return each.call._replace(state_chunk=tokens, slots=config.segments)
 
 
-GRAD = GradConfig()
 Y = {"dq": "q", "dk": "k"}  # the array that is multiplied with a pass's result for log_decay's gradient
-
-
-def decay_grad_bytes(problem: Problem) -> int:
-    """Return the shared memory of the passes with log_decay's gradient."""
-    return GRAD.tiles(padded(int(problem.D))).nbytes
+RUN = 2  # chunks of a block that adds up the sums
 
 
 def decay_grad_workspace(problem: Problem) -> dict[str, ArrayMeta]:
@@ -276,19 +266,6 @@ def decay_grad_of(problem: Problem, name: str) -> DecayGrad:
     return DecayGrad(*(by_token(made, f"{name}_{kind}", False) for kind in DecayGrad._fields))
 
 
-def decay_grad_step(
-    problem: Problem, each: Pass, names: Sequence[str], config: Config, states: States, *, overlaps: bool
-) -> Step:
-    """Return the launch of dq's or dk's pass with the sums for log_decay's gradient. names: as for `walk_step`."""
-    p, out, width = problem, names[3], padded(int(each.call.Dv))
-    walk = Walk(begins=bool(states.initial.data), back=each.call.direction < 0, overlaps=overlaps)
-    ends = SegmentStates(states.initial, NO_STATE, p.H * p.D * p.Dv, config.segments)
-    maps = loaded(p, LoadedWithY, (*names[:3], Y[out]))
-    args = (*maps, f"{out}_map", each.inputs, decay_grad_of(p, out), ends, each.logs, call_of(p, each, config))
-    kernel, blocks = build_decay_grad_chunks(GRAD, width, walk), p.B * p.H * config.segments
-    return Step(kernel, (blocks,), args, GRAD.tiles(width).nbytes)
-
-
 def decay_grad_sums_step(problem: Problem, results: Mapping[str, ArrayMeta], dq: Pass) -> Step:
     """Return the launch that adds up the sums of both passes."""
     p, chunks = problem, cdiv(problem.Sk, CHUNK)
@@ -296,4 +273,4 @@ def decay_grad_sums_step(problem: Problem, results: Mapping[str, ArrayMeta], dq:
     ends = State(*states, int(bool(states[0].data)), int("dstate" in p.arrays))
     sums = logs_of(results, "dlog_decay", False), decay_grad_of(p, "dq"), decay_grad_of(p, "dk")
     args = (*sums, dq.logs, ends, dq.call._replace(D=p.D, Dv=p.Dv), chunks)
-    return Step(build_decay_grad_sums(GRAD), (p.B * p.H * cdiv(chunks, GRAD.run),), args)
+    return Step(build_decay_grad_sums(RUN), (p.B * p.H * cdiv(chunks, RUN),), args)

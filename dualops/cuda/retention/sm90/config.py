@@ -19,6 +19,7 @@ DTYPE = "bfloat16"
 SLACK = 1024  # bytes of shared memory for the mbarriers and the gap between them and the tiles
 BOX = 64  # elements of 16 bits in a line of a box
 CONSUMERS = 2  # warpgroups that multiply
+WARPS = 4 * CONSUMERS
 CHUNK = ROWS * CONSUMERS  # tokens
 KEY_WIDTH = ROWS * CONSUMERS  # rows of the state, 64 a warpgroup; rows beyond D are loaded as zeros
 DECAY_TABLES = 16 * CHUNK  # bytes of the tables of log_decay in shared memory
@@ -30,12 +31,13 @@ class Tiles(NamedTuple):
 
     q: Operand  # [CHUNK, 128]
     k: Operand  # [CHUNK, 128], a stage
-    v: Operand  # [CHUNK, Dv], a stage
+    v: Operand  # [CHUNK, Dv], a stage; Y's is the same
     state: Operand  # [128, Dv]
     k_at: int
     v_at: int
+    y_at: int
     state_at: int
-    o_at: int  # [CHUNK, Dv]
+    o_at: int  # [CHUNK, Dv], or one box of it
     decay_at: int  # the tables of log_decay
     nbytes: int
 
@@ -58,22 +60,25 @@ class Sm90Config:
         """Return the number of blocks that split the columns of a sequence."""
         return 1
 
-    def tiles(self, Dv: int) -> Tiles:
-        """Return the tiles for values of this width, in whole boxes."""
+    def tiles(self, Dv: int, decay_grad: bool = False) -> Tiles:
+        """Return the tiles for values of this width, in whole boxes. decay_grad: Y takes the place of V's other stages,
+        and of all boxes of o but one.
+        """
         q, k = (Operand(CHUNK, KEY_WIDTH, 2, 128, "k") for _ in range(2))
         v, state = (Operand(lines, Dv, 2, 128, "mn") for lines in (CHUNK, KEY_WIDTH))
-        sizes = q.nbytes, self.stages * k.nbytes, self.stages * v.nbytes, state.nbytes, 2 * CHUNK * Dv
+        v_stages, y, o_width = (1, v.nbytes, BOX) if decay_grad else (self.stages, 0, Dv)
+        sizes = q.nbytes, self.stages * k.nbytes, v_stages * v.nbytes, y, state.nbytes, 2 * CHUNK * o_width
         return Tiles(q, k, v, state, *accumulate((*sizes, self.stepwise * DECAY_TABLES)))
 
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(padded(Dv)).nbytes
+    def shared_bytes(self, D: int, Dv: int, decay_grad: bool = False) -> int:
+        return self.tiles(padded(Dv), decay_grad).nbytes
 
 
 @dataclass(frozen=True)
 class Walk:
     """What a kernel is built for. begins: it begins with a state. finishes: it stores the last state. back: from the
     last chunk to the first. overlaps: other launches of the gradient overlap with it. looks: without it there is no q,
-    and only states are computed.
+    and only states are computed. decay_grad: it also leaves the sums for log_decay's gradient.
     """
 
     begins: bool = False
@@ -81,6 +86,7 @@ class Walk:
     back: bool = False
     overlaps: bool = False
     looks: bool = True
+    decay_grad: bool = False
 
 
 def padded(width: int) -> int:
@@ -147,47 +153,12 @@ class WideConfig:
         ends = accumulate((*keys_and_values, CONSUMERS * state.nbytes, o, sums))
         return WideTiles(q_tile, v_tile, q, k, v, state, *ends)
 
-    def shared_bytes(self, D: int, Dv: int) -> int:
+    def shared_bytes(self, D: int, Dv: int, decay_grad: bool = False) -> int:
+        """Return the shared memory. The kernel for wide heads has no log_decay."""
         return self.tiles(D).nbytes
 
 
 Config = Sm90Config | WideConfig
-
-
-WARPS = 4 * CONSUMERS  # that multiply
-
-
-class GradTiles(NamedTuple):
-    """What is in shared memory of a pass with log_decay's gradient."""
-
-    q: Operand  # [CHUNK, 128]
-    k: Operand  # [CHUNK, 128], a stage
-    v: Operand  # [CHUNK, width]; Y's is the same
-    state: Operand  # [128, width]
-    k_at: int
-    v_at: int
-    y_at: int
-    state_at: int
-    o_at: int  # [CHUNK, 64]
-    decay_at: int  # the tables of log_decay
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class GradConfig:
-    """Log_decay's gradient. stages: of K in the passes of dq and dk, which release it last in a chunk. run: chunks of a
-    block that adds up the sums.
-    """
-
-    stages: int = 2
-    run: int = 2
-
-    def tiles(self, width: int) -> GradTiles:
-        """Return the tiles for V, Y and results of this width, in whole boxes."""
-        q, k = (Operand(CHUNK, KEY_WIDTH, 2, 128, "k") for _ in range(2))
-        v, state = (Operand(lines, width, 2, 128, "mn") for lines in (CHUNK, KEY_WIDTH))
-        sizes = q.nbytes, self.stages * k.nbytes, v.nbytes, v.nbytes, state.nbytes, 2 * CHUNK * BOX
-        return GradTiles(q, k, v, state, *accumulate((*sizes, DECAY_TABLES)))
 
 
 # --- arguments of the kernels -----------------------------------------------------------------------

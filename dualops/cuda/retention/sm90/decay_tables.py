@@ -21,7 +21,7 @@ rounding. In passes that go back a token sees those after it: the sums are the s
 
 Shared memory: 16 bytes per token, and 4 per eight.
 
-`decay_tables_feed` has the barriers between the warp that computes the tables and the consumers:
+The noun also has the barriers between the warp that computes the tables and the consumers:
 
     the warp, of a chunk            consumers
     put(...)                        wait(barriers, i);  ...;  release(barriers, i)
@@ -86,11 +86,11 @@ def tables_at(at: int) -> TablesAt:
 
 @cache
 @noun
-def decay_tables(at: int, back: bool) -> Members:
-    """The verbs for tables from byte `at` on. back: tokens see those after them.
-
-    Called by a warp, not the first. tables: shared memory, and the array of the eights in it.
+def decay_tables(at: int, back: bool, warps: int) -> Members:
+    """The verbs for tables from byte `at` on, read by `warps` warps. back: tokens see those after them. `i` numbers the
+    chunks of a block. tables: shared memory, and the array of the eights in it.
     """
+    pipe, written = pipeline(1, 0, warps), second_barrier(1, 0)
     num, LOG2, SMALLEST, place_of = numbers(f32), f32(LOG2_E), f32(LEAST), tables_at(at)
     exp_of, LOG_2 = exp_of_step(DTYPE), f32(1 / LOG2_E)
 
@@ -110,7 +110,7 @@ def decay_tables(at: int, back: bool) -> Members:
         return i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
 
     @verb
-    def fetch(own, logs, b, h, m0, rows):
+    def _fetch(own, logs, b, h, m0, rows):
         """Start to load the logarithms of the chunk that begins with token m0."""
         t = i32(m0 + EACH * _lane_again())
         for n in range(EACH):
@@ -160,7 +160,7 @@ def decay_tables(at: int, back: bool) -> Members:
     kept, known = table(place_of.kept, not back), table(place_of.known, back)
 
     @verb
-    def put(tables, own, count):
+    def _write(tables, own, count):
         """Write all tables of a chunk of `count` tokens."""
         smem, eights = tables
         lane = _lane_again()
@@ -179,24 +179,13 @@ def decay_tables(at: int, back: bool) -> Members:
         kept(smem, own, begin + before if back else end + behind, i32(count - EACH * lane), lane)
         known(smem, own, end + behind if back else begin + before, EACH, lane)
 
-    return locals()
-
-
-@cache
-@noun
-def decay_tables_feed(at: int, back: bool, warps: int) -> Members:
-    """The verbs for tables from byte `at` on, read by `warps` warps; back: as for `decay_tables`. `i` numbers the
-    chunks of a block.
-    """
-    tables_of, pipe, written = decay_tables(at, back), pipeline(1, 0, warps), second_barrier(1, 0)
-
     @verb
     def put(tables, barriers, i, own, logs, place, rows):
-        """Write the tables of the chunk that begins with m0."""
+        """Write the tables of the chunk that begins with m0; by a warp, not the first."""
         b, h, m0 = place
-        tables_of.fetch(own, logs, b, h, m0, rows)
+        _fetch(own, logs, b, h, m0, rows)
         pipe.claim(barriers, i)
-        tables_of.put(tables, own, i32(rows - m0))
+        _write(tables, own, i32(rows - m0))
         written.hand(barriers.full, i)
 
     @verb
@@ -209,7 +198,5 @@ def decay_tables_feed(at: int, back: bool, warps: int) -> Members:
         locals(),
         barriers=pipe.barriers,  # () -> in shared memory; once in a kernel, by all threads
         init=pipe.init,  # (barriers): by one thread, before the `start` of a pipeline
-        eights=tables_of.eights,  # (): an array, see `decay_tables`
-        own=tables_of.own,  # (): an array, see `decay_tables`
         wait=pipe.wait,  # (barriers, i): until they are written
     )

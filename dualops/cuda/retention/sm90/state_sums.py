@@ -37,7 +37,6 @@ from ...tile.a_fragment import words_of_columns
 from ...tile.products import anew_i32
 from ...tile.split_bf16x3 import PARTS, packed_parts, upper_part
 from ...tile.swizzle import Operand
-from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import register_mma
 from .config import BOX, DTYPE
 from .states import rest
@@ -185,40 +184,29 @@ def exact_sums(x: Operand, b: Operand, weight: Callable[..., Any], *, overlapped
     mma, half = register_mma(DTYPE, b), b.steps // HALVES
     of_half = [tuple(range(half * number, half * (number + 1))) for number in range(HALVES)]
 
-    def lower_parts(some: tuple[int, ...]) -> Callable[..., None]:
-        """All lower parts of these steps, then all middle ones."""
-        product, FIRST, COUNT = register_mma(DTYPE, b, some=2 * some), some[0], len(some)
+    def multiplied(some: tuple[int, ...], lower: bool) -> Callable[..., None]:
+        """Of these steps all lower parts and then all middle ones, or the upper parts."""
+        product, FIRST, COUNT = register_mma(DTYPE, b, some=2 * some if lower else some), some[0], len(some)
 
         @verb
-        def multiply_lower(out, words, begun, smem_and_b):
+        def multiply_parts(out, words, begun, smem_and_b):
             (smem, b_at), eight = smem_and_b, cuda.local.array(2 * WORDS, f32)
             for step in range(COUNT):
                 take(eight, begun, smem, FIRST + step)
                 for word in range(WORDS):
                     at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
-                    one, other = below_any(one), below_any(other)
-                    words[WORDS * COUNT + at] = packed_parts(one, other)
-                    words[at] = packed_parts(below(one), below(other))
-            product.add(out, words, smem, b_at, 0 if FIRST == 0 else 1)
+                    if lower:
+                        one, other = below_any(one), below_any(other)
+                        words[WORDS * COUNT + at] = packed_parts(one, other)
+                        words[at] = packed_parts(below(one), below(other))
+                    else:
+                        words[at] = packed_parts(one, other)
+            product.add(out, words, smem, b_at, 0 if lower and FIRST == 0 else 1)
 
-        return multiply_lower
+        return multiply_parts
 
-    def upper_parts(some: tuple[int, ...]) -> Callable[..., None]:
-        product, FIRST, COUNT = register_mma(DTYPE, b, some=some), some[0], len(some)
-
-        @verb
-        def multiply_upper(out, words, begun, smem_and_b):
-            (smem, b_at), eight = smem_and_b, cuda.local.array(2 * WORDS, f32)
-            for step in range(COUNT):
-                take(eight, begun, smem, FIRST + step)
-                for word in range(WORDS):
-                    words[WORDS * step + word] = packed_parts(eight[2 * word], eight[2 * word + 1])
-            product.add(out, words, smem, b_at, 1)
-
-        return multiply_upper
-
-    lower, other_lower = map(lower_parts, of_half)
-    upper, other_upper = map(upper_parts, of_half)
+    lower, other_lower = (multiplied(some, True) for some in of_half)
+    upper, other_upper = (multiplied(some, False) for some in of_half)
     let_go = mma.wait_but_one if overlapped else mma.wait
 
     @verb
@@ -323,20 +311,6 @@ def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
     BOXES, size = k.width // BOX, k.width // 2  # boxes of K; numbers of a thread's state
     sums = exact_pieces(v, Operand(k.lines, BOX, 2, 128, "mn"), weight)
 
-    def add_box(box: int) -> Callable[..., None]:
-        FIRST = sums.size * box
-
-        @verb
-        def add_one(state, room, place, by):
-            (more, words), (smem, k_at) = room, place
-            sums.multiply(more, words, smem, i32(k_at + box * k.box))
-            for e in range(sums.size):
-                state[FIRST + e] = state[FIRST + e] * by + more[e]
-
-        return add_one
-
-    add_all = one_after_another([add_box(box) for box in range(BOXES)])
-
     @verb
     def fragment():
         return cuda.local.array(size, f32)
@@ -347,7 +321,11 @@ def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
 
     @verb
     def add(state, room, smem, places, args, by):
-        sums.fill(room[1], (places[0], args), smem)
-        add_all(state, room, (smem, places[1]), by)
+        more, words = room
+        sums.fill(words, (places[0], args), smem)
+        for box in range(BOXES):
+            sums.multiply(more, words, smem, i32(places[1] + box * k.box))
+            for e in range(sums.size):
+                state[sums.size * box + e] = state[sums.size * box + e] * by + more[e]
 
     return StateSums.from_locals(locals(), fade=fade_in_add)

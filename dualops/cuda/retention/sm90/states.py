@@ -62,26 +62,22 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
     """The verbs for a state of `columns` columns; transposed: acc has the state's columns as rows."""
     DOWN, ALONG = (3, 2) if transposed else (2, 3)
 
-    def box_of(number: int) -> tuple[Callable[..., None], Callable[..., None]]:
+    SIZE, BOXES = BOX // 2, columns // BOX
+
+    @verb
+    def _take(values, acc, box):
         """Registers have fixed numbers: one box at a time. Opaque values keep the compiler from indexing them."""
-        FIRST = BOX // 2 * number
+        for n in range(BOXES):
+            if n == box:
+                for e in range(SIZE):
+                    values[e] = opaque_f32(acc[n * SIZE + e])
 
-        @verb
-        def take_box(values, acc, box, _):
-            if box == number:
-                for e in range(BOX // 2):
-                    values[e] = opaque_f32(acc[FIRST + e])
-
-        @verb
-        def put_box(acc, values, box, _):
-            if box == number:
-                for e in range(BOX // 2):
-                    acc[FIRST + e] = opaque_f32(values[e])
-
-        return take_box, put_box
-
-    takes, puts = zip(*(box_of(number) for number in range(columns // BOX)))
-    take, put = one_after_another(takes), one_after_another(puts)
+    @verb
+    def _put(acc, values, box):
+        for n in range(BOXES):
+            if n == box:
+                for e in range(SIZE):
+                    acc[n * SIZE + e] = opaque_f32(values[e])
 
     @verb
     def _move(acc, state, segment, step, first, limits, loads):
@@ -92,9 +88,9 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
             mine, i32(u32(mine) % u32(32)), FULL_WARP
         )  # mine, but registers keep nothing computed from it until then
         d, column = i32(first[0] + row_of(tid)), i32(first[1] + column_of(tid))
-        values = cuda.local.array(BOX // 2, f32)
-        while box < columns // BOX:
-            take(values, acc, box, 0)
+        values = cuda.local.array(SIZE, f32)
+        while box < BOXES:
+            _take(values, acc, box)
             for j in range(BOX // 8):
                 for half in range(2):
                     for e in range(2):
@@ -106,7 +102,7 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
                             else:
                                 state.data[at] = values[4 * j + 2 * half + e]
             if loads:
-                put(acc, values, box, 0)
+                _put(acc, values, box)
             box = opaque_i32(box + 1)
 
     @verb

@@ -34,8 +34,6 @@ gets from L2: 0.12 ms for its 64 chunks. The gradient's passes with 512 keys loa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
@@ -47,7 +45,6 @@ from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.second_barrier import second_barrier
 from ...tile.softmax_rows import softmax_rows
-from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import meet_alone
 from ...tile.warpgroup_exchange import warpgroup_exchange
@@ -115,16 +112,14 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
 
     hidden = chunk_repair(DTYPE, of_state, place_of, pv.size, CHUNK, walk.back, decays)
 
-    def add_eight(n: int) -> Callable[..., None]:
-        @verb
-        def add_some(o, smem, place, eight):
+    @verb
+    def add_others(o, smem, place):
+        """Add the other warpgroup's part of o."""
+        eight = cuda.local.array(8, f32)
+        for n in range(0, pv.size, 8):
             half.get(eight, smem, place, n)
             for e in range(8):
                 o[n + e] += eight[e]
-
-        return add_some
-
-    add_all = one_after_another([add_eight(n) for n in range(0, pv.size, 8)])
 
     @kernel(
         loaded_types(Loaded)[0],
@@ -222,7 +217,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                         if HALVES:
                             # recomputed: no register is left for it during products
                             _, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
-                            add_all(o, smem, half.take(half_bars, i), cuda.local.array(8, f32))
+                            add_others(o, smem, half.take(half_bars, i))
                         hidden.repair(o, (x, (smem, state_at)), (b, h, m0, 0, e0), log2_gamma, call)
                         boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all products and reads are over
                         if HALVES:

@@ -1,4 +1,11 @@
-"""log_decay's gradient from the sums that the passes of dq and dk left (`decay_grad_chunks`).
+"""log_decay's gradient from sums that the passes of dq and dk leave.
+
+    dq   q, k, v, y = do, v, k, q        rows_i = q_i . dq_i      of a chunk: <S, (w dO).T @ Q>, S: before the chunk
+    dk   q, k, v, y = v, do, q, k        rows_j = k_j . dk_j      of a chunk: <dS, (w V).T @ K>, dS: after the chunk
+
+(w Q).T @ Y is what the other pass adds to its own state, with the same rounded factors w. So `states`, its products
+with the state, give the change of <S, dS> over a chunk to float32's precision. `rounded`, a part of `rows`, are the
+same from a rounded state. `chunks` stores all three (`decay_grad_parts`), states and rounded as one number per warp.
 
     dlog_decay_t = sum_(i >= t) (q_i . dq_i - k_i . dk_i) + <S, dS> after the last token
 
@@ -20,26 +27,111 @@ own, or after them, so no block waits for another.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, u32, verb
 from ...launch.views import number_type, start
+from ...ptx.convert import unpack_bf16x2
+from ...tile.a_fragment import words_of_rows
 from ...tile.numbers import numbers
-from ...tile.rows import FULL_WARP, shfl_idx_f32
+from ...tile.products import anew_i32
+from ...tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32
+from ...tile.swizzle import Operand
+from ...tile.warpgroup import ROWS, my_warpgroup
 from ..arguments import call_type, state_type
-from .config import CHUNK, DECAY_GRAD, DTYPE, WARPS, GradConfig
+from .chunk_decay import ChunkDecay
+from .config import CHUNK, DECAY_GRAD, DTYPE, WARPS
 from .decay_tables import LEAST
+from .state_sums import weighted_sums
+from .states import my_row
 
-LANES = 32
-BLOCK_WARPS = CHUNK // LANES
+LANES, WORDS = 4, 4  # of a row; of a thread, for 16 columns
+WARP = 32
+BLOCK_WARPS = CHUNK // WARP
+
+
+@noun
+def decay_grad_parts(q: Operand, y: Operand, decays: ChunkDecay) -> Members:
+    """The verbs for Q and Y in boxes of bfloat16. Y has the rows and columns of the accumulators o. Called by a
+    warpgroup.
+    """
+    words_of, num = words_of_rows(y), numbers(f32)
+    lanes, of_warp = lane_reductions(f32, LANES), lane_reductions(f32, WARP)
+    steps = words_of.steps
+
+    @verb
+    def _weight(args, token):
+        """Return the factor that the other pass gives this token: the same float32 number."""
+        mine, count, scale = args
+        return decays.of_row(mine, token, count) * scale
+
+    product = weighted_sums(q, y, _weight)
+
+    @verb
+    def _put(to, x, place):
+        """Write the sum of my warp's x. to: [B, H, chunks * WARPS]. place: batch, head, the chunk's first token."""
+        (b, h, m0), tid = place, u32(anew_i32(i32(cuda.threadIdx.x)))
+        total = of_warp.sum(x)
+        if tid % u32(WARP) == u32(0):
+            to.data[start(to, b, h, i32(u32(m0) // u32(CHUNK) * u32(WARPS) + tid // u32(WARP)))] = total
+
+    @verb
+    def _sum_rows(sums, o, smem, y_at, tid):
+        """Compute my share of the sums of Y * o of my two rows."""
+        first, words = words_of.first(i32(y_at + my_warpgroup() * ROWS * y.span), tid), cuda.local.array(WORDS, u32)
+        sums[0], sums[1] = num.zero, num.zero
+        for step in range(steps):
+            words_of.load(words, 0, smem, first, step)
+            for word in range(WORDS):
+                low, high = unpack_bf16x2(words[word])
+                e = 2 * (WORDS * step + word)
+                sums[word % 2] += o[e] * low + o[e + 1] * high
+
+    @verb
+    def put_rows(to, o, smem, y_at, place, count):
+        """Write the sums of my rows. to: [B, H, S]. place: batch, head, the first token of the chunk, which has `count`
+        tokens, and the warpgroup's first row.
+        """
+        (b, h, m0, row), tid, sums = place, anew_i32(i32(cuda.threadIdx.x)), cuda.local.array(2, f32)
+        _sum_rows(sums, o, smem, y_at, tid)
+        for half in range(2):
+            total, r = lanes.sum(sums[half]), i32(row + my_row() + 8 * half)
+            if r < count and tid % LANES == 0:
+                to.data[start(to, b, h, m0 + r)] = total
+
+    @verb
+    def put_total(to, o, smem, y_at, place):
+        """Write the sum of my warp's rows."""
+        sums = cuda.local.array(2, f32)
+        _sum_rows(sums, o, smem, y_at, anew_i32(i32(cuda.threadIdx.x)))
+        _put(to, sums[0] + sums[1], place)
+
+    @verb
+    def multiply(acc, smem, places, args):
+        """acc = (decayed Q).T @ Y. places: of Q and Y. args: the chunk's decay, its tokens, the factor of a row."""
+        product.multiply(acc, smem, places, args)
+        product.wait(acc)
+
+    @verb
+    def put_product(to, acc, state, place):
+        """Write the sum of my warp's products of the state with acc."""
+        total = num.zero
+        for e in range(product.size):
+            total += acc[e] * state[e]
+        _put(to, total, place)
+
+    return members(
+        locals(),
+        fragment=product.fragment,  # () -> a local array for `multiply`
+    )
 
 
 @builds
-def build_decay_grad_sums(config: GradConfig) -> Kernel:
+def build_decay_grad_sums(run: int) -> Kernel:
     """retention_decay_grad_sums(dlogs, dq, dk, logs, ends, call, chunks). chunks: those of a sequence.
 
     dq, dk: `DecayGrad`. ends: the initial state and its gradient; whether there is an initial state, and a gradient of
     the last one.
     """
-    num, RUN, SMALLEST, TINY = numbers(f32), config.run, f32(LEAST), f32(1e-30)
+    num, RUN, SMALLEST, TINY = numbers(f32), run, f32(LEAST), f32(1e-30)
 
     @verb
     def scan(warps, at, x):
@@ -47,12 +139,12 @@ def build_decay_grad_sums(config: GradConfig) -> Kernel:
         which other threads may still read.
         """
         tid = i32(cuda.threadIdx.x)
-        lane, warp, through = i32(u32(tid) % u32(LANES)), i32(u32(tid) // u32(LANES)), x
+        lane, warp, through = i32(u32(tid) % u32(WARP)), i32(u32(tid) // u32(WARP)), x
         for step in range(5):
             there = i32(lane - (1 << step))
-            other = shfl_idx_f32(through, i32(there & (LANES - 1)), FULL_WARP)
+            other = shfl_idx_f32(through, i32(there & (WARP - 1)), FULL_WARP)
             through += other if there >= 0 else num.zero
-        if lane == LANES - 1:
+        if lane == WARP - 1:
             warps[at + warp] = through
         cuda.syncthreads()
         total = num.zero
