@@ -16,8 +16,8 @@ HARMLESS = {
     r"(flash_attention_(sm90 .*add_previous > .*register_mma\.add > wgmma_fence|dq_sm90 .*\.tile > "
     r"warpgroup_mma\.start > warpgroup_mma\._issue > wgmma_fence#[23]|(dkv|fused)_sm90 .*warpgroup_mma\.start > "
     r"warpgroup_mma\._issue > wgmma_fence#2|fused_sm90 .*add_dk > register_mma\.add > wgmma_fence|"
-    r"dbias_sm90 keys stay: warpgroup_mma\.start > "
-    r"warpgroup_mma\._issue > wgmma_fence#2)|retention_wide_sm90 "
+    r"dbias_sm90 keys stay: .*_start_d_probs > warpgroup_mma\.start > "
+    r"warpgroup_mma\._issue > wgmma_fence)|retention_wide_sm90 "
     r"warpgroup_mma\.start > warpgroup_mma\._issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was "
     "started just before it, behind a fence of its own, and no register was touched in between",
     r"((flash_attention_(fused|dkv)|retention(_wide)?)_sm90 (.*\.release > )?second_barrier\.leave > "
