@@ -24,7 +24,7 @@ PADDED = Layout((0, 1), (0, 8))  # rows begin at multiples of 16 bytes
 SHIFTED = Layout((0, 1), (0, 3), misalignment=1)
 
 
-def launch(config: simt.SimtConfig, *arrays: np.ndarray, out: np.ndarray, by: Any = simt, **params: Any) -> None:
+def launch(config: Any, *arrays: np.ndarray, out: np.ndarray, by: Any = simt, **params: Any) -> None:
     """What the public function does, with this Config."""
     given = dict(zip(("a", "b"), arrays)) | {"bias": params.pop("bias")}
     metas = {name: ArrayMeta.of_numpy(array) for name, array in (given | {"y": out}).items()}
