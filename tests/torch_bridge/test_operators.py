@@ -50,10 +50,16 @@ def arrays_of(call: BridgeCall) -> dict[str, np.ndarray]:
 
 
 def with_incoming(call: BridgeCall) -> dict[str, np.ndarray]:
-    """The arrays of a gradient: those of the call, what it saves, and the gradients that `call.gradient` has arrive."""
+    """The arrays of a gradient: those of the call, what it saves, and the gradients that `call.gradient` has arrive.
+
+    Saved results are those of the call: on a GPU their last bits differ from the reference's, and gradients depend on
+    them.
+    """
     arrays, results = arrays_of(call), call()
     names = bind(call.spec, arrays, call.case.params, False).outputs()
     for name, result in zip(names, results, strict=True):
+        if name in call.spec.saved:
+            arrays[name] = testing.to_numpy(result.detach())
         if result.requires_grad:
             arrays[f"d{name}"] = testing.to_numpy(incoming_gradient(result))
     return with_saved(call.spec, arrays, call.case.params)
