@@ -25,6 +25,13 @@ class RowArrays(NamedTuple):
     other: Any  # the second input
 
 
+class Starts(NamedTuple):
+    """Where a thread's numbers begin in both inputs."""
+
+    x: Any
+    other: Any
+
+
 class Rows(NamedTuple):
     """The number of rows, their length and their layout."""
 
@@ -161,9 +168,9 @@ def inputs_of(kind: Any, op: RowOperator, vectors: int, aligned: bool) -> Member
     @verb
     def load(frag, other, j, arrays, starts, at, keep):
         """Load access number j, `at` elements from the starts of both arrays on."""
-        vec.load(frag, j * vec.vector, arrays.x.data, starts[0] + at, keep, op.FILL)
+        vec.load(frag, j * vec.vector, arrays.x.data, starts.x + at, keep, op.FILL)
         if TWO:
-            vec.load(other, j * vec.vector, arrays.other.data, starts[1] + at, keep, op.FILL)
+            vec.load(other, j * vec.vector, arrays.other.data, starts.other + at, keep, op.FILL)
 
     @verb
     def add(frag, other):

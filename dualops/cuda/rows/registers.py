@@ -20,7 +20,7 @@ from ..launch.step import Argument, Step
 from ..row_walk import row_axes
 from ..tile.storage import access, storage
 from .exchange import in_block
-from .operator import Keeping, Kind, argument_types, inputs_of
+from .operator import Keeping, Kind, Starts, argument_types, inputs_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def build(config: RowsConfig, kind: Any) -> Kernel:
         here, n = axes.place(), i64(column)
         axes.locate(here, row, rows.sizes)
         y_row, summed_row = axes.start(here, arrays.y) + n, axes.start(here, arrays.summed) + n
-        starts = axes.start(here, arrays.x) + n, axes.start(here, arrays.other) + n
+        starts = Starts(axes.start(here, arrays.x) + n, axes.start(here, arrays.other) + n)
         for j in range(config.vectors):
             keep = mine & (left > j * STEP)
             inputs.load(frag, other, j, arrays, starts, j * STEP, keep)

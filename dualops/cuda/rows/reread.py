@@ -18,7 +18,7 @@ from ..launch.step import Argument, Step
 from ..row_walk import row_axes
 from ..tile.storage import access, storage
 from .exchange import in_block
-from .operator import Keeping, Kind, argument_types, inputs_of
+from .operator import Keeping, Kind, Starts, argument_types, inputs_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def build(config: LongRowsConfig, kind: Any) -> Kernel:
         tid = cuda.threadIdx.x
         frag, other = inputs.fragments()
         axes.locate(place, i64(cuda.blockIdx.x), rows.sizes)
-        starts = axes.start(place, arrays.x), axes.start(place, arrays.other)
+        starts = Starts(axes.start(place, arrays.x), axes.start(place, arrays.other))
         op.prepare(own, rows.N, rows.N)
         known = op.none()
         for first in range(tid * vec.vector, rows.N, COLUMNS):

@@ -44,7 +44,7 @@ from ..score_gradients import gradient_of_queries
 from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
 from ..tiles import where_of
 from .config import ROWS, Sm80DqConfig, Sm80DqTiles
-from .rows import GradientVectors, kv_copies, output_of
+from .rows import GradientVectors, KeyHead, kv_copies, output_of
 
 
 class Mine(NamedTuple):
@@ -142,12 +142,12 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
         task = walk.task(i32(cuda.blockIdx.x), work)
         if task.m0 >= task.Sq:
             return
-        count, heads = task.count, (task.b, task.h_kv)
+        count, head = task.count, KeyHead(task.b, task.h_kv)
         row, my_rows = i32(cuda.threadIdx.x // 128 * ROWS), i32(cuda.threadIdx.x // 32 * 16)
         n0 = i32((task.first + i32(count)) * config.block_kv - config.block_kv)
         copies.queries(smem, x, task)
         if count != u32(0):
-            copies.keys(smem, x, task, heads, n0, (tile.k_at, tile.v_at))
+            copies.keys(smem, x, task, head, n0, (tile.k_at, tile.v_at))
         cp_async_commit()
 
         mine = tiles.begin(x, task, row)
@@ -159,7 +159,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
             stage, n1 = i32(i % u32(2)), i32(n0 - config.block_kv)
             if i + u32(1) != count:
                 k_next, v_next = i32(tile.k_at + (1 - stage) * tile.k_size), i32(tile.v_at + (1 - stage) * tile.v_size)
-                copies.keys(smem, x, task, heads, n1, (k_next, v_next))
+                copies.keys(smem, x, task, head, n1, (k_next, v_next))
                 cp_async_commit()
             tiles.add(mine, left, smem, stage, where_of(task, task.h, i32(task.m0 + row), n0), work)
             cp_async_wait_group(0)

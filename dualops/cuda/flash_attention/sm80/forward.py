@@ -54,7 +54,7 @@ from ..options import chain_of
 from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
 from ..tiles import Where, where_of
 from .config import ROW_BYTES, ROWS, Sm80Config, Tiles
-from .rows import Vectors, kv_copies, output_of
+from .rows import KeyHead, Vectors, kv_copies, output_of
 
 
 def part_of(size: int, strip: int) -> Callable[..., Any]:
@@ -269,7 +269,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         n0 = i32((task.first + i32(count)) * config.block_kv - config.block_kv)
         copies.queries(smem, x, task)
         if count != u32(0):
-            copies.keys(smem, x, task, (task.b, task.h_kv), n0, (tile.k_at, tile.v_at))
+            copies.keys(smem, x, task, KeyHead(task.b, task.h_kv), n0, (tile.k_at, tile.v_at))
         cp_async_commit()
 
         mine = tiles.mine(work)
@@ -280,10 +280,10 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         while i != count:
             stage, n1 = i32(i % u32(2)), i32(n0 - config.block_kv)
             if i + u32(1) != count:
-                heads = anew_i32(task.b), anew_i32(task.h_kv)  # no register keeps values computed from them
+                head = KeyHead(anew_i32(task.b), anew_i32(task.h_kv))  # no register keeps values computed from them
                 coming = i32(1 - stage)
                 places = tile.k_at + coming * tile.k_size, tile.v_at + coming * tile.v_size
-                copies.keys(smem, x, task, heads, n1, places)
+                copies.keys(smem, x, task, head, n1, places)
                 cp_async_commit()
             tiles.add(mine, q, smem, stage, where_of(task, task.h, i32(task.m0 + row), n0), work)
             cp_async_wait_group(0)

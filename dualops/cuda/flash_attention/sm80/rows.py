@@ -36,6 +36,13 @@ class GradientVectors(NamedTuple):
     do: int
 
 
+class KeyHead(NamedTuple):
+    """Whose keys are copied."""
+
+    b: Any
+    h: Any
+
+
 def vectors_of(metas: Mapping[str, ArrayMeta]) -> Vectors:
     """Return the vectors of a call. Rows of o are stored 16 bytes at a time or one by one."""
     q, k, v, o = (vector_of(metas[name]) for name in Vectors._fields)
@@ -62,11 +69,11 @@ def kv_copies(config: Sm80Config | Sm80DqConfig, variant: Variant, tiles: Any, v
             do.load(smem, DO_AT, lines(x.do, task.b, task.h, task.q_first + task.m0, task.Sq - task.m0))
 
     @verb
-    def keys(smem, x, task, heads, n0, places):
-        """Copy K and V from key n0 on to these places. heads: batch and head of keys."""
-        (b, h_kv), (k_at, v_at) = heads, places
-        k.load(smem, k_at, lines(x.k, b, h_kv, task.k_first + n0, task.Sk - n0))
-        v.load(smem, v_at, lines(x.v, b, h_kv, task.k_first + n0, task.Sk - n0))
+    def keys(smem, x, task, head, n0, places):
+        """Copy K and V of a head from key n0 on to these places."""
+        k_at, v_at = places
+        k.load(smem, k_at, lines(x.k, head.b, head.h, task.k_first + n0, task.Sk - n0))
+        v.load(smem, v_at, lines(x.v, head.b, head.h, task.k_first + n0, task.Sk - n0))
 
     return locals()
 
