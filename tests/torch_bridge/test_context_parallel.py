@@ -23,7 +23,9 @@ from .context_errors import DISAGREE, OTHER_ERRORS, REFUSED
 from .in_threads import in_threads
 from .sharded import Found, found_by
 
-pytestmark = pytest.mark.xdist_group("context_parallel")  # the processes start once
+# the processes start once. Tests on GPUs take longest: their groups run at the same time
+pytestmark = pytest.mark.xdist_group("context_parallel")
+two_gpus = pytest.mark.xdist_group("two_gpus")
 CALLS: dict[str, Any] = {name: partial(context.case, name) for name in CASES}
 ERRORS: dict[str, Any] = {
     "disagreements": context_errors.disagreements,
@@ -150,6 +152,7 @@ def test_threads_on_the_cpu(name: str, short_chunks: None) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.xdist_group("threads")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_threads_on_one_gpu(name: str, size: int) -> None:
@@ -171,6 +174,7 @@ def of_two_gpus(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     return found_by((2,), checks, tmp_path_factory.mktemp("gpus"), "cuda")
 
 
+@two_gpus
 @pytest.mark.cuda(2)
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_two_gpus_have_the_bits_of_one(name: str, of_two_gpus: list[Found]) -> None:
@@ -183,12 +187,14 @@ def test_two_gpus_have_the_bits_of_one(name: str, of_two_gpus: list[Found]) -> N
         assert all(torch.equal(x, of_two_gpus[0][name][key]) for key, x in each[name].items() if key != "same")
 
 
+@two_gpus
 @pytest.mark.cuda(2)
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_gradients_of_two_gpus(name: str, of_two_gpus: list[Found]) -> None:
     hold_gradients(ON_GPUS[name], of_two_gpus[0][name], 2, pieces=True)
 
 
+@two_gpus
 @pytest.mark.cuda(2)
 def test_gpus_that_disagree_all_raise(of_two_gpus: list[Found]) -> None:
     for each in of_two_gpus:
@@ -196,6 +202,7 @@ def test_gpus_that_disagree_all_raise(of_two_gpus: list[Found]) -> None:
         assert kind == "ValueError" and "disagree on window" in message
 
 
+@pytest.mark.xdist_group("example")
 @pytest.mark.cuda(2)
 def test_the_example_on_two_gpus(tmp_path: Path) -> None:
     """The losses of one, but for the last digit that is printed."""
