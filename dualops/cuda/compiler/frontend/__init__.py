@@ -45,7 +45,13 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.flags import CUDAFlags
 
-from . import answers, assignments, inlining, verbs  # noqa: F401  their passes
+from . import (  # noqa: F401  their passes
+    answers,
+    array_functions,  # before Numba imports these itself
+    assignments,
+    inlining,
+    verbs,
+)
 from .by_value import take_by_value
 from .cycles import untie, untie_module, without_collections
 from .passes import leaner
