@@ -4,7 +4,8 @@
 
 Tensors are tiny, so that a loop never waits for the GPU. A figure is the median of batches of calls, with dualops and
 torch in turns. For new lengths, it is the median of calls with a new length each. A start is measured in a new process
-(`host_start`): first without cubins on the disk, then with those that the first process left.
+(`host_start`): first without cubins on the disk, then with those that the first process left. A first call is measured
+in a new process (`first_call`) without cubins on the disk.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch.nn import functional
 
 from .cases import require_gpu
 from .comparison import commit
+from .first_call import CALLS as FIRST_CALLS
 from .tree import ROOT
 
 Call = Callable[[], object]
@@ -135,21 +137,28 @@ def new_lengths() -> Iterator[Row]:
 
 
 def starts() -> Iterator[Row]:
-    """Measure new processes."""
+    """Measure new processes. One that is not measured writes Python's bytecode."""
     with tempfile.TemporaryDirectory() as folder:
-        cold, warm = started(folder), started(folder)
-    yield Row("kernels of a Llama block, nothing on the disk", cold["kernels"], most=6.0)
+        started(folder, "first_call", "gradient")
+    for name, first in FIRST_CALLS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            yield Row(first.title, started(folder, "first_call", name)["first"], most=first.most)
+    with tempfile.TemporaryDirectory() as folder:
+        cold, warm = started(folder, "host_start"), started(folder, "host_start")
+    yield Row("kernels of a Llama block, nothing on the disk", cold["kernels"], most=5.0)
     yield Row("kernels of a Llama block, from the disk", warm["kernels"], most=0.1)
     yield Row("import dualops.torch_bridge beyond torch", warm["import"], most=0.4)
 
 
-def started(cache: str) -> dict[str, float]:
-    """Return the measurements of `host_start` in a process with its cubins in folder `cache`, and cached bytecode."""
+def started(cache: str, program: str, *words: str) -> dict[str, float]:
+    """Return the measurements of a program of `benchmarks` in a process with its cubins in folder `cache`, and cached
+    bytecode.
+    """
     environment = {**os.environ, "DUALOPS_CACHE_DIR": cache, "PYTHONDONTWRITEBYTECODE": ""}
-    words = [sys.executable, "-m", "benchmarks.host_start"]
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-m", f"{__package__}.{program}", *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(done.stderr.strip() or "benchmarks.host_start failed and said nothing")
+        raise RuntimeError(done.stderr.strip() or f"{command[2]} failed and said nothing")
     return json.loads(done.stdout.splitlines()[-1])
 
 
