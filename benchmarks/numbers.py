@@ -1,8 +1,8 @@
 """All numbers of one commit on one GPU, in parts: `python -m benchmarks numbers`.
 
-A part is one BENCH or COMPARE case with its peers, or another command of `python -m benchmarks`. It writes a file that
-names its commit and GPU. A part whose file has this commit and this GPU is not measured again. So if the time of a run
-ends, the next run continues. The kernels of all parts are built first, on all cores.
+A part is one BENCH or COMPARE case with its peers, README's first, or another command of `python -m benchmarks`. It
+writes a file that names its commit and GPU. A part whose file has this commit and this GPU is not measured again. So if
+the time of a run ends, the next run continues. The kernels of all parts are built first, on all cores.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
+from .headlines import HEADLINES
 from .ladder_table import PAGES
 from .recorded import Key, keys, peer_runs
 
@@ -44,8 +45,11 @@ class Part(NamedTuple):
 
 
 def parts(folder: Path, machine: str, gpus: int) -> list[Part]:
-    """Return every part, the cases with their peers first. folder: of all files; machine: its name in file names."""
-    cases: dict[tuple[str, str], list[Key]] = {}
+    """Return every part: README's cases with their peers, the other cases, and what else is measured.
+
+    folder: of all files; machine: its name in file names.
+    """
+    cases: dict[tuple[str, str], list[Key]] = {(row.operator, row.case): [] for row in HEADLINES}
     for key in keys():
         cases.setdefault((key.operator, key.case), []).append(key)
     found = []

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import numbers
 from benchmarks.comparison import commit
+from benchmarks.headlines import HEADLINES
 from benchmarks.numbers import Part, Source, missing, parts, run
 from benchmarks.recorded import keys
 
@@ -70,6 +71,7 @@ def test_every_case_is_a_part(tmp_path: Path) -> None:
     assert others == ["host", "scaling", "ladder softmax", "ladder matmul", "training"]
     assert "context" in [part.name for part in parts(tmp_path, "h200", gpus=2)]
     assert len({part.words for part in every}) == len(every)
+    assert [part.keys for part in every[: len(HEADLINES)]] == [tuple(row.keys) for row in HEADLINES]
 
 
 def test_what_is_there_is_not_measured_again(tmp_path: Path, elapse: Clock) -> None:
