@@ -1,8 +1,9 @@
 """All numbers of one commit on one GPU, in parts: `python -m benchmarks numbers`.
 
-A part is one BENCH or COMPARE case with its peers, README's first, or another command of `python -m benchmarks`. It
-writes a file that names its commit and GPU. A part whose file has this commit and this GPU is not measured again. So if
-the time of a run ends, the next run continues. The kernels of all parts are built first, on all cores.
+A part is one BENCH or COMPARE case with its peers, or another command of `python -m benchmarks`. README's cases come
+first. A part writes a file that names its commit and GPU. A part whose file has this commit and this GPU is not
+measured again. So if the time of a run ends, the next run continues. The kernels of all parts are built first, on all
+cores.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Part(NamedTuple):
 
 
 def parts(folder: Path, machine: str, gpus: int) -> list[Part]:
-    """Return every part: README's cases with their peers, the other cases, and what else is measured.
+    """Return every part: README's cases with their peers, all that is no case, and the other cases.
 
     folder: of all files; machine: its name in file names.
     """
@@ -57,14 +58,16 @@ def parts(folder: Path, machine: str, gpus: int) -> list[Part]:
         path = folder / "peer_results" / f"{operator}.json"
         words = ("run", operator, "--peers", "--case", case, "--json", str(path))
         found.append(Part(f"{operator} {case}", words, path, tuple(ways)))
+    others = []
     for name in ("host", "scaling", *(("context",) if gpus > 1 else ())):
         path = folder / name / f"{machine}.json"
-        found.append(Part(name, (name, "--json", str(path)), path))
+        others.append(Part(name, (name, "--json", str(path)), path))
     for operator in PAGES:
         path = folder / "ladder" / operator / f"{machine}.json"
-        found.append(Part(f"ladder {operator}", ("ladder", operator, "--json", str(path)), path))
+        others.append(Part(f"ladder {operator}", ("ladder", operator, "--json", str(path)), path))
     path = folder / "training" / "llama.json"
-    return [*found, Part("training", ("training", "--json", str(path)), path)]
+    others.append(Part("training", ("training", "--json", str(path)), path))
+    return [*found[: len(HEADLINES)], *others, *found[len(HEADLINES) :]]
 
 
 def run(
