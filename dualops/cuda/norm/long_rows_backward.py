@@ -37,8 +37,8 @@ def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
         parts = group.smem()
         tid = cuda.threadIdx.x
         place = axes.place()
-        x_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
-        dy_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        x_frag = cuda.local.array(vec.vector, mem.number)
+        dy_frag = cuda.local.array(vec.vector, mem.number)
         w_frag = cuda.local.array(vec.vector, mem.number)
         row = i64(cuda.blockIdx.x)
         axes.locate(place, row, rows.sizes)
@@ -46,19 +46,16 @@ def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
         row_mean, row_rstd = axes.statistics(place, inputs)
         level, along = num.zero, num.zero
         for first in range(0, rows.N, COLUMNS):
-            for j in range(config.vectors):
-                at = first + (j * config.threads + tid) * vec.vector
-                vec.load(x_frag, j * vec.vector, inputs.x.data, x_row + at, at < rows.N, num.zero)
-                vec.load(dy_frag, j * vec.vector, inputs.dy.data, dy_row + at, at < rows.N, num.zero)
             level_piece, along_piece = num.zero, num.zero
             for j in range(config.vectors):
                 at = first + (j * config.threads + tid) * vec.vector
+                vec.load(x_frag, 0, inputs.x.data, x_row + at, at < rows.N, num.zero)
+                vec.load(dy_frag, 0, inputs.dy.data, dy_row + at, at < rows.N, num.zero)
                 w_and_b.load_w(w_frag, 0, inputs.w, i64(at), at < rows.N)
                 for c in range(vec.vector):
-                    i = j * vec.vector + c
-                    g = dy_frag[i] * (w_frag[c] + offset) if variant.w is not None else dy_frag[i]
+                    g = dy_frag[c] * (w_frag[c] + offset) if variant.w is not None else dy_frag[c]
                     level_piece += g
-                    along_piece += g * ((x_frag[i] - row_mean) * row_rstd)
+                    along_piece += g * ((x_frag[c] - row_mean) * row_rstd)
             level += level_piece
             along += along_piece
         level = group.sum_of_row(level, i32(0), parts) / mem.number(rows.N)
