@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from dualops.torch_bridge.distributed import attention, layout
 from dualops.torch_bridge.distributed.call import Call
-from dualops.torch_bridge.distributed.transfers import Gathering, Returning
+from dualops.torch_bridge.distributed.transfers import Gathering, Returning, Room
 
 from .context import Case
 
@@ -198,6 +198,28 @@ def test_memory_for_one_group_alone_is_found_too_little(kind: Any, name: str, mo
 
     monkeypatch.setattr(kind, "__init__", with_one)
     assert races(CALLS["a head at a time"], 0, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", [Gathering, Returning])
+def test_no_memory_is_allocated_without_use(kind: Any, size: int, dtype: torch.dtype) -> None:
+    """With two ranks, or in float32, gradients are added in their own dtype and need no memory of a wider one."""
+    shares, groups = layout.layout_of((0, 64), size, "head_tail"), [slice(n, n + 1) for n in range(3)]
+    for rank in range(size):
+        ranks: Any = Noting(rank, size, streams := Streams())
+        like = [torch.zeros(shares.counts[rank], len(groups), D, dtype=dtype) for D in (8, 6)]
+        made = kind(ranks, shares.exchange(rank, None, ranks.device), like, groups)
+        with Watch(ranks):
+            for number in range(len(groups)):
+                made.start(number)
+                made.finish(number)
+        rooms = [room for each in vars(made).values() for room in tree_leaves(each) if isinstance(room, Room)]
+        assert rooms
+        for room in rooms:
+            begin = room.memory.data_ptr()
+            used = max((each.end - begin for each in streams.accesses if each.begin == begin), default=0)
+            assert used == room.memory.nbytes
 
 
 def test_a_quarter_of_the_heads_at_a_time_where_they_are_many_bytes() -> None:

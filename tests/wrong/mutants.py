@@ -32,6 +32,7 @@ from tests.wrong.sites import NUMBERS, Change, Seen, Site, Watch
 ORDERS = (
     ("forward", 0),
     ("reversed", 0),
+    ("awaited", 0),
     ("lagging", 0),
     ("lagging", 1),
     ("lagging", 2),  # the loading warps, if two warpgroups multiply

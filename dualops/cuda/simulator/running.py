@@ -14,7 +14,7 @@ from .dialect import cuda
 from .meetings import Barrier
 from .threads import Block, Dim3, Scheduler, Thread
 
-ORDERS = ("forward", "reversed", "shuffled", "scattered", "lagging", "straggling")  # see `Scheduler`
+ORDERS = ("forward", "reversed", "shuffled", "scattered", "lagging", "straggling", "awaited")  # see `Scheduler`
 _order, _seed = "forward", 0
 _waited = False  # whether a thread of the grid has waited for the previous grid
 

@@ -79,7 +79,7 @@ class Block:
         return barrier
 
     def mbarrier(self, key: Any, index: int, copies: bool = False) -> MBarrier:
-        """Return the mbarrier at which threads, or copies, arrive.
+        """Return the mbarrier at which threads arrive; copies: at which the copy that is being started arrives.
 
         Raises RuntimeError for one that they can't see yet, and for one of a block that has ended, whose memory may
         belong to another block.
@@ -89,8 +89,10 @@ class Block:
         barrier = self.mbarriers.get((key, index))
         if barrier is None:
             raise RuntimeError(f"mbarrier {index}: used before it is initialised")
-        if copies and not barrier.fenced:
-            raise RuntimeError(f"mbarrier {index}: named to a copy before fence.mbarrier_init")
+        if copies:
+            if not barrier.fenced:
+                raise RuntimeError(f"mbarrier {index}: named to a copy before fence.mbarrier_init")
+            current().scheduler.in_flight.named.append(barrier)
         return barrier
 
     def shared_array(self, key: Any, size: int, dtype: np.dtype) -> Pointer:
@@ -114,6 +116,34 @@ class Block:
         return data
 
 
+class Copy(NamedTuple):
+    """A copy that has not landed."""
+
+    land: Callable[[Scheduler], None]
+    barriers: list[MBarrier]  # at which it arrives; empty for cp.async
+
+
+class InFlight:
+    """All copies that have not landed, in the order of their start."""
+
+    def __init__(self) -> None:
+        self.copies: deque[Copy] = deque()
+        self.named: list[MBarrier] = []  # mbarriers of the copy that is being started
+
+    def append(self, land: Callable[[Scheduler], None]) -> None:
+        """Add the copy that is being started."""
+        self.copies.append(Copy(land, self.named))
+        self.named = []
+
+    def put_awaited_first(self) -> None:
+        """Move the first copy whose mbarrier a thread waits at to the front, if there is one."""
+        for number, copy in enumerate(self.copies):
+            if any(barrier.event.waiters for barrier in copy.barriers):
+                del self.copies[number]
+                self.copies.appendleft(copy)
+                return
+
+
 class Scheduler:
     """Runs the threads of a cluster of blocks, each until it waits.
 
@@ -122,7 +152,8 @@ class Scheduler:
     among those that others wait for. "scattered": in addition, random lanes of a warp are delayed after a wait at an
     mbarrier, until no other thread can run. "lagging": like "forward", but the warpgroup of this number runs only if no
     other thread can and all copies have landed. "straggling": like "lagging" for one warp, so that other warps can
-    synchronize without it.
+    synchronize without it. "awaited": like "forward", but copies that a thread waits for land before the others. So a
+    missing wait shows, whatever else is in flight.
 
     A copy lands when no thread can run. Threads that are late run then, too, usually after the copies.
     """
@@ -134,16 +165,17 @@ class Scheduler:
         self.scatters = order == "scattered"
         behind = {"lagging": WARPGROUP, "straggling": WARP}.get(order, 0)
         self.laggards = range(seed * behind, (seed + 1) * behind)  # numbers of the delayed threads in the block
-        self.in_turn = order in ("forward", "reversed")
+        self.in_turn = order in ("forward", "reversed", "awaited")
+        self.on_demand = order == "awaited"
         self.ready: deque[Thread] = deque()
         self.late: deque[Thread] = deque()
         self.strays: list[Thread] = []
-        self.in_flight: deque[Callable[[Scheduler], None]] = deque()  # copies
+        self.in_flight = InFlight()
         self.cluster_barrier = Barrier("barrier.cluster", 0)
 
     def run(self, threads: list[Thread]) -> None:
         self.ready.extend(reversed(threads) if self.reverse else threads)
-        alive = len(threads)
+        alive, copies = len(threads), self.in_flight.copies
         while alive:
             if self.ready:
                 thread = self._take(self.ready)
@@ -151,16 +183,18 @@ class Scheduler:
                     self.strays.insert(0, thread)
                 else:
                     alive -= self._go_on(thread)
-            elif self.late and not (self.in_flight and self.by_lot(0.8)):
+            elif self.late and not (copies and self.by_lot(0.8)):
                 self.ready.append(self._take(self.late))
-            elif self.in_flight:
-                land = self._take(self.in_flight, last=self.reverse)  # copies overtake one another
-                land(self)
+            elif copies:
+                if self.on_demand:
+                    self.in_flight.put_awaited_first()
+                copy = self._take(copies, last=self.reverse)  # copies overtake one another
+                copy.land(self)
             elif self.strays:
                 alive -= self._go_on(self.strays.pop())  # the first scattered thread is delayed longest
             else:
                 self.deadlock([thread for thread in threads if not thread.dead])
-        under_way = len(self.in_flight) + sum(len(group) for thread in threads for group in thread.copies)
+        under_way = len(copies) + sum(len(group) for thread in threads for group in thread.copies)
         if under_way:
             raise RuntimeError(f"{under_way} copies are still in flight when the blocks have ended")
         for thread in threads:

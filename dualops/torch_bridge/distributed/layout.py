@@ -9,7 +9,9 @@
 
 With head_tail, the longest document is cut first, and ranks count from the one with the fewest tokens so far. Chunks
 are whole tiles of TILE queries, with nearly the same number of tiles; the last chunk also has the rest of the document.
-Documents of few tiles have fewer chunks.
+Documents of few tiles have n < 2 * P chunks; chunk n - 1 - i is the i-th rank's then, too. So no rank gets less of a
+document than a rank that had more tokens before. Shares differ by less than 2 * TILE tokens, or by at most a whole
+document: 1 / SHORT of the mean share.
 
 Tiles keep the bits of one process. Kernels split the keys of a few queries among blocks: no chunk is that short. With
 softcap the queries of a warp share the choice of a formula: no cut separates them. And no query tile is partly filled
@@ -222,7 +224,8 @@ def _head_tail(cu: np.ndarray, size: int) -> list[Pieces]:
         heads = range(min(size, chunks))
         longer = {*[*heads, *range(chunks - 1, size - 1, -1)][:left]}  # chunks with one more tile
         for chunk in range(chunks):
-            rank = order[chunk if chunk < size else chunks - 1 - chunk]
+            behind = chunks - 1 - chunk
+            rank = order[behind if behind < size else chunk]
             stop = begin + TILE * (each + (chunk in longer)) if chunk < chunks - 1 else end
             found[rank].append((begin, stop, document))
             counts[rank] += stop - begin

@@ -25,7 +25,7 @@ def shard(x: Tensor, dim: int, group: Any, *, cu_seqlens: Any = None, balance: s
         the second and the last but one, and so on: under a causal mask all ranks then have the same work. Chunks begin
         at multiples of 128 tokens of their document. Documents of less than 2 * P * 128 tokens have fewer chunks. Those
         of less than 256 tokens are not cut, nor are many of at most 1/8 of a rank's share of all tokens. The shares of
-        two ranks differ by at most 512 tokens or 1/8.
+        two ranks differ by at most 255 tokens or 1/8 of the mean share, whichever is larger.
         "contiguous" gives rank r the r-th of P runs of all tokens. The rest of a document, if less than 128 tokens,
         goes to the run before. A share may be empty.
 

@@ -104,7 +104,8 @@ class Returning:
         self.ranks, self.exchange, self.groups = ranks, exchange, groups
         self.results = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in like]
         most, dtype = max(map(_count, groups)), like[0].dtype
-        self.wide = torch.promote_types(dtype, torch.float32) if ranks.size > 2 else dtype
+        wide = torch.promote_types(dtype, torch.float32) if ranks.size > 2 else dtype
+        self.widens = wide != dtype
 
         def room(rows: int, dtype: torch.dtype | None = None) -> list[Room]:
             return [Room(rows, most, x.shape[-1], x, dtype) for x in like]
@@ -113,8 +114,8 @@ class Returning:
         self.given = [room(exchange.rows) for _ in groups[:2]]
         self.sent, self.arriving = room(len(exchange.received)), room(len(exchange.sent))
         self.own = room(self.count)
-        self.sums = self.own if self.wide == dtype else room(self.count, self.wide)
-        self.added = room(max(exchange.sent_counts), self.wide)
+        self.sums = room(self.count, wide) if self.widens else self.own
+        self.widened = room(max(exchange.sent_counts), wide) if self.widens else []  # what is added to the sums
         self.works: list[Any] = []
 
     def room(self, number: int) -> list[Tensor]:
@@ -145,13 +146,16 @@ class Returning:
         with self.ranks.aside():
             _wait(self.works)
             for i, (result, given) in enumerate(zip(self.results, self.room(number))):
-                total, added = self.sums[i].of(count), self.added[i].of(count)
+                total = self.sums[i].of(count)
                 own = torch.index_select(given, 0, exchange.own, out=self.own[i].of(count))
-                if widens := own.dtype != total.dtype:
+                if self.widens:
                     total.copy_(own)
                 for places, part in zip(rows, self.arriving[i].of(count).split(exchange.sent_counts)):
-                    if len(part):
-                        total.index_add_(0, places, added[: len(part)].copy_(part) if widens else part)
+                    if not len(part):
+                        continue
+                    if self.widens:
+                        part = self.widened[i].of(count)[: len(part)].copy_(part)
+                    total.index_add_(0, places, part)
                 result[:, heads] = total
 
 

@@ -262,7 +262,7 @@ def test_orders_of_threads_and_blocks():
     shuffled = [collected("shuffled", seed) for seed in range(9)]
     assert all(sorted(each) == sorted(forward) for each in shuffled) and len({*map(tuple, shuffled)}) > 3
     assert collected("shuffled", 1) == shuffled[1]
-    told = "order is 'random', expected one of forward, reversed, shuffled, scattered, lagging, straggling"
+    told = "order is 'random', expected one of forward, reversed, shuffled, scattered, lagging, straggling, awaited"
     with pytest.raises(ValueError, match=told), simulator.order("random"):
         pass
 
@@ -321,6 +321,35 @@ def test_a_warpgroup_lags_until_copies_have_landed():
     assert np.array_equal(found("forward"), np.arange(256) ^ 128)
     for laggard in range(2):  # whose last thread goes on behind the barrier, as it lets the others through
         assert np.isnan(found("lagging", laggard)[np.arange(256) // 128 != laggard]).sum() >= 127
+
+
+def test_a_copy_lands_only_when_a_thread_waits_for_it():
+    """One thread starts three copies and waits for one of them: only that one has landed, whichever it is."""
+
+    def hasty(y):
+        bars, stages = cuda.shared.array(3, u64), cuda.shared.array(12, f32, alignment=16)
+        for n in range(3):
+            mbarrier_init(bars, n, 1)
+        fence_mbarrier_init()
+        for n in range(3):
+            mbarrier_arrive_expect_tx(bars, n, 16)
+            cp_async_bulk(stages, 4 * n, y, 4, 16, bars, n)
+        mbarrier_wait_cta(bars, int(y[7]), 0)
+        for n in range(3):
+            y[n] = stages[4 * n]
+        for n in range(3):
+            mbarrier_wait_cta(bars, n, 0)
+
+    def landed(order, chosen):
+        y = np.zeros(8, np.float32)
+        y[7] = chosen
+        with simulator.order(order):
+            run(hasty, y, threads=1)
+        return (~np.isnan(y[:3])).tolist()
+
+    for chosen in range(3):
+        assert landed("awaited", chosen) == [n == chosen for n in range(3)]
+    assert landed("forward", 2) == landed("reversed", 0) == [True] * 3
 
 
 def test_a_warp_straggles_while_others_meet():

@@ -160,10 +160,8 @@ def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
 def dq_queue(config: FusedConfig, variant: Variant, order: TileOrder) -> Members:
     """The verbs of dq on its way from registers to memory, through `store_queue`."""
     num, PLACE, BLOCK_Q, SIZE = numbers(f32), CONSUMERS * FRAGMENT, config.block_q, FRAGMENT // 128
-    box, DQ_AT = (
-        store_queue(config.dq_places, config.warps),
-        config.tiles(padded(variant.D), padded(variant.Dv)).dq_at // 4,
-    )
+    box, tiles = store_queue(config.dq_places, config.warps), config.tiles(padded(variant.D), padded(variant.Dv))
+    DQ_AT = tiles.dq_at // 4  # where the places begin, in floats
     NBYTES, place_of = u32(CONSUMERS * FRAGMENT_BYTES), place_of_sum(BLOCK_Q, variant.varlen)
 
     @verb
