@@ -93,22 +93,13 @@ def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Step:
             left[at + A_WORDS + word] = packed_parts(middle, next_middle)
             left[at + 2 * A_WORDS + word] = packed_parts(upper, next_upper)
 
-    def part_of(part: int) -> Callable[..., None]:
-        @verb
-        def add_part(sums, places, left, right):
-            first, at = places
-            for j in range(TILES):
-                mma(sums, first + 4 * j, left, at + A_WORDS * part, right, 2 * j)
-
-        return add_part
-
-    add_parts = one_after_another([part_of(part) for part in range(COUNT)])
-
     @verb
     def multiply(sums, first, left, at, smem, b_place, step):
         right = b_side.make()
         b_side.read(right, 0, smem, b_place, step)
-        add_parts(sums, (first, at), left, right)
+        for part in range(COUNT):
+            for j in range(TILES):
+                mma(sums, first + 4 * j, left, at + A_WORDS * part, right, 2 * j)
 
     return Step(A_WORDS * COUNT, put_parts if exact else put_rounded, multiply)
 
@@ -164,21 +155,13 @@ def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> Members:
         for step in range(STEPS):
             put_step(a, WORDS * step, values, NUMBERS * step)
 
-    def step_of(n: int) -> Callable[..., None]:
-        NUMBER, BOX_NUMBER = n // boxes, n % boxes
-
-        @verb
-        def add_step(sums, a, smem, b_place):
-            multiply(sums, OF_BOX * BOX_NUMBER, a, WORDS * NUMBER, smem, i32(b_place + BOX_NUMBER * BOX), NUMBER)
-
-        return add_step
-
-    add_all = one_after_another([step_of(n) for n in range(STEPS * boxes)])
-
     @verb
     def add(sums, a, smem, b_at):
         """Add A @ B to sums."""
-        add_all(sums, a, smem, i32(b_at + b_side.start(0)))
+        b_place = i32(b_at + b_side.start(0))
+        for step in range(STEPS):
+            for box in range(boxes):
+                multiply(sums, OF_BOX * box, a, WORDS * step, smem, i32(b_place + box * BOX), step)
 
     return members(
         locals(),
@@ -227,8 +210,6 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
         return x_side.start(column)
 
     def step_of(n: int) -> Callable[..., None]:
-        of_box = one_after_another([box_of(n, box) for box in range(boxes)])
-
         @verb
         def add_step(sums, smem, places, weights):
             (x_place, y_place), (floats, weights_at) = places, weights
@@ -242,16 +223,10 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
                     even, odd = unpack(words[word])
                     values[2 * word], values[2 * word + 1] = even * here, odd * next_one
             put(left, 0, values, 0)
-            of_box(sums, left, smem, y_place)
+            for box in range(boxes):
+                multiply(sums, OF_BOX * box, left, 0, smem, i32(y_place + box * BOX), n)
 
         return add_step
-
-    def box_of(n: int, box: int) -> Callable[..., None]:
-        @verb
-        def add_box(sums, left, smem, y_place):
-            multiply(sums, OF_BOX * box, left, 0, smem, i32(y_place + box * BOX), n)
-
-        return add_box
 
     add_all = one_after_another([step_of(n) for n in range(STEPS)])
 
