@@ -4,9 +4,8 @@ chunks.py             the kernel: one pass
 wide.py               the kernel for wide heads
 decay_grad.py         log_decay's gradient from sums that the passes of dq and dk leave
 config.py             tiles, argument records
-chunk_decay.py        the decay between tokens of a chunk
-decay_tables.py       tables of it for log_decay
-states.py             positions of accumulators, and the state in memory and shared memory
+chunk_decay.py        the decay between tokens of a chunk, and its tables for log_decay
+states.py             positions of accumulators, the state in memory and shared memory, rounding errors of scores
 state_sums.py         the update of the state, with 16 bits or all digits of float32
 """
 

@@ -67,7 +67,7 @@ from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import halves, in_step
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
-from .chunk_decay import constant_decay, diagonal_residual, per_token_decay
+from .chunk_decay import constant_decay, decay_tables, per_token_decay
 from .config import (
     BOX,
     CHUNK,
@@ -84,9 +84,8 @@ from .config import (
     loaded_types,
 )
 from .decay_grad import decay_grad_parts
-from .decay_tables import decay_tables
 from .state_sums import state_sums
-from .states import box_by_box, fragments_of, place_of, state_smem
+from .states import box_by_box, diagonal_residual, fragments_of, place_of, state_smem
 
 
 @builds

@@ -37,9 +37,8 @@ from ...tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup
 from ..arguments import call_type, state_type
-from .chunk_decay import ChunkDecay
+from .chunk_decay import LEAST, ChunkDecay
 from .config import CHUNK, DECAY_GRAD, DTYPE, WARPS
-from .decay_tables import LEAST
 from .state_sums import weighted_sums
 from .states import my_row
 

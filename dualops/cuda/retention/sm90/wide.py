@@ -50,10 +50,10 @@ from ...tile.warpgroup_barrier import meet_alone
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
-from .chunk_decay import constant_decay, diagonal_residual
+from .chunk_decay import constant_decay
 from .config import BOX, CONSUMERS, DTYPE, SEGMENT_STATES, Loaded, Walk, WideConfig, chunk_range, loaded_types
 from .state_sums import state_of_values
-from .states import fragments_of, place_of, state_smem
+from .states import diagonal_residual, fragments_of, place_of, state_smem
 
 
 @builds
