@@ -41,7 +41,6 @@ from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .arguments import Call, call_type, is_varlen, span, workspace
 
-Decays = Noun  # what `decay` and `step_decays` make
 EXACT_BELOW = 0.35  # -log_decay: with faster decays an error fades before it adds up
 DEGREE = 7  # 0.35^8 / 8! is below any rounding error of float32
 # log2 of a gamma; below it the rounding errors of neighbouring tokens' scores count. Emulated without them, at 0.96 one
@@ -124,7 +123,7 @@ class Marks(NamedTuple):
     sign: Any  # 1, or -1 in a pass back
 
 
-def decays_of(dtype: str, stepwise: bool) -> Decays:
+def decays_of(dtype: str, stepwise: bool) -> Noun:
     """Return the verbs for the kind of decay that a kernel is built for."""
     return step_decays(dtype) if stepwise else decay(dtype)
 
@@ -198,31 +197,22 @@ def step_factors(dtype: str, stepwise: bool) -> Members:
     num, exp_of, own = numbers(storage(dtype).number), exp_of_step(dtype), decay(dtype)
 
     @verb
-    def _read_log(logs, call, b, h, token):
-        return logs.data[start(logs, b, h, token)]
-
-    @verb
-    def _exp_of_log(log, call, h):
-        return exp_of(log)
-
-    @verb
-    def _read_gamma(gamma, call, b, h, token):
+    def read(decay, call, b, h, token):
+        """Return log_decay, or gamma."""
         value = num.one
-        if call.has_gamma != 0:
-            value = gamma.data[h * gamma.strides[0]]
+        if stepwise:
+            value = decay.data[start(decay, b, h, token)]
+        elif call.has_gamma != 0:
+            value = decay.data[h * decay.strides[0]]
         return value
 
     @verb
-    def _or_default(value, call, h):
+    def factor(value, call, h):
+        if stepwise:
+            return exp_of(value)
         return value if call.has_gamma != 0 else num.one + own.less_than_one(h)
 
-    return members(
-        locals(),
-        read=_read_log
-        if stepwise
-        else _read_gamma,  # (decay, call, b, h, token) -> a number; decay: log_decay, or gamma
-        factor=_exp_of_log if stepwise else _or_default,  # (number, call, h)
-    )
+    return locals()
 
 
 def logs_of(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided:
@@ -247,21 +237,8 @@ class PrefixSumsConfig:
     tiles: int = 8
 
     @cached_property
-    def steps(self) -> int:
-        """Steps in which the threads' sums are added."""
-        return self.threads.bit_length() - 1
-
-    @cached_property
-    def tile(self) -> int:
-        return self.threads * self.each
-
-    @cached_property
     def stretch(self) -> int:
-        return self.tile * self.tiles
-
-    @property
-    def shared_bytes(self) -> int:
-        return 4 * self.threads * 8
+        return self.threads * self.each * self.tiles
 
 
 CONFIG = PrefixSumsConfig()
@@ -278,7 +255,8 @@ def add(total, rest, x):
 @builds
 def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
     """retention_marks(marks, logs, call, stretches). stretches: blocks for each head of a sequence."""
-    number, THREADS, EACH, STEPS = storage(dtype).number, config.threads, config.each, config.steps
+    number, THREADS, EACH = storage(dtype).number, config.threads, config.each
+    TILE, STEPS = THREADS * EACH, THREADS.bit_length() - 1  # tokens; steps in which the threads' sums are added
 
     @verb
     def put(marks, at, total, rest):
@@ -304,7 +282,7 @@ def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
                 total, rest = add(smem[other + there], rest + smem[other + THREADS + there], total)
         return other, at
 
-    @kernel(*[number_type(dtype, 3)] * 2, call_type(dtype), i64, threads=config.threads)
+    @kernel(*[number_type(dtype, 3)] * 2, call_type(dtype), i64, threads=THREADS)
     def retention_marks(marks, logs, call, stretches):
         smem = cuda.shared.array(0, f64, alignment=16)
         tid = cuda.threadIdx.x
@@ -317,14 +295,14 @@ def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
         at = 0  # two places in turns: reads follow the barrier after the writes
         if (begin > 0) & (begin < count):
             total, rest = NOTHING, NOTHING
-            for t0 in range(tid * EACH, begin, config.tile):  # whole tiles
+            for t0 in range(tid * EACH, begin, TILE):  # whole tiles
                 for n in range(EACH):
                     total, rest = add(total, rest, log_of(logs, b, h, first + t0 + n))
             there, at = sums(smem, at, total, rest)
             before, before_rest = smem[there + THREADS - 1], smem[there + 2 * THREADS - 1]
-        for t0 in range(begin, min(begin + config.stretch, count), config.tile):
-            mine = t0 + tid * config.each
-            end = min(mine + config.each, count)
+        for t0 in range(begin, min(begin + config.stretch, count), TILE):
+            mine = t0 + tid * EACH
+            end = min(mine + EACH, count)
             total, rest = NOTHING, NOTHING
             for t in range(mine, end):
                 total, rest = add(total, rest, log_of(logs, b, h, first + t))
@@ -365,4 +343,4 @@ def prefix_sums_steps(problem: Problem, logs: Strided, call: Call) -> list[Step]
     if not logs.data or not heads:
         return []
     kernel, args = build_prefix_sums(CONFIG, problem.dtype), (prefix_sums_of(problem), logs, call, stretches)
-    return [Step(kernel, (heads * stretches,), args, CONFIG.shared_bytes)]
+    return [Step(kernel, (heads * stretches,), args, 4 * CONFIG.threads * 8)]

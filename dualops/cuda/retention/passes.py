@@ -110,6 +110,15 @@ class Pass:
         return self.call.slots if final.data else max(self.call.slots - 1, 0)
 
 
+def passes_of(
+    problem: Problem, results: Mapping[str, ArrayMeta], extra: Mapping[str, ArrayMeta], chunk: int
+) -> tuple[Pass, ...]:
+    """Return the pass of forward, or those of the gradient. Same arguments as `backward_passes`."""
+    if "do" in problem.arrays:
+        return backward_passes(problem, results, extra, chunk)
+    return (forward_pass(problem, results, chunk),)
+
+
 def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int) -> Pass:
     """Return the pass of o, the states and the sums. chunk: rows that read each other directly."""
     p, metas = problem, {**problem.arrays, **results}

@@ -27,7 +27,7 @@ from ...tile.products import THREADS
 from ...tile.warpgroup import ROWS
 from ..arguments import Call, State, is_varlen, workspace
 from ..decays import logs_of, prefix_sums_steps, prefix_sums_workspace
-from ..passes import Pass, States, backward_passes, forward_pass
+from ..passes import Pass, States, passes_of
 from ..simt_states import build_walk
 from .chunks import build_chunks
 from .config import (
@@ -162,9 +162,7 @@ def steps_of(
     roles: tuple[tuple[str, ...], ...],
 ) -> Sequence[Step]:
     """Return the launches of each pass. They overlap if a block walks a whole sequence; otherwise they don't."""
-    p, backward = problem, roles is BACKWARD
-    chunk = config.chunk
-    passes: Sequence[Pass] = backward_passes(p, results, {}, chunk) if backward else [forward_pass(p, results, chunk)]
+    p, backward, passes = problem, roles is BACKWARD, passes_of(problem, results, {}, config.chunk)
     sums = "marks" in _workspace(p, results, config)
     steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].call)) if sums else []
     for each, names in zip(passes, roles, strict=True):

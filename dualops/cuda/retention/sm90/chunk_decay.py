@@ -56,7 +56,6 @@ from ..decays import LEAST_KEPT, decay, exp_of_step
 from .config import CHUNK, DECAY_TABLES, DTYPE
 from .states import column_of, my_column, my_row, row_of
 
-
 EIGHT = 8  # tokens
 EIGHTS = CHUNK // EIGHT
 EACH = CHUNK // 32  # tokens of a lane
