@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...compiler.backend import Members, Namespace, cuda, f32, i32, members, noun, u32, verb
 from ...launch.views import number_type, start
@@ -86,10 +86,6 @@ def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
     power, QUADS, SCORE_QUADS = own.power, width // 8, chunk // 8
 
     @verb
-    def of(gamma, call, h):
-        return own.log2(gamma, call, h)
-
-    @verb
     def again(log2_gamma):
         return opaque_f32(log2_gamma)  # or registers would keep all of its powers
 
@@ -118,10 +114,6 @@ def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
                     o[4 * j + 2 * h + e] *= factor
 
     @verb
-    def fade(log2_gamma, count):
-        return power(log2_gamma, count)
-
-    @verb
     def weight(args, token):
         log2_gamma, count, scale = args
         value = power(log2_gamma, i32(token + 1)) * scale if back else power(log2_gamma, i32(count - 1 - token))
@@ -139,7 +131,7 @@ def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
     def forgets(log2_gamma):
         return log2_gamma < LEAST_KEPT
 
-    return ChunkDecay.from_locals(locals(), argument=number_type(DTYPE, 1))
+    return ChunkDecay.from_locals(locals(), argument=number_type(DTYPE, 1), of=own.log2, fade=power)
 
 
 # --- the decay of each step --------------------------------------------------------------------------
@@ -156,18 +148,9 @@ def store_four_floats(array, at, four):
     st_shared_v4_b32(array, at, a, b, c, d)
 
 
-class TablesAt(NamedTuple):
-    """Where in shared memory the tables of tokens begin, in bytes."""
-
-    within: int
-    near: int
-    kept: int
-    known: int
-
-
-def tables_at(at: int) -> TablesAt:
-    """Return where the tables begin, the first one at byte `at`."""
-    return TablesAt(*(at + n * DECAY_TABLES // 4 for n in range(4)))
+def tables_at(at: int) -> list[int]:
+    """Return the bytes at which the tables of tokens begin: within, near, kept and known, the first one at `at`."""
+    return [at + n * DECAY_TABLES // 4 for n in range(4)]
 
 
 @cache
@@ -177,7 +160,7 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
     chunks of a block. tables: shared memory, and the array of the eights in it.
     """
     pipe, written = pipeline(1, 0, warps), second_barrier(1, 0)
-    num, LOG2, SMALLEST, place_of = numbers(f32), f32(LOG2_E), f32(LEAST), tables_at(at)
+    num, LOG2, SMALLEST = numbers(f32), f32(LOG2_E), f32(LEAST)
     exp_of, LOG_2 = exp_of_step(DTYPE), f32(1 / LOG2_E)
 
     @verb
@@ -242,8 +225,9 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
 
         return put_table
 
-    within, near = table(place_of.within, False, raised=False), table(place_of.near, not back)
-    kept, known = table(place_of.kept, not back), table(place_of.known, back)
+    within_at, near_at, kept_at, known_at = tables_at(at)
+    within, near = table(within_at, False, raised=False), table(near_at, not back)
+    kept, known = table(kept_at, not back), table(known_at, back)
 
     @verb
     def _write(tables, own, count):

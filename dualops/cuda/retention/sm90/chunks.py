@@ -80,7 +80,7 @@ from .config import (
     LoadedWithY,
     Sm90Config,
     Walk,
-    chunk_range,
+    chunks_of,
     loaded_types,
 )
 from .decay_grad import decay_grad_parts
@@ -96,7 +96,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     `SegmentStates`. decay: gamma, or log_decay. Dv: in whole boxes; with Y also its width.
     """
     STEP, STEPWISE, GRAD = -CHUNK if walk.back else CHUNK, config.stepwise, walk.decay_grad
-    walk_of = chunk_range(CHUNK, walk.back)
+    chunks_from = chunks_of(CHUNK, walk.back)
     num, role, tiles = numbers(f32), roles(CONSUMERS, most=not STEPWISE), config.tiles(Dv, GRAD)
     decays = per_token_decay(Dv, tiles.decay_at, walk.back) if STEPWISE else constant_decay(CHUNK, Dv, walk.back)
     steps = decay_tables(tiles.decay_at, walk.back, WARPS)
@@ -144,7 +144,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
         q_pipe.start()
         if walk.overlaps:
             let_next_grid_begin()
-        i, (end, m0) = u32(0), walk_of.chunks(part, call)
+        i, (end, m0) = u32(0), chunks_from(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:

@@ -129,7 +129,7 @@ def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Memb
                 words[at] = packed_parts(below(one), below(other))
 
     @verb
-    def multiply(out, words, smem, y_at):
+    def multiply(out, words, left, smem, y_at):
         """Multiply with a piece of Y and wait for out."""
         mma.add(out, words, smem, y_at, 0)
         mma.wait(out)
@@ -218,6 +218,10 @@ def exact_sums(x: Operand, b: Operand, weight: Callable[..., Any], *, overlapped
         return words, words
 
     @verb
+    def fill(words, left, smem):
+        """Do nothing: `multiply` packs the parts."""
+
+    @verb
     def multiply(out, both_words, left, smem, b_at):
         """Multiply and wait for out. left: X's place and the arguments of `weight`."""
         (words, other_words), place = both_words, (smem, b_at)
@@ -255,14 +259,18 @@ def state_sums(
     k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, overlapped: bool = False
 ) -> StateSums:
     """weight(args, token): the factor of a token of the chunk. overlapped: see `exact_sums`."""
-    return _as_a_result(k, v, weight, overlapped) if exact else _rounded(weighted_sums(k, v, weight))
+    if exact:
+        return _as_a_result(exact_sums(k, v, weight, overlapped=overlapped), 1, 0)
+    return _rounded(weighted_sums(k, v, weight))
 
 
 def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., Any]) -> StateSums:
     """For wide heads: state = fade * state + (decayed V).T @ K, for a warpgroup's 64 columns of V and all of its keys;
     `places` are those of V and K.
     """
-    return _in_boxes(v, k, weight) if exact else _rounded(weighted_sums(v, k, weight, alike=True))
+    if exact:
+        return _as_a_result(exact_pieces(v, Operand(k.lines, BOX, 2, 128, "mn"), weight), k.width // BOX, k.box)
+    return _rounded(weighted_sums(v, k, weight, alike=True))
 
 
 def _rounded(sums: WeightedSums) -> StateSums:
@@ -289,31 +297,12 @@ def fade_in_add(state, by):
     """Do nothing: `add` multiplies each number and adds to it at once."""
 
 
-def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any], overlapped: bool) -> StateSums:
-    sums = exact_sums(k, v, weight, overlapped=overlapped)
-
-    @verb
-    def room():
-        return sums.fragment(), sums.words()
-
-    @verb
-    def add(state, room, smem, places, args, by):
-        more, words = room
-        sums.multiply(more, words, (places[0], args), smem, places[1])
-        for j in range(sums.size // 4):
-            for e in range(4):
-                state[4 * j + e] = state[4 * j + e] * by + more[4 * j + e]
-
-    return StateSums(size=sums.size, fragment=sums.fragment, room=room, fade=fade_in_add, add=add)
-
-
-def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
-    BOXES, size = k.width // BOX, k.width // 2  # boxes of K; numbers of a thread's state
-    sums = exact_pieces(v, Operand(k.lines, BOX, 2, 128, "mn"), weight)
+def _as_a_result(sums: Noun, boxes: int, box: int) -> StateSums:
+    """The verbs for parts of float32. sums: for a box of the right factor; `box`: bytes from one to the next."""
 
     @verb
     def fragment():
-        return cuda.local.array(size, f32)
+        return cuda.local.array(boxes * sums.size, f32)
 
     @verb
     def room():
@@ -322,10 +311,11 @@ def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
     @verb
     def add(state, room, smem, places, args, by):
         more, words = room
-        sums.fill(words, (places[0], args), smem)
-        for box in range(BOXES):
-            sums.multiply(more, words, smem, i32(places[1] + box * k.box))
+        left = places[0], args
+        sums.fill(words, left, smem)
+        for n in range(boxes):
+            sums.multiply(more, words, left, smem, i32(places[1] + n * box))
             for e in range(sums.size):
-                state[sums.size * box + e] = state[sums.size * box + e] * by + more[e]
+                state[sums.size * n + e] = state[sums.size * n + e] * by + more[e]
 
-    return StateSums.from_locals(locals(), fade=fade_in_add)
+    return StateSums.from_locals(locals(), size=boxes * sums.size, fade=fade_in_add)

@@ -51,7 +51,7 @@ from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
 from .chunk_decay import constant_decay
-from .config import BOX, CONSUMERS, DTYPE, SEGMENT_STATES, Loaded, Walk, WideConfig, chunk_range, loaded_types
+from .config import BOX, CONSUMERS, DTYPE, SEGMENT_STATES, Loaded, Walk, WideConfig, chunks_of, loaded_types
 from .state_sums import state_of_values
 from .states import diagonal_residual, fragments_of, place_of, state_smem
 
@@ -80,7 +80,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     v_part = second_barrier(stages, tiles.v_tile.nbytes)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.q), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, near = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, BOX // 2), diagonal_residual(tiles.v)
-    fragments, walk_of = fragments_of(KEYS, transposed=True), chunk_range(CHUNK, walk.back)
+    fragments, chunks_from = fragments_of(KEYS, transposed=True), chunks_of(CHUNK, walk.back)
     carry, boxes = state_smem(tiles.state, tiles.state_at), box_output(DTYPE, BOX, tiles.o_at, 1, 2)
 
     @verb
@@ -146,7 +146,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         q_pipe.start()
         if walk.overlaps:
             let_next_grid_begin()
-        i, (end, m0) = u32(0), walk_of.chunks(part, call)
+        i, (end, m0) = u32(0), chunks_from(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
             if u32(cuda.threadIdx.x) % u32(128) == u32(0):
