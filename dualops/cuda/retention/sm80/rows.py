@@ -44,17 +44,17 @@ from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
 from ...tile.rows import lane_reductions
 from ...tile.shared import Lines
-from ...tile.storage import access, storage
+from ...tile.storage import storage
 from ...tile.strips import strip_abt
 from ...tile.tile_copies import tile_copies
 from ...tile.unrolled import one_after_another
-from ...tile.warp_rows import COLUMNS, warp_output
 from ..arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, origin, slot_of, span
 from ..decays import LEAST_KEPT, decays_of, step_decays
 from ..nan_repair import warp_repair
 from ..simt_rows import rows_types
 from .config import BOX, ROWS, SLICE, Shape, Sm80Rows
 from .floats import float_tile, rounding_left, strip_of_floats
+from .states import rows_output
 
 LANES = 4  # of a row
 MOST_HELD = 2  # boxes of Q that stay in registers, if nothing else needs them
@@ -203,7 +203,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
     plain = not (variant.normalized or variant.masked or variant.stepwise)
     qk = strip_abt(dtype, tile.q, tile.k, shape.boxes, held=plain and shape.boxes <= MOST_HELD)
     pv, rest = strip_of_floats(dtype, tile.v, tile.v_boxes), rounding_left(dtype)
-    hidden, vec = warp_repair(variant, pv.size), access(dtype, shape.whole)
+    hidden, output = warp_repair(variant, pv.size), rows_output(dtype, shape.whole, BLOCK_V)
 
     @verb
     def leave_rest(values, count):
@@ -234,14 +234,6 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         v_lines = Lines(v.data, start(v, place.b, place.h, token) + e0, call.direction * v.strides[2], count)
         k_copies.load_some(smem, at, k_lines, i32(call.D))
         v_copies.load_some(smem, i32(at + tile.v_at), v_lines, i32(call.Dv - e0))
-
-    @verb
-    def finish(values, results, m, n):
-        out, first, step, Dv = results
-        for c in range(0, COLUMNS, vec.vector):
-            vec.store(out.data, first + i64(m) * step + n + c, n + c < Dv, values, c)
-
-    output = warp_output(ROWS, BLOCK_V, finish)
 
     @kernel(*rows_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def retention_rows_sm80(out, row_sum, x, before, decay, call):
