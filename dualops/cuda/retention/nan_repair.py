@@ -134,15 +134,11 @@ def warp_repair(variant: Variant, size: int) -> Members:
             c = opaque_i32(c + 1)
         return total
 
-    @verb
-    def _leave(acc, arrays, where, mine, call):
-        """Do nothing: with a mask all pairs are multiplied anyway."""
-
     return members(
         locals(),
         # (acc, arrays, (place, n_first, slot, e), mine, call); arrays: `Inputs` and `ChunkStates`; slot: of the state,
         # below 0 for none; e: the thread's first column
-        repair=_leave if variant.masked else repair_with(size, _place_of, _recomputed),
+        repair=repair_with(size, _place_of, _recomputed),
     )
 
 

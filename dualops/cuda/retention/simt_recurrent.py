@@ -87,32 +87,27 @@ def state_registers(dtype: str, rows: int, columns: int, *, aligned: bool) -> Me
         return cuda.local.array(columns, number)
 
     @verb
-    def _is_there(i, c, e0, D, Dv):
-        return (i32(row(i)) < i32(D)) & (i32(e0 + column(c)) < i32(Dv))
-
-    @verb
-    def _place(x, at, e0, c):
-        """Return the index of column number c in a row that begins at `at`."""
-        return at + (e0 + column(c)) * (i64(1) if aligned else x.strides[3])
+    def _move(state, x, b, h, e0, limits, loads):
+        at = start(x, b, h, row(0))
+        for i in range(rows):
+            for c in range(0, columns, near):
+                there = (i32(row(i)) < i32(limits[0])) & (i32(e0 + column(c)) < i32(limits[1]))
+                place = at + (e0 + column(c)) * (i64(1) if aligned else x.strides[3])
+                if loads:
+                    vec.load(state, i * columns + c, x.data, place, there, num.zero)
+                else:
+                    vec.store(x.data, place, there, state, i * columns + c)
+            at += LANES * x.strides[2]
 
     @verb
     def load(state, x, b, h, e0, D, Dv):
         """Load the columns from e0 on of x [B, H, D, Dv], zeros beyond it."""
-        at = start(x, b, h, row(0))
-        for i in range(rows):
-            for c in range(0, columns, near):
-                keep = _is_there(i, c, e0, D, Dv)
-                vec.load(state, i * columns + c, x.data, _place(x, at, e0, c), keep, num.zero)
-            at += LANES * x.strides[2]
+        _move(state, x, b, h, e0, (D, Dv), True)
 
     @verb
     def store(x, b, h, e0, D, Dv, state):
         """Store to the columns from e0 on of x [B, H, D, Dv], nothing beyond it."""
-        at = start(x, b, h, row(0))
-        for i in range(rows):
-            for c in range(0, columns, near):
-                vec.store(x.data, _place(x, at, e0, c), _is_there(i, c, e0, D, Dv), state, i * columns + c)
-            at += LANES * x.strides[2]
+        _move(state, x, b, h, e0, (D, Dv), False)
 
     @verb
     def take(frag, smem, at):

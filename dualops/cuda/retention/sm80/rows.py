@@ -346,7 +346,8 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
 
         if end == u32(0):
             cuda.syncthreads()  # results overwrite Q
-        hidden.repair(acc, (x, before), (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
+        if not variant.masked:  # with a mask all pairs are multiplied anyway
+            hidden.repair(acc, (x, before), (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
         for half in range(2):
             m, inverse = i32(place.m + 8 * half), num.one
             if variant.normalized and call.normalize != 0:

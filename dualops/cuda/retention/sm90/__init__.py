@@ -81,9 +81,10 @@ def _choices(
     p, metas, roles = problem, {**problem.arrays, **results}, BACKWARD if "do" in problem.arrays else FORWARD
     if p.dtype != DTYPE or not device.has_wgmma or is_varlen(p) or p.form != "chunk" or p.normalize is not None:
         return
-    wide, stepwise, widths = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, widths_of(p, roles)
     if not p.B * p.H:
         return
+    wide, stepwise, width = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, {"q": p.D, "k": p.D}
+    widths = [tuple(int(width.get(name, p.Dv)) for name in (names[0], names[2])) for names in roles]  # of q and v
     config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
     blocks = [int(p.B * p.H * config.slices(*each)) for each in widths]
     segments = segments_of(p, blocks)
@@ -112,12 +113,6 @@ def _choices(
 
 # tiles for forward and gradient; few: if few sequences leave most of the GPU idle, and simt's many blocks come first
 choices, few_choices = (partial(_choices, few=few) for few in (False, True))
-
-
-def widths_of(problem: Problem, roles: tuple[tuple[str, ...], ...]) -> list[tuple[int, int]]:
-    """Return, for each pass, the widths of its q and v. A kernel is built for them."""
-    width = {"q": int(problem.D), "k": int(problem.D), "v": int(problem.Dv), "do": int(problem.Dv)}
-    return [(width[names[0]], width[names[2]]) for names in roles]
 
 
 def _loaded(roles: tuple[tuple[str, ...], ...]) -> list[str]:
