@@ -53,7 +53,7 @@ LEAST_KEPT = f32(log2(0.968))
 @noun
 def decay(dtype: str) -> Members:
     """Verbs for the decay of a head, in the arithmetic of problems of this dtype."""
-    number = storage(dtype).number
+    number, DOUBLE = storage(dtype).number, dtype == "float64"
     num = numbers(number)
     HALF, TWO, SQRT_HALF = (number(x) for x in (0.5, 2, 0.5**0.5))
     # log2(1 + x) = 2 * log2(e) * atanh(x / (2 + x)), |x| < 0.42: the next term is below any rounding error
@@ -73,11 +73,10 @@ def decay(dtype: str) -> Members:
         return gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else num.one + less_than_one(h)
 
     @verb
-    def _log2_double(gamma, call, h):
-        return num.log2(value(gamma, call, h))
-
-    @verb
-    def _log2_single(gamma, call, h):
+    def log2_(gamma, call, h):
+        """Return the logarithm of gamma, exact even if gamma is nearly 1."""
+        if DOUBLE:
+            return num.log2(value(gamma, call, h))
         exponent = num.zero  # gamma = 2^exponent * (1 + less)
         if call.has_gamma != 0:
             mantissa = gamma.data[h * gamma.strides[0]]
@@ -90,8 +89,6 @@ def decay(dtype: str) -> Members:
         s2 = s * s
         return exponent + s * (C0 + s2 * (C1 + s2 * (C2 + s2 * (C3 + s2 * (C4 + s2 * C5)))))
 
-    own_log2 = _log2_double if dtype == "float64" else _log2_single
-
     @verb
     def power(log2_gamma, n):
         """Return gamma^n."""
@@ -100,7 +97,7 @@ def decay(dtype: str) -> Members:
     @verb
     def of(gamma, call, b, h, first, count):
         """Return the decay of a head in a sequence of `count` tokens, for `between`."""
-        return own_log2(gamma, call, h)
+        return log2_(gamma, call, h)
 
     @verb
     def between(log2_gamma, earlier, later):
@@ -110,7 +107,6 @@ def decay(dtype: str) -> Members:
     return members(
         locals(),
         argument=number_type(dtype, 1),  # the type of a kernel's argument `decay`
-        log2=own_log2,  # (gamma, call, h) -> its logarithm, exact even if gamma is nearly 1
     )
 
 
@@ -169,23 +165,18 @@ def step_decays(dtype: str) -> Members:
 @cache
 def exp_of_step(dtype: str) -> Callable[..., Any]:
     """Return the verb (log_decay) -> its exp, with one rounding near 1: a recurrence multiplies by it many times."""
-    number = storage(dtype).number
-    num, LEAST = numbers(number), number(LEAST_LOG)
-    NEAR = number(-EXACT_BELOW)
+    number, DOUBLE = storage(dtype).number, dtype == "float64"
+    num, LEAST, NEAR = numbers(number), number(LEAST_LOG), number(-EXACT_BELOW)
     C2, C3, C4, C5, C6, C7 = (number(1 / k) for k in range(2, DEGREE + 1))
 
     @verb
-    def double(x):
-        return num.exp(x if x > LEAST else LEAST)
-
-    @verb
-    def single(x):
-        if x < NEAR:
+    def exp_of(x):
+        if DOUBLE or x < NEAR:
             return num.exp(x if x > LEAST else LEAST)
         tail = num.one + x * C5 * (num.one + x * C6 * (num.one + x * C7))
         return num.one + x * (num.one + x * C2 * (num.one + x * C3 * (num.one + x * C4 * tail)))
 
-    return double if dtype == "float64" else single
+    return exp_of
 
 
 @cache

@@ -80,18 +80,16 @@ def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Step:
     COUNT = PARTS if exact else 1
 
     @verb
-    def put_rounded(left, at, values, first):
+    def put(left, at, values, first):
         for word in range(A_WORDS):
-            left[at + word] = pack_bf16x2(values[first + 2 * word], values[first + 2 * word + 1])
-
-    @verb
-    def put_parts(left, at, values, first):
-        for word in range(A_WORDS):
-            upper, middle, lower = parts_of(values[first + 2 * word])
-            next_upper, next_middle, next_lower = parts_of(values[first + 2 * word + 1])
-            left[at + word] = packed_parts(lower, next_lower)
-            left[at + A_WORDS + word] = packed_parts(middle, next_middle)
-            left[at + 2 * A_WORDS + word] = packed_parts(upper, next_upper)
+            one, other = values[first + 2 * word], values[first + 2 * word + 1]
+            if exact:
+                (upper, middle, lower), (next_upper, next_middle, next_lower) = parts_of(one), parts_of(other)
+                left[at + word] = packed_parts(lower, next_lower)
+                left[at + A_WORDS + word] = packed_parts(middle, next_middle)
+                left[at + 2 * A_WORDS + word] = packed_parts(upper, next_upper)
+            else:
+                left[at + word] = pack_bf16x2(one, other)
 
     @verb
     def multiply(sums, first, left, at, smem, b_place, step):
@@ -101,7 +99,7 @@ def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Step:
             for j in range(TILES):
                 mma(sums, first + 4 * j, left, at + A_WORDS * part, right, 2 * j)
 
-    return Step(A_WORDS * COUNT, put_parts if exact else put_rounded, multiply)
+    return Step(A_WORDS * COUNT, put, multiply)
 
 
 def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Step:
@@ -109,17 +107,16 @@ def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Step:
     first.
     """
     mma, unpack, b_side = mma_m16n8k8_tf32, UNPACKED[dtype], fragments(b, b.rows, left=False)
-    WORDS, EXACT = b_side.words, exact
+    WORDS = b_side.words
 
     @verb
-    def put_rounded(left, at, values, first):
+    def put(left, at, values, first):
         for word in range(NUMBERS):
-            left[at + word] = rounded_word(bits_of_f32(values[first + place_of(word)]))
-
-    @verb
-    def put_parts(left, at, values, first):
-        for word in range(NUMBERS):
-            left[at + word], left[at + NUMBERS + word] = words_of_parts(values[first + place_of(word)])
+            value = values[first + place_of(word)]
+            if exact:
+                left[at + word], left[at + NUMBERS + word] = words_of_parts(value)
+            else:
+                left[at + word] = rounded_word(bits_of_f32(value))
 
     @verb
     def multiply(sums, first, left, at, smem, b_place, step):
@@ -129,11 +126,11 @@ def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Step:
             j, half = word // 2, word % 2
             even, odd = unpack(packed[word])
             right[0], right[1] = bits_of_f32(even), bits_of_f32(odd)
-            if EXACT:
+            if exact:
                 mma(sums, first + 4 * j, left, at + (NUMBERS + A_WORDS * half), right, 0)
             mma(sums, first + 4 * j, left, at + A_WORDS * half, right, 0)
 
-    return Step(2 * NUMBERS if exact else NUMBERS, put_parts if exact else put_rounded, multiply)
+    return Step(2 * NUMBERS if exact else NUMBERS, put, multiply)
 
 
 @cache
