@@ -37,6 +37,7 @@ from .decays import logs_of, prefix_sums_of
 
 NOTHING, NO_STATE, NO_NORM = absent(3), absent(4), absent(3)
 TILED = ("q", "k", "v", "do")  # the arrays that kernels load by tiles
+OFF = ("row_weighted", "row_term", "column_weighted", "column_term", "normed", "normalize", "sums")  # by default
 
 
 @dataclass(frozen=True)
@@ -191,17 +192,11 @@ def _call(problem: Problem, chunk: int, states: States) -> Call:
         later=1,
         has_gamma=int("gamma" in p.arrays),
         varlen=int(is_varlen(p)),
-        row_weighted=0,
-        row_term=0,
-        column_weighted=0,
-        column_term=0,
-        normed=0,
-        normalize=0,
-        sums=0,
         scale=p.scale,
         kept_scale=1.0,
         state_scale=p.scale,
         ends=whole(p.arrays, "cu_seqlens", 1),
+        **dict.fromkeys(OFF, 0),
     )
 
 

@@ -203,7 +203,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
     plain = not (variant.normalized or variant.masked or variant.stepwise)
     qk = strip_abt(dtype, tile.q, tile.k, shape.boxes, held=plain and shape.boxes <= MOST_HELD)
     pv, rest = strip_of_floats(dtype, tile.v, tile.v_boxes), rounding_left(dtype)
-    hidden, output = warp_repair(variant, pv.size), rows_output(dtype, shape.whole, BLOCK_V)
+    repair, output = warp_repair(variant, pv.size), rows_output(dtype, shape.whole, BLOCK_V)
 
     @verb
     def leave_rest(values, count):
@@ -347,7 +347,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         if end == u32(0):
             cuda.syncthreads()  # results overwrite Q
         if not variant.masked:  # with a mask all pairs are multiplied anyway
-            hidden.repair(acc, (x, before), (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
+            repair(acc, (x, before), (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
         for half in range(2):
             m, inverse = i32(place.m + 8 * half), num.one
             if variant.normalized and call.normalize != 0:

@@ -12,7 +12,6 @@ tokens each. One stage is multiplied while cp.async fills the other.
     5      wait for the next ones, all threads
     6  store A, 16 rows of a warp at a time through shared memory
 
-A key times its weight is rounded. If the state is a result, it is split into parts instead (`strip_of_weighted`).
 Tensor cores round toward zero. So threads, which round to the nearest, add up the sums of a few tokens.
 
 Shared memory: `Sm80States.tiles`, 4 * TOKENS * (64 + BLOCK_V) bytes and 1 KiB. Registers: BLOCK_V for both sums, and

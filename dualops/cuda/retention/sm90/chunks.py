@@ -33,16 +33,10 @@ If this gives too few blocks, a sequence has segments of `state_chunk` tokens, o
 first: the same kernel without Q computes what each segment adds to the state, and `retention_walk` the state before
 each.
 
-The passes of dq and dk with log_decay also leave sums for its gradient (`Walk.decay_grad`, `decay_grad`). They load one
-more array, Y: q for dq, k for dk.
-
-    after 3    rounded = the sum of Y * o
-    after 4    rows = the row sums of Y * o, before o is rounded
-    before 5   states = the sum of the state times (w Q).T @ Y, with w, the factors of 3
-
-The order of a sum does not depend on the warps' timing. The second warpgroup follows the first at a distance
-(`halves`). Loads of Y and Q of the next chunk overlap with 5 and 6, the load of K with the rest of this chunk, that of
-V with the next scores.
+The passes of dq and dk with log_decay also leave sums for its gradient (`decay_grad`): `rounded` after 3, `rows` after
+4 and `states` before 5. They load one more array, Y: q for dq, k for dk. The order of a sum does not depend on the
+warps' timing. The second warpgroup follows the first at a distance (`halves`). Loads of Y and Q of the next chunk
+overlap with 5 and 6, the load of K with the rest of this chunk, that of V with the next scores.
 
 Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB for Dv = 128,
 and 2 KiB of tables. With Y, V has one stage and o one box: 208 KiB. Registers: Dv / 2 for the state; with it 64 scores,
@@ -111,7 +105,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     carry, turn = state_smem(tiles.state, tiles.state_at, anew=GRAD), halves() if GRAD else in_step()
     boxes = box_output(DTYPE, Dv, tiles.o_at, 1 if GRAD else Dv // BOX, 2, anew=GRAD)
     near, store_o, sums = diagonal_residual(tiles.v), box_by_box(boxes), decay_grad_parts(tiles.q, tiles.v, decays)
-    hidden = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
+    repair = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
     kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, overlapped=not walk.looks)
 
     @kernel(
@@ -227,7 +221,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     pv.wait(o)
                     if decays.forgets(mine):
                         near.add(o, near_words, smem, v_at)
-                    hidden.repair(o, (x, smem), (b, h, m0, row, 0), mine, call)
+                    repair(o, (x, smem), (b, h, m0, row, 0), mine, call)
                     turn.leave(warpgroup)
                     if GRAD:
                         sums.put_rows(grad.rows, o, smem, y_at, (b, h, m0, row), count)

@@ -218,15 +218,11 @@ def chunks_of(chunk: int, back: bool) -> Callable[..., Any]:
     CHUNK = u32(chunk)  # unsigned divisions are faster
 
     @verb
-    def last(rows):
-        """Return the first token of the last chunk of this many rows."""
-        return i32((u32(rows) - u32(1)) // CHUNK * CHUNK)
-
-    @verb
     def chunks(part, call):
         before = i32(part * call.state_chunk)  # tokens of the segments before
         length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
-        m0 = i32(last(call.rows) - before) if back else before
+        last = i32((u32(call.rows) - u32(1)) // CHUNK * CHUNK)
+        m0 = i32(last - before) if back else before
         return u32((length + (chunk - 1)) // chunk), m0
 
     return chunks

@@ -3,9 +3,10 @@
     dq   q, k, v, y = do, v, k, q        rows_i = q_i . dq_i      of a chunk: <S, (w dO).T @ Q>, S: before the chunk
     dk   q, k, v, y = v, do, q, k        rows_j = k_j . dk_j      of a chunk: <dS, (w V).T @ K>, dS: after the chunk
 
-(w Q).T @ Y is what the other pass adds to its own state, with the same rounded factors w. So `states`, its products
-with the state, give the change of <S, dS> over a chunk to float32's precision. `rounded`, a part of `rows`, are the
-same from a rounded state. `chunks` stores all three (`decay_grad_parts`), states and rounded as one number per warp.
+(w Q).T @ Y is what the other pass adds to its own state, with the same rounded factors w, those from the state to each
+row. So `states`, its products with the state, give the change of <S, dS> over a chunk to float32's precision. `rounded`
+is the part of `rows` from the rounded state. `chunks` stores all three (`decay_grad_parts`), rows before dq or dk is
+rounded, states and rounded as one number per warp.
 
     dlog_decay_t = sum_(i >= t) (q_i . dq_i - k_i . dk_i) + <S, dS> after the last token
 

@@ -1,29 +1,21 @@
 """The update of the state by a chunk's tokens: state = fade * state + (decayed K).T @ V.
 
 If o alone reads the state, which it rounds, the product is added to the state directly, with K as one number of 16
-bits. If the state is a result, K has three parts, and a chunk's contribution is a sum of its own
-(`exact_sums`). Tensor cores round toward zero: after a few chunks that error is larger than the rule of
-accuracy allows (measured, for 700 tokens without decay 1.4 times as large, for 3000 4.7 times).
+bits (`weighted_sums`). If the state is a result, K has three parts of bfloat16, which keep all digits of float32, and a
+chunk's contribution is a sum of its own (`exact_sums`). Tensor cores round toward zero, and threads to the nearest:
+after a few chunks the error of one sum is larger than the rule of accuracy allows (measured, for 700 tokens without
+decay 1.4 times as large, for 3000 4.7 times).
 
 For wide heads the state is transposed, so that V takes K's place (`state_of_values`). No registers are left for another
-sum as large as the state. So a chunk's contribution is computed for 64 keys at a time, and all parts of V stay.
+sum as large as the state. So a chunk's contribution is computed for 64 keys at a time, and all parts of V stay
+(`exact_pieces`).
 
-Products with one 16-bit number for each decayed token:
-
-    acc [64, n] += (weights * X).T @ Y        `weighted_sums`: X [tokens, 64 a warpgroup] and Y [tokens, n] tiles
-
-Products whose left factor keeps all digits of float32, as three parts of bfloat16. The right factor has 16 bits.
-
-    out [64, n] = (weights * X).T [64, tokens] @ Y [tokens, n]      `exact_sums`: as `weighted_sums`
-                                                                    `exact_pieces`: some columns of Y at a time
+    acc [64, n] += (weights * X).T [64, tokens] @ Y [tokens, n]     X [tokens, 64 a warpgroup] and Y [tokens, n] tiles
 
 Parts are truncated, not rounded (`split_bf16x3`). The smallest is multiplied first: added to a large sum, it would add
-its roundings to the sum. out begins at zero for the same reason. Tensor cores round toward zero, which adds up in a sum
-of many products. Threads round to the nearest, so they add the product to other numbers. The first part is packed while
-the others are multiplied, one half of the steps after the other.
-
-Element e of a thread's accumulators is element e of its part of a left factor (`fragment`), so parts are packed in
-place. An infinite accumulator becomes NaN. An infinite number of X is its own upper part.
+its roundings to the sum. The first part is packed while the others are multiplied, one half of the steps after the
+other. Element e of a thread's accumulators is element e of its part of a left factor (`fragment`), so parts are packed
+in place. An infinite accumulator becomes NaN. An infinite number of X is its own upper part.
 """
 
 from __future__ import annotations

@@ -13,15 +13,13 @@ warpgroups share Q and K, and do not communicate. The state is transposed, [64, 
                                     5  state [64, keys] = gamma^n * state + (gamma^(n - 1 - c) * V).T @ K
                                     6  state, rounded, to shared memory, for its own warpgroup
 
-Passes that go back, segments, heads that forget at once, and recomputed elements: as in `chunks`.
+Passes that go back, segments, heads that forget at once, states that are results, and recomputed elements: as in
+`chunks`.
 
 With more than 256 keys (the gradient's passes with Dv in the place of D) 64 columns of the state do not fit in a
 warpgroup's registers. Retention is linear in q . k, so it is the sum of retention of the first half of the keys and of
 the second. Each warpgroup has a half of the keys and the same 64 columns of V. The second hands its o to the first,
 which stores the sum. The second leaves its state in shared memory until the first has recomputed elements.
-
-If the state is a result, the product of 5 is computed for 64 keys at a time, with V.T in three parts, and threads add
-it to the state (`state_sums`).
 
 Registers: keys / 2 for the state, 128 for 256 keys; with it 32 scores and 32 of o, later 16 words of P or V.T. For a
 result 48 words of V.T and 32 sums. Shared memory: `WideConfig.tiles`. For 256 keys Q 32, K 2 * 32, V 2 * 16, states 64,
@@ -110,7 +108,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         e0 = i32(place % u32(slices) * u32(VALUES))
         return i32(block % u32(segments)), i32(head % u32(call.H)), i32(head // u32(call.H)), e0
 
-    hidden = chunk_repair(DTYPE, of_state, place_of, pv.size, CHUNK, walk.back, decays)
+    repair = chunk_repair(DTYPE, of_state, place_of, pv.size, CHUNK, walk.back, decays)
 
     @verb
     def add_others(o, smem, place):
@@ -218,7 +216,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                             # recomputed: no register is left for it during products
                             _, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
                             add_others(o, smem, half.take(half_bars, i))
-                        hidden.repair(o, (x, (smem, state_at)), (b, h, m0, 0, e0), log2_gamma, call)
+                        repair(o, (x, (smem, state_at)), (b, h, m0, 0, e0), log2_gamma, call)
                         boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all products and reads are over
                         if HALVES:
                             half.free(half_bars, i)
