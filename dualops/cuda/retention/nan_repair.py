@@ -10,7 +10,7 @@ A chunk of a walk (`chunk_repair`), without V if the part from the state is not 
 
     o_re = scale * (gamma^(r + 1) * q_r @ state[:, e] + sum_(c <= r) gamma^(r - c) * (q_r . k_c) * v_ce)
 
-Passes that go back sum over the tokens c >= r of the chunk. With log_decay the factors are those of `ChunkDecay`.
+Passes that go back sum over the tokens c >= r of the chunk. With log_decay the factors are those of `per_token_decay`.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def chunk_repair(
     decay: Any,
 ) -> Callable[..., None]:
     """Return the verb (o, (x, room), where, mine, call) for o with `size` numbers a thread. where: batch, head, first
-    token of the chunk, o's row and column. back: tokens see those after them. decay: `ChunkDecay`.
+    token of the chunk, o's row and column. back: tokens see those after them. decay: as `constant_decay`.
 
     Given verbs: of_state(room, d, column): a number of the state, by o's own column; position(row, element) -> row and
     column of a thread's element. Called by a warpgroup, while shared memory still holds the state before the chunk.

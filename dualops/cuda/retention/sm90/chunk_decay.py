@@ -40,9 +40,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from ...compiler.backend import Members, Namespace, cuda, f32, i32, members, noun, u32, verb
+from ...compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ...launch.views import number_type, start
 from ...ptx.arithmetic import bits_of_f32, f32_of_bits
 from ...ptx.memory import ld_shared_b32, ld_shared_v2_f32, st_shared_v4_b32
@@ -62,36 +61,28 @@ EACH = CHUNK // 32  # tokens of a lane
 LEAST = -128.0  # of a step: the decay is 0 in float32
 
 
-class ChunkDecay(Namespace):
-    """The verbs. mine: the result of `of` or `again`; row: the warpgroup's first one; r, c: tokens of the chunk, which
-    has `count` tokens.
-    """
-
-    argument: Any  # the type of a kernel's argument `decay`
-    of: Callable[..., Any]  # (decay or tables, call, h) -> mine
-    again: Callable[..., Any]  # (mine) -> mine, but registers keep nothing computed from it between chunks
-    pairs: Callable[..., None]  # (scores, row, mine, scale): a chunk's; 0 where a pair is not seen
-    rows: Callable[..., None]  # (o, row, count, mine, scale): from the state to each row
-    fade: Callable[..., Any]  # (mine, count): of the state, over the whole chunk
-    weight: Callable[..., Any]  # ((mine, count, scale), token): to the state; 0 from token number count on
-    of_pair: Callable[..., Any]  # (mine, r, c): of a pair that is seen
-    of_row: Callable[..., Any]  # (mine, r, count): from the state to row r
-    forgets: Callable[..., Any]  # (mine): so fast that the rounding errors of neighbouring tokens' scores count
-
-
 @cache
-def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
-    """The verbs for chunks of `chunk` tokens and o of `width` columns. back: tokens see those after them."""
+@noun
+def constant_decay(chunk: int, width: int, back: bool) -> Members:
+    """The verbs for chunks of `chunk` tokens and o of `width` columns. back: tokens see those after them.
+
+    row: the warpgroup's first one. r, c: tokens of the chunk, which has `count` tokens. `per_token_decay` has the same
+    verbs, with `mine` instead of log2_gamma.
+    """
     num, own = numbers(f32), decay(DTYPE)
     power, QUADS, SCORE_QUADS = own.power, width // 8, chunk // 8
 
     @verb
     def again(log2_gamma):
-        return opaque_f32(log2_gamma)  # or registers would keep all of its powers
+        """Return log2_gamma, but registers keep nothing computed from it between chunks."""
+        return opaque_f32(log2_gamma)
 
     @verb
     def pairs(scores, row, log2_gamma, scale):
-        """From a row's nearest pair on, because the factor falls by gamma^8 from quad to quad."""
+        """Multiply a chunk's scores with their decay and scale; 0 where a pair is not seen.
+
+        From a row's nearest pair on, because the factor falls by gamma^8 from quad to quad.
+        """
         fade = power(log2_gamma, 8)
         for h in range(2):
             for e in range(2):
@@ -106,6 +97,7 @@ def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
 
     @verb
     def rows(o, row, count, log2_gamma, scale):
+        """Multiply o with scale and what is left of the state at each row."""
         for h in range(2):
             r = i32(row + my_row() + 8 * h)
             factor = power(log2_gamma, max(i32(count - 1 - r), i32(0)) if back else i32(r + 1)) * scale
@@ -115,23 +107,32 @@ def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
 
     @verb
     def weight(args, token):
+        """Return what is left of a token in the next state; 0 from token number count on."""
         log2_gamma, count, scale = args
         value = power(log2_gamma, i32(token + 1)) * scale if back else power(log2_gamma, i32(count - 1 - token))
         return value if token < count else num.zero
 
     @verb
     def of_pair(log2_gamma, r, c):
+        """Return what is left of c at r, a pair that is seen."""
         return power(log2_gamma, i32(c - r) if back else i32(r - c))
 
     @verb
     def of_row(log2_gamma, r, count):
+        """Return what is left of the state at row r."""
         return power(log2_gamma, i32(count - 1 - r) if back else i32(r + 1))
 
     @verb
     def forgets(log2_gamma):
+        """Return whether it is so fast that the rounding errors of neighbouring tokens' scores count."""
         return log2_gamma < LEAST_KEPT
 
-    return ChunkDecay.from_locals(locals(), argument=number_type(DTYPE, 1), of=own.log2, fade=power)
+    return members(
+        locals(),
+        argument=number_type(DTYPE, 1),  # the type of a kernel's argument `decay`
+        of=own.log2,  # (decay, call, h) -> log2_gamma
+        fade=power,  # (log2_gamma, count) -> what is left of a state after a chunk
+    )
 
 
 # --- the decay of each step --------------------------------------------------------------------------
@@ -273,7 +274,8 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
 
 
 @cache
-def per_token_decay(width: int, at: int, back: bool) -> ChunkDecay:
+@noun
+def per_token_decay(width: int, at: int, back: bool) -> Members:
     """The verbs for o of `width` columns. Tables begin at byte `at` of shared memory; back: tokens see those after
     them.
     """
@@ -374,4 +376,4 @@ def per_token_decay(width: int, at: int, back: bool) -> ChunkDecay:
     def forgets(mine):
         return True  # any step may
 
-    return ChunkDecay.from_locals(locals(), argument=number_type(DTYPE, 3))
+    return members(locals(), argument=number_type(DTYPE, 3))

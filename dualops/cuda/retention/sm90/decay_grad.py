@@ -28,7 +28,7 @@ own, or after them, so no block waits for another.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, u32, verb
+from ...compiler.backend import Kernel, Members, Noun, builds, cuda, f32, i32, i64, kernel, members, noun, u32, verb
 from ...launch.views import number_type, start
 from ...ptx.convert import unpack_bf16x2
 from ...tile.a_fragment import words_of_rows
@@ -38,7 +38,7 @@ from ...tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup
 from ..arguments import call_type, state_type
-from .chunk_decay import LEAST, ChunkDecay
+from .chunk_decay import LEAST
 from .config import CHUNK, DECAY_GRAD, DTYPE, WARPS
 from .state_sums import weighted_sums
 from .states import my_row
@@ -49,7 +49,7 @@ BLOCK_WARPS = CHUNK // WARP
 
 
 @noun
-def decay_grad_parts(q: Operand, y: Operand, decays: ChunkDecay) -> Members:
+def decay_grad_parts(q: Operand, y: Operand, decays: Noun) -> Members:
     """The verbs for Q and Y in boxes of bfloat16. Y has the rows and columns of the accumulators o. Called by a
     warpgroup.
     """

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...compiler.backend import Members, Namespace, Noun, cuda, f32, i32, members, noun, u32, verb
+from ...compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
 from ...tile.a_fragment import words_of_columns
 from ...tile.products import anew_i32
@@ -32,8 +32,6 @@ from ...tile.swizzle import Operand
 from ...tile.warpgroup import register_mma
 from .config import BOX, DTYPE
 from .states import rest
-
-WeightedSums = Noun  # the result of `weighted_sums`
 
 
 @noun
@@ -236,27 +234,14 @@ def exact_sums(x: Operand, b: Operand, weight: Callable[..., Any], *, overlapped
     )
 
 
-class StateSums(Namespace):
-    """The verbs, called by all threads of a warpgroup."""
-
-    size: int  # numbers of a thread
-    fragment: Callable[..., Any]  # () -> a local array for the state
-    room: Callable[..., Any]  # () -> local arrays that `add` needs too
-    fade: Callable[..., None]  # (state, by): the part of the fade that comes before `add`
-    # (state, room, smem, places, args, by): of K and V at `places`; complete when it returns
-    add: Callable[..., None]
-
-
-def state_sums(
-    k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, overlapped: bool = False
-) -> StateSums:
+def state_sums(k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, overlapped: bool = False) -> Noun:
     """weight(args, token): the factor of a token of the chunk. overlapped: see `exact_sums`."""
     if exact:
         return _as_a_result(exact_sums(k, v, weight, overlapped=overlapped), 1, 0)
     return _rounded(weighted_sums(k, v, weight))
 
 
-def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., Any]) -> StateSums:
+def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., Any]) -> Noun:
     """For wide heads: state = fade * state + (decayed V).T @ K, for a warpgroup's 64 columns of V and all of its keys;
     `places` are those of V and K.
     """
@@ -265,49 +250,55 @@ def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., A
     return _rounded(weighted_sums(v, k, weight, alike=True))
 
 
-def _rounded(sums: WeightedSums) -> StateSums:
+@noun
+def _rounded(sums: Noun) -> Members:
+    """The verbs for a state of a warpgroup that o alone reads. `_as_a_result` has the same verbs."""
+
     @verb
     def room():
+        """Return local arrays that `add` needs too."""
         return ()
 
     @verb
     def fade(state, by):
+        """Apply the part of the fade that comes before `add`."""
         for j in range(sums.size // 4):
             for e in range(4):
                 state[4 * j + e] *= by
 
     @verb
     def add(state, room, smem, places, args, by):
+        """Add the chunk's product. places: of K and V. args: of the weight. Complete when it returns."""
         sums.add(state, smem, places, args)
         sums.wait(state)
 
-    return StateSums.from_locals(locals(), size=sums.size, fragment=sums.fragment)
+    return members(locals(), size=sums.size, fragment=sums.fragment)
 
 
-@verb
-def fade_in_add(state, by):
-    """Do nothing: `add` multiplies each number and adds to it at once."""
-
-
-def _as_a_result(sums: Noun, boxes: int, box: int) -> StateSums:
-    """The verbs for parts of float32. sums: for a box of the right factor; `box`: bytes from one to the next."""
+@noun
+def _as_a_result(sums: Noun, boxes: int, box: int) -> Members:
+    """The verbs for a state that is a result. sums: for a box of the right factor. box: bytes from one to the next."""
+    SIZE = boxes * sums.size
 
     @verb
     def fragment():
-        return cuda.local.array(boxes * sums.size, f32)
+        return cuda.local.array(SIZE, f32)
 
     @verb
     def room():
         return sums.fragment(), sums.words()
 
     @verb
+    def fade(state, by):
+        """Do nothing: `add` multiplies each number and adds to it at once."""
+
+    @verb
     def add(state, room, smem, places, args, by):
-        more, words = room
-        left = places[0], args
+        (more, words), left = room, (places[0], args)
         sums.fill(words, left, smem)
         for n in range(boxes):
             sums.multiply(more, words, left, smem, i32(places[1] + n * box))
             for e in range(sums.size):
                 state[sums.size * n + e] = state[sums.size * n + e] * by + more[e]
 
-    return StateSums.from_locals(locals(), size=boxes * sums.size, fade=fade_in_add)
+    return members(locals(), size=SIZE)
