@@ -84,7 +84,7 @@ def _choices(
     if not p.B * p.H:
         return
     wide, stepwise, width = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, {"q": p.D, "k": p.D}
-    widths = [tuple(int(width.get(name, p.Dv)) for name in (names[0], names[2])) for names in roles]  # of q and v
+    widths = [(int(width.get(names[0], p.Dv)), int(width.get(names[2], p.Dv))) for names in roles]  # of q and v
     config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
     blocks = [int(p.B * p.H * config.slices(*each)) for each in widths]
     segments = segments_of(p, blocks)

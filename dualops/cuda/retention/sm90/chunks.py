@@ -46,7 +46,7 @@ take 80 numbers a thread more than there are.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, types, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, types, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
@@ -79,7 +79,7 @@ from .config import (
 )
 from .decay_grad import decay_grad_parts
 from .state_sums import state_sums
-from .states import box_by_box, diagonal_residual, fragments_of, place_of, state_smem
+from .states import diagonal_residual, fragments_of, place_of, state_smem
 
 
 @builds
@@ -104,9 +104,20 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
     carry, turn = state_smem(tiles.state, tiles.state_at, anew=GRAD), halves() if GRAD else in_step()
     boxes = box_output(DTYPE, Dv, tiles.o_at, 1 if GRAD else Dv // BOX, 2, anew=GRAD)
-    near, store_o, sums = diagonal_residual(tiles.v), box_by_box(boxes), decay_grad_parts(tiles.q, tiles.v, decays)
+    near, sums = diagonal_residual(tiles.v), decay_grad_parts(tiles.q, tiles.v, decays)
     repair = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
     kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, overlapped=not walk.looks)
+
+    @verb
+    def store_o(smem, o_map, o, corner):
+        """Store o box after box, with registers for one."""
+        box = i32(0)
+        while box < boxes.parts:
+            values = boxes.fragment()
+            boxes.acquire()
+            boxes.take(values, o, box)
+            boxes.store(smem, o_map, values, corner, box, box)
+            box = boxes.next(box)
 
     @kernel(
         *loaded_types(LoadedWithY if GRAD else Loaded),

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ...compiler.backend import Members, Noun, cuda, f32, i32, i64, noun, u32, verb
+from ...compiler.backend import Members, cuda, f32, i32, i64, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
 from ...ptx.ldmatrix import ldmatrix
 from ...ptx.memory import ld_shared_b32
@@ -128,22 +128,6 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
         _move(acc, states.final, segment, states.step, first, limits, False)
 
     return locals()
-
-
-def box_by_box(boxes: Noun) -> Callable[..., None]:
-    """Return the verb (smem, o_map, acc, corner), which stores accumulators box after box (`box_output`)."""
-
-    @verb
-    def store(smem, o_map, acc, corner):
-        box = i32(0)
-        while box < boxes.parts:
-            values = boxes.fragment()
-            boxes.acquire()
-            boxes.take(values, acc, box)
-            boxes.store(smem, o_map, values, corner, box, box)
-            box = boxes.next(box)
-
-    return store
 
 
 SPAN = 2 * BOX  # bytes of a line of a box
