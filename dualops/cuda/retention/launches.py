@@ -152,9 +152,9 @@ def workspace_of(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -
 def steps_of(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
     """Return all launches of forward, or of the gradient."""
     p, passes = problem, passes_of(problem, results, normalizer_grad_workspace(problem), how.chunk)
-    sums = "marks" in workspace_of(p, results, how)
-    steps = prefix_sums_steps(p, passes[0].logs, passes[0].call) if sums else []
-    steps += normalizer_grad_steps(p)
+    steps = normalizer_grad_steps(p)
+    if "log_decay" in p.arrays and "marks" in workspace_of(p, results, how):
+        steps = [*prefix_sums_steps(p, passes[0].logs, passes[0].call), *steps]
     for each in passes:
         steps += pass_steps(p, results, how, each)
         if each is passes[0] and "do" in p.arrays and "log_decay" in p.arrays:

@@ -286,9 +286,8 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
                         if (n < m) & (m < end):
                             from_key, key_rest = decays.mark(mine, n + call.later)
                             factor = decays.fade(mine, from_key, key_rest, to_row, row_rest) * weight
-                            passing = (
-                                scores[i * product.columns + j] * (slopes[i * product.columns + j] + term) * factor
-                            )
+                            at = i * product.columns + j
+                            passing = scores[at] * (slopes[at] + term) * factor
                         smem[u32(tile.p.place(line * product.rows + i, lane + config.lanes * j))] = passing
                         share += passing
                     if n0 < m0:

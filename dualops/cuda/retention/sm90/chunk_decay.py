@@ -208,10 +208,8 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
 
         @verb
         def put_table(smem, own, first, tokens, lane):
-            four, left = (
-                cuda.local.array(EACH, f32),
-                opaque_f32(first),
-            )  # or registers would keep one table's sums for another
+            four = cuda.local.array(EACH, f32)
+            left = opaque_f32(first)  # or registers would keep one table's sums for another
             for n in range(EACH):
                 token = EACH - 1 - n if onward else n
                 if onward:

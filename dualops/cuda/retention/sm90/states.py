@@ -93,9 +93,8 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
         b, h, part = segment
         place = i64(b) * state.strides[0] + i64(h) * state.strides[1] + part * step
         mine, box = i32(cuda.threadIdx.x), i32(0)
-        tid = shfl_idx_i32(
-            mine, i32(u32(mine) % u32(32)), FULL_WARP
-        )  # mine, but registers keep nothing computed from it until then
+        # mine, but registers keep nothing computed from it until then
+        tid = shfl_idx_i32(mine, i32(u32(mine) % u32(32)), FULL_WARP)
         d, column = i32(first[0] + row_of(tid)), i32(first[1] + column_of(tid))
         values = cuda.local.array(SIZE, f32)
         while box < BOXES:

@@ -49,7 +49,7 @@ from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
 from .chunk_decay import constant_decay
-from .config import BOX, CONSUMERS, DTYPE, SEGMENT_STATES, Loaded, Walk, WideConfig, chunks_of, loaded_types
+from .config import BOX, CONSUMERS, DTYPE, SEGMENT_STATES, WARPS, Loaded, Walk, WideConfig, chunks_of, loaded_types
 from .state_sums import state_of_values
 from .states import diagonal_residual, fragments_of, place_of, state_smem
 
@@ -62,19 +62,14 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     """
     CHUNK, HALVES, VALUES = config.chunk, config.halves(D), config.values(D)
     STEP = -CHUNK if walk.back else CHUNK
-    num, decays, role, warps = (
-        numbers(f32),
-        constant_decay(CHUNK, BOX, walk.back),
-        roles(CONSUMERS, most=True),
-        4 * CONSUMERS,
-    )
+    num, decays, role = numbers(f32), constant_decay(CHUNK, BOX, walk.back), roles(CONSUMERS, most=True)
     tiles, stages, KEYS = config.tiles(D), config.stages_of(D), config.keys(D)
     # from one warpgroup's part to the next one's: bytes of Q and K, keys, bytes of V, columns
     Q_APART, KEYS_APART = (tiles.q.nbytes, KEYS) if HALVES else (0, 0)
     V_APART, COLUMNS_APART = (0, 0) if HALVES else (tiles.v.nbytes, BOX)
     q_tile, k_tile = box_tile(tiles.q_tile, 0, 2), box_tile(tiles.q_tile, tiles.k_at, 2)
     v_tile = box_tile(tiles.v_tile, tiles.v_at, 2)
-    q_pipe, k_pipe = pipeline(1, tiles.q_tile.nbytes, warps), pipeline(stages, tiles.q_tile.nbytes, warps)
+    q_pipe, k_pipe = pipeline(1, tiles.q_tile.nbytes, WARPS), pipeline(stages, tiles.q_tile.nbytes, WARPS)
     v_part = second_barrier(stages, tiles.v_tile.nbytes)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.q), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, near = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, BOX // 2), diagonal_residual(tiles.v)
@@ -180,9 +175,8 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 if HALVES and walk.begins and walk.overlaps and not walk.back:
                     warpgroup = my_warpgroup()  # recomputed: or this kernel would spill
                 count = min(i32(call.rows - m0), i32(CHUNK))
-                row = i32(
-                    u32(m0) % u32(CHUNK)
-                )  # 0, but unknown to the compiler: registers keep nothing computed from it
+                # 0, but unknown to the compiler: registers keep nothing computed from it
+                row = i32(u32(m0) % u32(CHUNK))
                 stage = k_pipe.wait(k_bars, i)
                 k_at = i32(k_tile.at(stage) + Q_APART * warpgroup)
                 v_at = i32(v_tile.at(stage) + V_APART * warpgroup)
