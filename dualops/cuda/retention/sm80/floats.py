@@ -150,13 +150,22 @@ def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> Members:
         for step in range(STEPS):
             one.put(a, WORDS * step, values, NUMBERS * step)
 
+    def step_of(n: int) -> Callable[..., None]:
+        STEP_NUMBER, BOX_NUMBER = n // boxes, n % boxes
+
+        @verb
+        def add_step(sums, a, smem, b_place):
+            at, box = WORDS * STEP_NUMBER, i32(b_place + BOX_NUMBER * BOX)
+            one.multiply(sums, OF_BOX * BOX_NUMBER, a, at, smem, box, STEP_NUMBER)
+
+        return add_step
+
+    add_all = one_after_another([step_of(n) for n in range(STEPS * boxes)])
+
     @verb
     def add(sums, a, smem, b_at):
         """Add A @ B to sums."""
-        b_place = i32(b_at + b_side.start(0))
-        for step in range(STEPS):
-            for box in range(boxes):
-                one.multiply(sums, OF_BOX * box, a, WORDS * step, smem, i32(b_place + box * BOX), step)
+        add_all(sums, a, smem, i32(b_at + b_side.start(0)))
 
     return members(
         locals(),
