@@ -213,6 +213,8 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
         return x_side.start(column)
 
     def step_of(n: int) -> Callable[..., None]:
+        of_box = one_after_another([box_of(n, box) for box in range(boxes)])
+
         @verb
         def add_step(sums, smem, places, weights):
             (x_place, y_place), (floats, weights_at) = places, weights
@@ -226,10 +228,16 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
                     even, odd = unpack(words[word])
                     values[2 * word], values[2 * word + 1] = even * here, odd * next_one
             one.put(left, 0, values, 0)
-            for box in range(boxes):
-                one.multiply(sums, OF_BOX * box, left, 0, smem, i32(y_place + box * BOX), n)
+            of_box(sums, left, smem, y_place)
 
         return add_step
+
+    def box_of(n: int, box: int) -> Callable[..., None]:
+        @verb
+        def add_box(sums, left, smem, y_place):
+            one.multiply(sums, OF_BOX * box, left, 0, smem, i32(y_place + box * BOX), n)
+
+        return add_box
 
     add_all = one_after_another([step_of(n) for n in range(STEPS)])
 
