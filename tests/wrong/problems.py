@@ -48,7 +48,7 @@ from dualops.cuda.retention import (
     sm80 as retention_sm80,
     sm90 as retention,
 )
-from dualops.cuda.retention.sm80 import pairs as retention_sm80_pairs
+from dualops.cuda.retention.sm80 import rows as retention_sm80_rows
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States
 from dualops.cuda.retention.sm90 import (
     chunks as retention_chunks,
@@ -387,7 +387,7 @@ def _retention_sm80() -> Iterator[Problem]:
     """Rows with four slices of a state, then two tiles; a chunk's state with four tiles of tokens."""
     for kernel, chunk, Sq, D in (("retention_rows_sm80", 64, 100, 128), ("retention_states_sm80", 128, 129, 16)):
         config = RetentionSm80Config(chunk, Sm80Rows(block_kv=32), Sm80States(tokens=32))
-        plain = (retention_sm80_pairs, {"FEW_SEEN": 0})  # without residuals, which are no step of the protocol
+        plain = (retention_sm80_rows, {"FEW_SEEN": 0})  # without residuals, which are no step of the protocol
         changes = alone(retention_sm80, config), NO_RECOMPUTED_ELEMENT, plain
         case = Case("two chunks", "bfloat16", dict.fromkeys("qkv", (1, 1, Sq, D)), {"return_state": True})
         yield Problem(kernel, "retention", False, "sm80", case, configs=changes)

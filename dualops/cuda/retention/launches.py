@@ -24,7 +24,7 @@ from ..tile.rows import lane_reductions
 from ..tile.storage import storage
 from .arguments import NO_CHUNK, OF_COLUMNS, ChunkStates, State, is_varlen, slots_of, workspace
 from .decays import logs_of, prefix_sums_steps, prefix_sums_workspace
-from .passes import Pass, States, backward_passes, forward_pass
+from .passes import Pass, States, passes_of
 from .simt_rows import RowsConfig
 from .simt_states import NORM_THREADS, build_norms, build_walk
 from .simt_steps import Met, build_met, build_step_gradient, met_layout, steps_layout
@@ -63,10 +63,8 @@ def choice_of(
     rung: str, problem: Problem, results: Mapping[str, ArrayMeta], how: How, config: Any, reason: str, shared_bytes: int
 ) -> Choice:
     """Return the choice that runs forward, or the gradient."""
-    backward = "do" in problem.arrays
-    steps, workspace = (backward_steps, backward_workspace) if backward else (forward_steps, forward_workspace)
-    made = workspace(problem, results, how)
-    return Choice(rung, config, reason, partial(steps, problem, results, how), made, shared_bytes)
+    steps = partial(steps_of, problem, results, how)
+    return Choice(rung, config, reason, steps, workspace_of(problem, results, how), shared_bytes)
 
 
 def states_workspace(problem: Problem, passes: Sequence[Pass], kind: str = "") -> dict[str, ArrayMeta]:
@@ -137,41 +135,29 @@ def pass_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How, eac
     return steps
 
 
-def forward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
-    """Return the states before the chunks, and the prefix sums of log_decay."""
-    if how.others:
-        return dict(how.workspace)
-    return prefix_sums_workspace(problem) | states_workspace(problem, [forward_pass(problem, results, how.chunk)])
-
-
-def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
-    each = forward_pass(problem, results, how.chunk)
-    sums = "marks" in forward_workspace(problem, results, how)
-    marks = prefix_sums_steps(problem, each.logs, each.call) if sums else []
-    return [*marks, *pass_steps(problem, results, how, each)]
-
-
-def backward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
-    """Return the states before the chunks, which the passes share, and the weight and term of each query. With
-    log_decay also its prefix sums, and the arrays of its gradient.
+def workspace_of(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
+    """Return the states before the chunks, which the passes share, and the prefix sums of log_decay. A gradient also
+    has the weight and term of each query, and with log_decay the arrays of its gradient.
     """
     p, extra = problem, normalizer_grad_workspace(problem)
     made = {**extra, **how.workspace}
     if not how.others:
-        made |= states_workspace(p, backward_passes(p, results, extra, how.chunk))
-    if "log_decay" in p.arrays:
+        made |= prefix_sums_workspace(p) | states_workspace(p, passes_of(p, results, extra, how.chunk))
+    if "do" in p.arrays and "log_decay" in p.arrays:
         more = step_gradient_workspace(p, _chunked_passes(p, results, how))
         made = {**made, **{name: max(meta, made.get(name, meta), key=lambda m: m.size) for name, meta in more.items()}}
     return made
 
 
-def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
-    p, extra = problem, normalizer_grad_workspace(problem)
-    passes = backward_passes(p, results, extra, how.chunk)
-    steps = [*prefix_sums_steps(p, passes[0].logs, passes[0].call), *normalizer_grad_steps(p)]
+def steps_of(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
+    """Return all launches of forward, or of the gradient."""
+    p, passes = problem, passes_of(problem, results, normalizer_grad_workspace(problem), how.chunk)
+    steps = normalizer_grad_steps(p)
+    if "log_decay" in p.arrays and "marks" in workspace_of(p, results, how):
+        steps = [*prefix_sums_steps(p, passes[0].logs, passes[0].call), *steps]
     for each in passes:
         steps += pass_steps(p, results, how, each)
-        if each is passes[0] and "log_decay" in p.arrays:
+        if each is passes[0] and "do" in p.arrays and "log_decay" in p.arrays:
             kept = p.form == "chunk"  # the states of dq have just been computed
             steps += step_gradient_steps(p, results, _chunked_passes(p, results, how), how, kept=kept)
     return steps
@@ -220,7 +206,7 @@ def step_gradient_steps(
 
 def _chunked_passes(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> tuple[Pass, Pass]:
     """Return dq and dk by chunks."""
-    dq, _, dk = backward_passes(problem, results, normalizer_grad_workspace(problem), how.step_chunk)
+    dq, _, dk = passes_of(problem, results, normalizer_grad_workspace(problem), how.step_chunk)
     return dq, dk
 
 
@@ -267,15 +253,15 @@ def build_normalizer_grad(dtype: str, signed: bool) -> Kernel:
 
 
 def normalizer_grad_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """Return a weight and a term for each query of a normalized call."""
-    if problem.normalize is None:
+    """Return a weight and a term for each query of a normalized call's gradient."""
+    if problem.normalize is None or "do" not in problem.arrays:
         return {}
     shape = problem.arrays["row_sum"].shape
     return {"weights": workspace(problem, shape), "terms": workspace(problem, shape)}
 
 
 def normalizer_grad_steps(problem: Problem) -> list[Step]:
-    """Return the launch, if the call was normalized."""
+    """Return the launch, if this is the gradient of a normalized call."""
     p, extra = problem, normalizer_grad_workspace(problem)
     if not extra or not extra["weights"].size:
         return []

@@ -10,7 +10,7 @@ A chunk of a walk (`chunk_repair`), without V if the part from the state is not 
 
     o_re = scale * (gamma^(r + 1) * q_r @ state[:, e] + sum_(c <= r) gamma^(r - c) * (q_r . k_c) * v_ce)
 
-Passes that go back sum over the tokens c >= r of the chunk. With log_decay the factors are those of `ChunkDecay`.
+Passes that go back sum over the tokens c >= r of the chunk. With log_decay the factors are those of `per_token_decay`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..compiler.backend import Members, cuda, f32, i32, i64, members, noun, verb
+from ..compiler.backend import cuda, f32, i32, i64, verb
 from ..launch.views import start
 from ..tile.non_finite import non_finite_of
 from ..tile.numbers import numbers
@@ -85,9 +85,12 @@ def repair_with(size: int, place_of: Callable[..., Any], recomputed: Callable[..
     return repair
 
 
-@noun
-def warp_repair(variant: Variant, size: int) -> Members:
-    """The verb for a result with `size` numbers a thread. Called by a warp."""
+def warp_repair(variant: Variant, size: int) -> Callable[..., None]:
+    """Return the verb (acc, arrays, (place, n_first, slot, e), mine, call) for a result with `size` numbers a thread.
+    Called by a warp.
+
+    arrays: `Inputs` and `ChunkStates`. slot: of the state, below 0 for none. e: the thread's first column.
+    """
     mem, num, product = storage(variant.dtype), numbers(f32), row_product(variant.dtype)
     decays = decays_of(variant.dtype, variant.stepwise)
 
@@ -134,19 +137,9 @@ def warp_repair(variant: Variant, size: int) -> Members:
             c = opaque_i32(c + 1)
         return total
 
-    @verb
-    def _leave(acc, arrays, where, mine, call):
-        """Do nothing: with a mask all pairs are multiplied anyway."""
-
-    return members(
-        locals(),
-        # (acc, arrays, (place, n_first, slot, e), mine, call); arrays: `Inputs` and `ChunkStates`; slot: of the state,
-        # below 0 for none; e: the thread's first column
-        repair=_leave if variant.masked else repair_with(size, _place_of, _recomputed),
-    )
+    return repair_with(size, _place_of, _recomputed)
 
 
-@noun
 def chunk_repair(
     dtype: str,
     of_state: Callable[..., Any],
@@ -155,8 +148,9 @@ def chunk_repair(
     chunk: int,
     back: bool,
     decay: Any,
-) -> Members:
-    """The verb for o with `size` numbers a thread; back: tokens see those after them. decay: `ChunkDecay`.
+) -> Callable[..., None]:
+    """Return the verb (o, (x, room), where, mine, call) for o with `size` numbers a thread. where: batch, head, first
+    token of the chunk, o's row and column. back: tokens see those after them. decay: as `constant_decay`.
 
     Given verbs: of_state(room, d, column): a number of the state, by o's own column; position(row, element) -> row and
     column of a thread's element. Called by a warpgroup, while shared memory still holds the state before the chunk.
@@ -187,5 +181,4 @@ def chunk_repair(
             c = opaque_i32(c + 1)
         return total
 
-    # (o, (x, room), where, mine, call); where: batch, head, first token of the chunk, o's row and column
-    return members(locals(), repair=repair_with(size, _place_of, _recomputed))
+    return repair_with(size, _place_of, _recomputed)

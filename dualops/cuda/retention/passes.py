@@ -37,6 +37,7 @@ from .decays import logs_of, prefix_sums_of
 
 NOTHING, NO_STATE, NO_NORM = absent(3), absent(4), absent(3)
 TILED = ("q", "k", "v", "do")  # the arrays that kernels load by tiles
+OFF = ("row_weighted", "row_term", "column_weighted", "column_term", "normed", "normalize", "sums")  # by default
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,15 @@ class Pass:
     def chunks(self, final: Strided) -> int:
         """Return how many chunks of a sequence add to a state. Only the final state needs the last chunk."""
         return self.call.slots if final.data else max(self.call.slots - 1, 0)
+
+
+def passes_of(
+    problem: Problem, results: Mapping[str, ArrayMeta], extra: Mapping[str, ArrayMeta], chunk: int
+) -> tuple[Pass, ...]:
+    """Return the pass of forward, or those of the gradient. Same arguments as `backward_passes`."""
+    if "do" in problem.arrays:
+        return backward_passes(problem, results, extra, chunk)
+    return (forward_pass(problem, results, chunk),)
 
 
 def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int) -> Pass:
@@ -182,17 +192,11 @@ def _call(problem: Problem, chunk: int, states: States) -> Call:
         later=1,
         has_gamma=int("gamma" in p.arrays),
         varlen=int(is_varlen(p)),
-        row_weighted=0,
-        row_term=0,
-        column_weighted=0,
-        column_term=0,
-        normed=0,
-        normalize=0,
-        sums=0,
         scale=p.scale,
         kept_scale=1.0,
         state_scale=p.scale,
         ends=whole(p.arrays, "cu_seqlens", 1),
+        **dict.fromkeys(OFF, 0),
     )
 
 

@@ -86,16 +86,9 @@ def tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
         ladder = [(medium, "narrow heads"), (small, "little shared memory"), (LEAST, "little shared memory")]
     else:
         ladder = [(large, "wide heads"), *((tiles, "little shared memory") for tiles in (medium, small, LEAST))]
+    longest = 64 if wide <= 64 or p.dtype == "float64" else 128 if wide <= 128 else 256
     for (rows, states), reason in ladder:
-        chunk = (
-            LEAST_CHUNK
-            if rows is LEAST[0]
-            else 64
-            if wide <= 64 or p.dtype == "float64"
-            else 128
-            if wide <= 128
-            else 256
-        )
+        chunk = LEAST_CHUNK if rows is LEAST[0] else longest
         how = "the whole sequence at once" if p.form == "parallel" else f"chunks of {chunk} tokens"
         what = f"{how}, {rows.block_q} x {rows.block_v} results a block: {reason}"
         yield SimtConfig(chunk, rows, states), what

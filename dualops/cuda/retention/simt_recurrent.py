@@ -48,8 +48,7 @@ def state_registers(dtype: str, rows: int, columns: int, *, aligned: bool) -> Me
     are whole 16-byte vectors, and so is `columns`.
     """
     vec, num = access(compute_dtype(dtype), aligned, once=True), numbers(storage(dtype).number)
-    near, number, row_of = vec.vector, storage(dtype).number, neighbours(storage(dtype).number, vec.vector)
-    norms = max(rows, columns)
+    near, row_of = vec.vector, neighbours(storage(dtype).number, vec.vector)
 
     @verb
     def line():
@@ -72,47 +71,27 @@ def state_registers(dtype: str, rows: int, columns: int, *, aligned: bool) -> Me
         return (c // near * LANES + lane()) * near + c % near
 
     @verb
-    def state():
-        """Return a local array of rows x columns."""
-        return cuda.local.array(rows * columns, number)
-
-    @verb
-    def norm():
-        """Return a local array for a norm."""
-        return cuda.local.array(norms, number)
-
-    @verb
-    def of_columns():
-        """Return a local array with a number for each column."""
-        return cuda.local.array(columns, number)
-
-    @verb
-    def _is_there(i, c, e0, D, Dv):
-        return (i32(row(i)) < i32(D)) & (i32(e0 + column(c)) < i32(Dv))
-
-    @verb
-    def _place(x, at, e0, c):
-        """Return the index of column number c in a row that begins at `at`."""
-        return at + (e0 + column(c)) * (i64(1) if aligned else x.strides[3])
+    def _move(state, x, b, h, e0, limits, loads):
+        at = start(x, b, h, row(0))
+        for i in range(rows):
+            for c in range(0, columns, near):
+                there = (i32(row(i)) < i32(limits[0])) & (i32(e0 + column(c)) < i32(limits[1]))
+                place = at + (e0 + column(c)) * (i64(1) if aligned else x.strides[3])
+                if loads:
+                    vec.load(state, i * columns + c, x.data, place, there, num.zero)
+                else:
+                    vec.store(x.data, place, there, state, i * columns + c)
+            at += LANES * x.strides[2]
 
     @verb
     def load(state, x, b, h, e0, D, Dv):
         """Load the columns from e0 on of x [B, H, D, Dv], zeros beyond it."""
-        at = start(x, b, h, row(0))
-        for i in range(rows):
-            for c in range(0, columns, near):
-                keep = _is_there(i, c, e0, D, Dv)
-                vec.load(state, i * columns + c, x.data, _place(x, at, e0, c), keep, num.zero)
-            at += LANES * x.strides[2]
+        _move(state, x, b, h, e0, (D, Dv), True)
 
     @verb
     def store(x, b, h, e0, D, Dv, state):
         """Store to the columns from e0 on of x [B, H, D, Dv], nothing beyond it."""
-        at = start(x, b, h, row(0))
-        for i in range(rows):
-            for c in range(0, columns, near):
-                vec.store(x.data, _place(x, at, e0, c), _is_there(i, c, e0, D, Dv), state, i * columns + c)
-            at += LANES * x.strides[2]
+        _move(state, x, b, h, e0, (D, Dv), False)
 
     @verb
     def take(frag, smem, at):
@@ -132,7 +111,7 @@ def state_registers(dtype: str, rows: int, columns: int, *, aligned: bool) -> Me
         locals(),
         rows=rows,
         columns=columns,
-        norms=norms,  # numbers of a norm, enough for rows or columns
+        norms=max(rows, columns),  # numbers of a norm, enough for rows or columns
     )
 
 
@@ -251,8 +230,9 @@ def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
         head, e0 = block // v_blocks, i32(block % v_blocks * u32(config.block_v))
         b, h = i64(head // u32(call.H)), i64(head % u32(call.H))
 
-        state, norm = held.state(), held.norm()  # the norm of my rows, in the gradient of my columns
-        part, value = held.of_columns(), held.of_columns()
+        state = cuda.local.array(held.rows * held.columns, mem.number)
+        norm = cuda.local.array(held.norms, mem.number)  # of my rows, in the gradient of my columns
+        part, value = cuda.local.array(held.columns, mem.number), cuda.local.array(held.columns, mem.number)
         held.load(state, ends.initial, b, h, e0, call.D if ends.begins != 0 else 0, call.Dv)
         if variant.normalized:
             for i in range(held.norms):

@@ -223,6 +223,15 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
             cuda.syncthreads()
             product.add_part(out, smem, tile.rows.at, min((width - d + 3) // 4 * 4, DEPTH))
 
+    @verb
+    def add_product(total, of_x, of_y, h, size):
+        """Return total plus my share of x . y, states of head h in their slots."""
+        (x, x_slot), (y, y_slot) = of_x, of_y
+        x_first, y_first = x_slot * x.strides[0] + h * x.strides[1], y_slot * y.strides[0] + h * y.strides[1]
+        for e in range(cuda.threadIdx.x, size, config.threads):
+            total += x.data[x_first + e] * y.data[y_first + e]
+        return total
+
     @kernel(
         number_type(variant.dtype, 3),
         strided(variant.dtype, 3),
@@ -277,9 +286,8 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
                         if (n < m) & (m < end):
                             from_key, key_rest = decays.mark(mine, n + call.later)
                             factor = decays.fade(mine, from_key, key_rest, to_row, row_rest) * weight
-                            passing = (
-                                scores[i * product.columns + j] * (slopes[i * product.columns + j] + term) * factor
-                            )
+                            at = i * product.columns + j
+                            passing = scores[at] * (slopes[at] + term) * factor
                         smem[u32(tile.p.place(line * product.rows + i, lane + config.lanes * j))] = passing
                         share += passing
                     if n0 < m0:
@@ -321,15 +329,9 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
         both = num.zero  # my share of state . dstate
         if (chunk >= forth.first_chunk) & (behind >= back.first_chunk):
             here, there = slot_of(call, first, b, chunk), slot_of(call, first, b, behind)
-            one, other = here * states.strides[0] + h * states.strides[1], there * dstates.strides[0]
-            other += h * dstates.strides[1]
-            for e in range(tid, i64(call.D) * call.Dv, config.threads):
-                both += states.data[one + e] * dstates.data[other + e]
+            both = add_product(both, (states, here), (dstates, there), h, i64(call.D) * call.Dv)
             if variant.normalized and call.normed == OF_COLUMNS:
-                one, other = here * norms.strides[0] + h * norms.strides[1], there * dnorms.strides[0]
-                other += h * dnorms.strides[1]
-                for e in range(tid, call.Dv, config.threads):
-                    both += norms.data[one + e] * dnorms.data[other + e]
+                both = add_product(both, (norms, here), (dnorms, there), h, call.Dv)
             both *= decays.between(mine, t0, end)
         both = lanes.sum(both)
         if lane == 0:

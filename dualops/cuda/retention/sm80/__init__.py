@@ -1,8 +1,7 @@
 """Retention by mma.sync, and its gradient: which problems the rung takes, its Configs and its launches.
 
-rows.py      the rows of a pass, after the states
+rows.py      the rows of a pass, after the states, with the factors of the scores
 states.py    what each chunk adds to a state
-pairs.py     the factors of the scores
 floats.py    products with a factor of float32
 config.py    tiles
 
@@ -26,8 +25,7 @@ from ..passes import TILED, Pass
 from ..simt import tiled_configs
 from ..simt_rows import RowsConfig
 from .config import BOX, Shape, Sm80Config, Sm80Rows, Sm80States, boxes_of, columns_of
-from .pairs import NARROW
-from .rows import build_rows
+from .rows import NARROW, build_rows
 from .states import build_states
 
 CHUNK = 256  # tokens: states are then a quarter of the memory traffic

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from ...compiler.backend import Members, cuda, f32, i32, i64, members, noun, u32, verb
+from ...compiler.backend import Members, Noun, cuda, f32, i32, i64, members, noun, u32, verb
 from ...ptx.arithmetic import bits_of_f32
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2, unpack_f16x2
 from ...ptx.memory import ld_shared_v2_f32, st_shared_b32
@@ -62,87 +62,73 @@ def place_of(word):
     return word // A_WORDS * A_WORDS + word % 2 * 2 + word % A_WORDS // 2
 
 
-class Step(NamedTuple):
-    """Products of 16 steps of the sum, with a left factor in float32."""
-
-    words: int  # of a lane
-    put: Callable[..., None]  # (left, at, values, first): NUMBERS of values as words of the left factor, left[at:]
-    multiply: Callable[..., None]  # (sums, first, left, at, smem, b_place, step): those of a box
-
-
-def _step_of(dtype: str, b: FactorSlice, exact: bool) -> Step:
+def _products(dtype: str, b: FactorSlice, exact: bool) -> Noun:
+    """Return the noun of products of 16 steps of a sum, with a left factor in float32. b: a box of the right factor."""
     return _in_thirds(dtype, b, exact) if dtype == "bfloat16" else _in_tf32(dtype, b, exact)
 
 
-def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Step:
+@noun
+def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Members:
     """By bfloat16. Parts are in the order smallest first."""
     mma, b_side, TILES = mma_m16n8k16(MMA_TYPES[dtype]), fragments(b, b.rows, left=False), b.rows // 8
     COUNT = PARTS if exact else 1
+    WORDS = A_WORDS * COUNT  # of a lane
 
     @verb
-    def put_rounded(left, at, values, first):
+    def put(left, at, values, first):
+        """Write NUMBERS of values as words of the left factor, left[at:]."""
         for word in range(A_WORDS):
-            left[at + word] = pack_bf16x2(values[first + 2 * word], values[first + 2 * word + 1])
-
-    @verb
-    def put_parts(left, at, values, first):
-        for word in range(A_WORDS):
-            upper, middle, lower = parts_of(values[first + 2 * word])
-            next_upper, next_middle, next_lower = parts_of(values[first + 2 * word + 1])
-            left[at + word] = packed_parts(lower, next_lower)
-            left[at + A_WORDS + word] = packed_parts(middle, next_middle)
-            left[at + 2 * A_WORDS + word] = packed_parts(upper, next_upper)
-
-    def part_of(part: int) -> Callable[..., None]:
-        @verb
-        def add_part(sums, places, left, right):
-            first, at = places
-            for j in range(TILES):
-                mma(sums, first + 4 * j, left, at + A_WORDS * part, right, 2 * j)
-
-        return add_part
-
-    add_parts = one_after_another([part_of(part) for part in range(COUNT)])
+            one, other = values[first + 2 * word], values[first + 2 * word + 1]
+            if exact:
+                (upper, middle, lower), (next_upper, next_middle, next_lower) = parts_of(one), parts_of(other)
+                left[at + word] = packed_parts(lower, next_lower)
+                left[at + A_WORDS + word] = packed_parts(middle, next_middle)
+                left[at + 2 * A_WORDS + word] = packed_parts(upper, next_upper)
+            else:
+                left[at + word] = pack_bf16x2(one, other)
 
     @verb
     def multiply(sums, first, left, at, smem, b_place, step):
+        """Add the products of a box to sums[first:]."""
         right = b_side.make()
         b_side.read(right, 0, smem, b_place, step)
-        add_parts(sums, (first, at), left, right)
+        for part in range(COUNT):
+            for j in range(TILES):
+                mma(sums, first + 4 * j, left, at + A_WORDS * part, right, 2 * j)
 
-    return Step(A_WORDS * COUNT, put_parts if exact else put_rounded, multiply)
+    return locals()
 
 
-def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Step:
+@noun
+def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Members:
     """By tf32, two products of 8 steps each. Words are the upper parts, then the lower parts, which are multiplied
-    first.
+    first. The verbs are those of `_in_thirds`.
     """
     mma, unpack, b_side = mma_m16n8k8_tf32, UNPACKED[dtype], fragments(b, b.rows, left=False)
-    WORDS, EXACT = b_side.words, exact
+    WORDS = 2 * NUMBERS if exact else NUMBERS
 
     @verb
-    def put_rounded(left, at, values, first):
+    def put(left, at, values, first):
         for word in range(NUMBERS):
-            left[at + word] = rounded_word(bits_of_f32(values[first + place_of(word)]))
-
-    @verb
-    def put_parts(left, at, values, first):
-        for word in range(NUMBERS):
-            left[at + word], left[at + NUMBERS + word] = words_of_parts(values[first + place_of(word)])
+            value = values[first + place_of(word)]
+            if exact:
+                left[at + word], left[at + NUMBERS + word] = words_of_parts(value)
+            else:
+                left[at + word] = rounded_word(bits_of_f32(value))
 
     @verb
     def multiply(sums, first, left, at, smem, b_place, step):
         packed, right = b_side.make(), cuda.local.array(2, u32)
         b_side.read(packed, 0, smem, b_place, step)
-        for word in range(WORDS):
+        for word in range(b_side.words):
             j, half = word // 2, word % 2
             even, odd = unpack(packed[word])
             right[0], right[1] = bits_of_f32(even), bits_of_f32(odd)
-            if EXACT:
+            if exact:
                 mma(sums, first + 4 * j, left, at + (NUMBERS + A_WORDS * half), right, 0)
             mma(sums, first + 4 * j, left, at + A_WORDS * half, right, 0)
 
-    return Step(2 * NUMBERS if exact else NUMBERS, put_parts if exact else put_rounded, multiply)
+    return locals()
 
 
 @cache
@@ -150,8 +136,8 @@ def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Step:
 def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> Members:
     """As `strips.strip_ab`, but the left factor keeps the range of float32. b: a box of the right factor."""
     STEPS, SIZE, BOX, OF_BOX = b.depth // STEP, b.rows // 2 * boxes, b.size, b.rows // 2
-    b_side, one = fragments(b, b.rows, left=False), _step_of(dtype, b, False)
-    WORDS, put_step, multiply = one.words, one.put, one.multiply
+    b_side, one = fragments(b, b.rows, left=False), _products(dtype, b, False)
+    WORDS = one.WORDS
 
     @verb
     def left():
@@ -162,14 +148,15 @@ def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> Members:
     def put(a, values):
         """Make A of numbers in the layout of sums."""
         for step in range(STEPS):
-            put_step(a, WORDS * step, values, NUMBERS * step)
+            one.put(a, WORDS * step, values, NUMBERS * step)
 
     def step_of(n: int) -> Callable[..., None]:
-        NUMBER, BOX_NUMBER = n // boxes, n % boxes
+        STEP_NUMBER, BOX_NUMBER = n // boxes, n % boxes
 
         @verb
         def add_step(sums, a, smem, b_place):
-            multiply(sums, OF_BOX * BOX_NUMBER, a, WORDS * NUMBER, smem, i32(b_place + BOX_NUMBER * BOX), NUMBER)
+            at, box = WORDS * STEP_NUMBER, i32(b_place + BOX_NUMBER * BOX)
+            one.multiply(sums, OF_BOX * BOX_NUMBER, a, at, smem, box, STEP_NUMBER)
 
         return add_step
 
@@ -217,8 +204,7 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
     keep all digits of float32, or nearly all; otherwise it is rounded.
     """
     x_side, y_side = fragments(x, ROWS, left=True), fragments(y, y.rows, left=False)
-    unpack, one = UNPACKED[dtype], _step_of(dtype, y, exact)
-    put, multiply, WORDS = one.put, one.multiply, one.words
+    unpack, one = UNPACKED[dtype], _products(dtype, y, exact)
     STEPS, SIZE, BOX, OF_BOX = y.depth // STEP, y.rows // 2 * boxes, y.size, y.rows // 2
 
     @verb
@@ -232,7 +218,7 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
         @verb
         def add_step(sums, smem, places, weights):
             (x_place, y_place), (floats, weights_at) = places, weights
-            words, values, left = x_side.make(), cuda.local.array(NUMBERS, f32), cuda.local.array(WORDS, u32)
+            words, values, left = x_side.make(), cuda.local.array(NUMBERS, f32), cuda.local.array(one.WORDS, u32)
             x_side.read(words, 0, smem, x_place, n)
             mine = i32(weights_at + 2 * (cuda.threadIdx.x % 4))
             for half in range(2):  # eight steps each
@@ -241,7 +227,7 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
                     word = 2 * half + row
                     even, odd = unpack(words[word])
                     values[2 * word], values[2 * word + 1] = even * here, odd * next_one
-            put(left, 0, values, 0)
+            one.put(left, 0, values, 0)
             of_box(sums, left, smem, y_place)
 
         return add_step
@@ -249,7 +235,7 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
     def box_of(n: int, box: int) -> Callable[..., None]:
         @verb
         def add_box(sums, left, smem, y_place):
-            multiply(sums, OF_BOX * box, left, 0, smem, i32(y_place + box * BOX), n)
+            one.multiply(sums, OF_BOX * box, left, 0, smem, i32(y_place + box * BOX), n)
 
         return add_box
 
@@ -374,7 +360,7 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
 
 
 def _by_tf32(box: FactorSlice) -> Callable[..., None]:
-    """Return the verb `Step.multiply` for a box of tf32, with words of 16 bits on the left: two products."""
+    """Return the verb `_in_thirds.multiply` for a box of tf32, with words of 16 bits on the left: two products."""
     mma, b_side, TILES = mma_m16n8k8_tf32, fragments(box, box.rows, left=False), box.rows // 8
 
     @verb

@@ -17,8 +17,14 @@ while registers or cp.async fill the other.
 
 P stays in registers: accumulators have the layout of the left factor of 7. bfloat16 problems round P and the state to
 bfloat16. float16 has too small a range: there both are rounded to tf32, and Q and V are used as they are. If the
-rounding errors count, 7 has a second part (`pairs`), and 2 too for narrow heads. A P of 0 times a NaN in V is a NaN:
+rounding errors count, 7 has a second part (`counts`), and 2 too for narrow heads. A P of 0 times a NaN in V is a NaN:
 `nan_repair` fixes that.
+
+The factors of 6 (`pairs_of`), for a thread's rows m and m + 8 and two neighbouring columns of each eight
+(`tile.fragment.accumulator`):
+
+    P_rc = scale * (q_r . k_c + terms) * what is left of c at r * weight_c         0 for a pair that is not seen
+    sums_r += P_rc, or |P_rc|
 
 Normalized calls sum up the rows on the way. Terms are added to the scores, and the norm is one more row of the state,
 as in `simt_rows`.
@@ -29,26 +35,158 @@ BLOCK_KV / 2 for scores and half of that for P, D / 4 for Q if it is held, and a
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, u32, verb
 from ...launch.views import start
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
 from ...tile.rows import lane_reductions
 from ...tile.shared import Lines
-from ...tile.storage import access, storage
+from ...tile.storage import storage
 from ...tile.strips import strip_abt
 from ...tile.tile_copies import tile_copies
-from ...tile.warp_rows import COLUMNS, warp_output
-from ..arguments import OF_COLUMNS, OF_ROWS, Variant, origin, slot_of, span
-from ..decays import decays_of
+from ...tile.unrolled import one_after_another
+from ..arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, origin, slot_of, span
+from ..decays import LEAST_KEPT, decays_of, step_decays
 from ..nan_repair import warp_repair
 from ..simt_rows import rows_types
 from .config import BOX, ROWS, SLICE, Shape, Sm80Rows
 from .floats import float_tile, rounding_left, strip_of_floats
-from .pairs import NARROW, Place, pairs_of
+from .states import rows_output
 
 LANES = 4  # of a row
 MOST_HELD = 2  # boxes of Q that stay in registers, if nothing else needs them
+FEW_SEEN = 64  # tokens: normalized results are largest in rows that see no more
+NARROW = 16  # columns of q or of v
+
+
+class Place(NamedTuple):
+    """The position of a thread's scores."""
+
+    b: Any
+    h: Any
+    m: Any  # its upper row
+    n: Any  # its first column
+    rows: Any  # of the sequence
+    columns: Any
+    row0: Any  # the token of row 0
+    column0: Any  # the token of column 0
+    whole: Any  # whether all of the block's rows see all columns of the tile
+
+
+@noun
+def pairs_of(variant: Variant, block_kv: int) -> Members:
+    """The verbs for tiles with this number of columns."""
+    num, mem, steps = numbers(f32), storage(variant.mask or variant.dtype), step_decays(variant.dtype)
+    QUADS, EIGHT = block_kv // 8, f32(8)
+
+    @verb
+    def _row_of(place, half, x, mine, call):
+        """Return the last column that a row sees, its mark and its term."""
+        m = place.m + 8 * half
+        last, mark, rest, term = i32(m + call.offset), num.zero, num.zero, num.zero
+        if variant.masked:
+            last = i32(place.columns - 1)
+        if m >= place.rows:
+            last = i32(-1)
+        if variant.stepwise:
+            mark, rest = steps.mark(mine, min(m, place.rows - 1) + call.later)
+        if variant.normalized and call.row_term != 0 and m < place.rows:
+            term = x.terms.data[start(x.terms, place.b, place.h, place.row0 + call.direction * m)]
+        return last, mark, rest, term
+
+    def quad(j: int) -> Callable[..., None]:
+        @verb
+        def weigh_quad(scores, sums, known, arguments):
+            (place, mine, upper, lower), (x, call) = known, arguments
+            for e in range(2):
+                n = place.n + (8 * j + e)
+                here = n < place.columns
+                weight, term, mark, rest = num.one, num.zero, num.zero, num.zero
+                if variant.stepwise:
+                    mark, rest = steps.mark(mine, min(n, place.columns - 1) + call.later)
+                if variant.normalized and call.column_weighted != 0 and here:
+                    token = place.column0 + call.direction * n
+                    weight = x.weights.data[start(x.weights, place.b, place.h, token)]
+                    if call.column_term != 0:
+                        term = x.terms.data[start(x.terms, place.b, place.h, token)]
+                for half in range(2):
+                    last, row_mark, row_rest, row_term = lower if half else upper
+                    m, seen = place.m + 8 * half, here & (n <= last)
+                    if variant.masked:
+                        factor = num.zero
+                        if seen:
+                            row, column = place.row0 + call.direction * m, place.column0 + call.direction * n
+                            factor = f32(mem.load(x.mask.data, start(x.mask, place.h, row, column)))
+                    elif variant.stepwise:
+                        factor = steps.fade(mine, mark, rest, row_mark, row_rest)
+                    else:
+                        factor = num.exp2(mine * f32(i32(m + call.offset - n)))
+                    score = scores[4 * j + 2 * half + e]
+                    if variant.normalized:
+                        score += row_term + term
+                    score *= call.scale * factor
+                    score = score if seen else num.zero
+                    if variant.normalized:
+                        sums[half] += abs(score) if call.normalize == ABS else score
+                        score *= weight if seen else num.one
+                    scores[4 * j + 2 * half + e] = score
+
+        return weigh_quad
+
+    @verb
+    def _weigh_by_head(scores, sums, place, mine, x, call):
+        """With gamma alone: from the nearest quad on, because the factor falls by gamma^8 from quad to quad."""
+        fade, last = num.exp2(mine * EIGHT), i32(place.columns - 1 - place.n)
+        for half in range(2):
+            for e in range(2):
+                apart = i32(place.m + 8 * half + call.offset - place.n - e)  # from the column of quad 0
+                if place.whole:
+                    factor = num.exp2(mine * f32(apart - 8 * (QUADS - 1))) * call.scale
+                    for j in range(QUADS):
+                        at = 4 * (QUADS - 1 - j) + 2 * half + e
+                        scores[at] *= factor
+                        factor *= fade
+                else:
+                    nearest = apart & 7 if apart < 8 * QUADS else apart - 8 * (QUADS - 1)
+                    factor = num.exp2(mine * f32(nearest)) * call.scale
+                    for j in range(QUADS):
+                        column = 8 * (QUADS - 1 - j)
+                        at = column // 2 + 2 * half + e
+                        seen = column <= apart
+                        score = scores[at] * factor
+                        scores[at] = score if seen & (column + e <= last) else num.zero
+                        factor = factor * fade if seen else factor
+
+    weigh_all = one_after_another([quad(j) for j in range(QUADS)])
+
+    @verb
+    def _weigh(scores, sums, place, mine, x, call):
+        upper, lower = _row_of(place, 0, x, mine, call), _row_of(place, 1, x, mine, call)
+        weigh_all(scores, sums, (place, mine, upper, lower), (x, call))
+
+    @verb
+    def counts(mine, call, m0, n0):
+        """Return whether the error of rounding P counts, for a block's rows from m0 and a tile's columns from n0 on. It
+        does if a row sees few tokens, or if a result has few numbers: then errors do not average out.
+        """
+        near = n0 + block_kv > m0 + call.offset  # rows see themselves
+        if variant.masked:
+            counted = True
+        elif variant.stepwise:
+            counted = near
+        else:
+            counted = near & ((mine < LEAST_KEPT) | (m0 + call.offset < FEW_SEEN))
+        return counted | (min(call.D, call.Dv) <= NARROW)
+
+    by_head = not (variant.masked or variant.stepwise or variant.normalized)
+    return members(
+        locals(),
+        # (scores, sums, place, mine, x, call): x: `Inputs`; sums: of both rows, where they are wanted
+        weigh=_weigh_by_head if by_head else _weigh,
+    )
 
 
 @builds
@@ -65,7 +203,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
     plain = not (variant.normalized or variant.masked or variant.stepwise)
     qk = strip_abt(dtype, tile.q, tile.k, shape.boxes, held=plain and shape.boxes <= MOST_HELD)
     pv, rest = strip_of_floats(dtype, tile.v, tile.v_boxes), rounding_left(dtype)
-    hidden, vec = warp_repair(variant, pv.size), access(dtype, shape.whole)
+    repair, output = warp_repair(variant, pv.size), rows_output(dtype, shape.whole, BLOCK_V)
 
     @verb
     def leave_rest(values, count):
@@ -96,14 +234,6 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         v_lines = Lines(v.data, start(v, place.b, place.h, token) + e0, call.direction * v.strides[2], count)
         k_copies.load_some(smem, at, k_lines, i32(call.D))
         v_copies.load_some(smem, i32(at + tile.v_at), v_lines, i32(call.Dv - e0))
-
-    @verb
-    def finish(values, results, m, n):
-        out, first, step, Dv = results
-        for c in range(0, COLUMNS, vec.vector):
-            vec.store(out.data, first + i64(m) * step + n + c, n + c < Dv, values, c)
-
-    output = warp_output(ROWS, BLOCK_V, finish)
 
     @kernel(*rows_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def retention_rows_sm80(out, row_sum, x, before, decay, call):
@@ -216,7 +346,8 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
 
         if end == u32(0):
             cuda.syncthreads()  # results overwrite Q
-        hidden.repair(acc, (x, before), (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
+        if not variant.masked:  # with a mask all pairs are multiplied anyway
+            repair(acc, (x, before), (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
         for half in range(2):
             m, inverse = i32(place.m + 8 * half), num.one
             if variant.normalized and call.normalize != 0:

@@ -12,7 +12,6 @@ tokens each. One stage is multiplied while cp.async fills the other.
     5      wait for the next ones, all threads
     6  store A, 16 rows of a warp at a time through shared memory
 
-A key times its weight is rounded. If the state is a result, it is split into parts instead (`strip_of_weighted`).
 Tensor cores round toward zero. So threads, which round to the nearest, add up the sums of a few tokens.
 
 Shared memory: `Sm80States.tiles`, 4 * TOKENS * (64 + BLOCK_V) bytes and 1 KiB. Registers: BLOCK_V for both sums, and
@@ -21,7 +20,7 @@ about 60.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
+from ...compiler.backend import Kernel, Noun, builds, cuda, f32, i32, i64, kernel, u32, verb
 from ...launch.views import start
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
@@ -32,8 +31,23 @@ from ...tile.warp_rows import COLUMNS, warp_output
 from ..arguments import Variant, origin, slot_of
 from ..decays import decays_of
 from ..simt_states import chunk_of, contributions_types, token_weights
-from .config import BOX, Shape, Sm80States
+from .config import BOX, ROWS, Shape, Sm80States
 from .floats import strip_of_weighted
+
+
+def rows_output(dtype: str, aligned: bool, columns: int) -> Noun:
+    """Return the noun that stores a warp's rows. results: the array, the index of row 0, numbers from a row to the next
+    one, and numbers of a row. aligned: rows are whole 16-byte vectors.
+    """
+    vec = access(dtype, aligned)
+
+    @verb
+    def finish(values, results, m, n):
+        out, first, step, width = results
+        for c in range(0, COLUMNS, vec.vector):
+            vec.store(out.data, first + i64(m) * step + n + c, n + c < width, values, c)
+
+    return warp_output(ROWS, columns, finish)
 
 
 @builds
@@ -48,15 +62,7 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, mirrored: b
     k_copies = tile_copies(tile.k, BOX, shape.vector, config.threads)
     v_copies = tile_copies(tile.v, BLOCK_V, shape.vector, config.threads)
     kv = strip_of_weighted(variant.dtype, tile.k, tile.v, tile.v_boxes, config.exact)
-    vec = access("float32", shape.states)
-
-    @verb
-    def finish(values, results, d, e):
-        states, state, call = results
-        for c in range(0, COLUMNS, vec.vector):
-            vec.store(states.data, state + d * call.Dv + e + c, e + c < call.Dv, values, c)
-
-    output = warp_output(16, BLOCK_V, finish)
+    output = rows_output("float32", shape.states, BLOCK_V)
 
     @kernel(*contributions_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def retention_states_sm80(states, k, v, weights, decay, call, chunks):
@@ -106,6 +112,6 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, mirrored: b
             i = u32(i + u32(1))
 
         state = slot_of(call, first, b, chunk) * states.strides[0] + h * states.strides[1]
-        output.store(floats, acc, i32(d0 + tid // 32 * 16), i32(e0), i32(call.D), (states, state, call))
+        output.store(floats, acc, i32(d0 + tid // 32 * 16), i32(e0), i32(call.D), (states, state, call.Dv, call.Dv))
 
     return retention_states_sm80

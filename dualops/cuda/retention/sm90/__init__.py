@@ -4,9 +4,8 @@ chunks.py             the kernel: one pass
 wide.py               the kernel for wide heads
 decay_grad.py         log_decay's gradient from sums that the passes of dq and dk leave
 config.py             tiles, argument records
-chunk_decay.py        the decay between tokens of a chunk
-decay_tables.py       tables of it for log_decay
-states.py             positions of accumulators, and the state in memory and shared memory
+chunk_decay.py        the decay between tokens of a chunk, and its tables for log_decay
+states.py             positions of accumulators, the state in memory and shared memory, rounding errors of scores
 state_sums.py         the update of the state, with 16 bits or all digits of float32
 """
 
@@ -28,7 +27,7 @@ from ...tile.products import THREADS
 from ...tile.warpgroup import ROWS
 from ..arguments import Call, State, is_varlen, workspace
 from ..decays import logs_of, prefix_sums_steps, prefix_sums_workspace
-from ..passes import Pass, States, backward_passes, forward_pass
+from ..passes import Pass, States, passes_of
 from ..simt_states import build_walk
 from .chunks import build_chunks
 from .config import (
@@ -82,9 +81,10 @@ def _choices(
     p, metas, roles = problem, {**problem.arrays, **results}, BACKWARD if "do" in problem.arrays else FORWARD
     if p.dtype != DTYPE or not device.has_wgmma or is_varlen(p) or p.form != "chunk" or p.normalize is not None:
         return
-    wide, stepwise, widths = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, widths_of(p, roles)
     if not p.B * p.H:
         return
+    wide, stepwise, width = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, {"q": p.D, "k": p.D}
+    widths = [(int(width.get(names[0], p.Dv)), int(width.get(names[2], p.Dv))) for names in roles]  # of q and v
     config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
     blocks = [int(p.B * p.H * config.slices(*each)) for each in widths]
     segments = segments_of(p, blocks)
@@ -113,12 +113,6 @@ def _choices(
 
 # tiles for forward and gradient; few: if few sequences leave most of the GPU idle, and simt's many blocks come first
 choices, few_choices = (partial(_choices, few=few) for few in (False, True))
-
-
-def widths_of(problem: Problem, roles: tuple[tuple[str, ...], ...]) -> list[tuple[int, int]]:
-    """Return, for each pass, the widths of its q and v. A kernel is built for them."""
-    width = {"q": int(problem.D), "k": int(problem.D), "v": int(problem.Dv), "do": int(problem.Dv)}
-    return [(width[names[0]], width[names[2]]) for names in roles]
 
 
 def _loaded(roles: tuple[tuple[str, ...], ...]) -> list[str]:
@@ -163,9 +157,7 @@ def steps_of(
     roles: tuple[tuple[str, ...], ...],
 ) -> Sequence[Step]:
     """Return the launches of each pass. They overlap if a block walks a whole sequence; otherwise they don't."""
-    p, backward = problem, roles is BACKWARD
-    chunk = config.chunk
-    passes: Sequence[Pass] = backward_passes(p, results, {}, chunk) if backward else [forward_pass(p, results, chunk)]
+    p, backward, passes = problem, roles is BACKWARD, passes_of(problem, results, {}, config.chunk)
     sums = "marks" in _workspace(p, results, config)
     steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].call)) if sums else []
     for each, names in zip(passes, roles, strict=True):

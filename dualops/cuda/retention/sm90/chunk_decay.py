@@ -1,81 +1,88 @@
-"""The decay between two tokens of a chunk, and between a token and the state; the rounding errors of decayed scores.
+"""The decay between two tokens of a chunk, and between a token and the state.
 
     of a pair      gamma^(r - c), c <= r                 of passes that go back gamma^(c - r), c >= r
     of the state   gamma^(r + 1) for query r             gamma^(n - 1 - r), n being the tokens of the chunk
     to the state   gamma^(n - 1 - c) of token c          gamma^(c + 1)
 
 The passes of `chunks` and `wide` call these verbs. `constant_decay` has a head's gamma. `per_token_decay` has each
-step's decay, from the tables of `decay_tables`.
+step's decay, from tables of the chunk (`decay_tables`).
 
-P is rounded to 16 bits for P @ V. With many tokens the errors of the scores average out below the rounding of o. A head
-that forgets at once sees the last few tokens. Then each error counts: in one draw of five, o is off by more than twice
-its own rounding. So `diagonal_residual` multiplies the errors of the 16 x 16 pairs of a warp's own tokens too. The warp
-does so alone, because the products of a warpgroup have no registers left:
+L_n is the sum of the first n of a chunk's logarithms, to base 2. A pair r >= c has the decay 2^(L_(r + 1) - L_(c + 1)).
+An exponential for every pair would be too slow. So the decay of a pair in different eights of tokens is a product:
 
-    o [16, Dv] += (P - rounded P) [16, 16] @ V [16, Dv]          mma.sync, V by ldmatrix from its boxes
+    from c to the end of its eight . each eight between them . from the beginning of r's eight to r
+
+None of these is above 1, and all are computed once per chunk. A lane of the producer warpgroup has four tokens. It
+sums them up, with its neighbour's and with those of the lanes before and after, and writes for the consumers
+
+    within    the logarithm of the decay from the beginning of its eight to a token: a pair of one eight needs their
+              difference, a thread needs two for each of its two rows
+    near      from a token to the edge of its eight that is nearer to the row
+    kept      from a token to the next state; 0 beyond the tokens
+    known     from the previous state to a token
+    eights    of each eight, and of the chunk: this one with one rounding near 1, as each chunk multiplies a state by it
+
+The numbers of a sum have one sign, so each sum is as exact as a float32. Only differences within an eight are
+subtracted. There a step that forgets nearly all would make the steps after it lose precision. That error is below o's
+rounding. In passes that go back a token sees those after it: the sums are the same, with the ends exchanged.
+
+Shared memory: 16 bytes per token, and 4 per eight.
+
+`decay_tables` also has the barriers between the warp that computes the tables and the consumers:
+
+    the warp, of a chunk            consumers
+    put(...)                        wait(barriers, i);  ...;  release(barriers, i)
+
+There is one buffer. The tables of a chunk are written when all consumers have read those of the previous chunk.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from ...compiler.backend import Members, Namespace, cuda, f32, i32, noun, u32, verb
-from ...launch.views import number_type
-from ...ptx.convert import pack_bf16x2, unpack_bf16x2
-from ...ptx.ldmatrix import ldmatrix
-from ...ptx.mma import mma_m16n8k16
+from ...compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
+from ...launch.views import number_type, start
+from ...ptx.arithmetic import bits_of_f32, f32_of_bits
+from ...ptx.memory import ld_shared_b32, ld_shared_v2_f32, st_shared_v4_b32
 from ...tile.epilogue import opaque_f32
-from ...tile.numbers import numbers
+from ...tile.numbers import LOG2_E, numbers
+from ...tile.pipeline import pipeline
 from ...tile.products import anew_i32, opaque_i32
-from ...tile.swizzle import Operand
-from ..decays import decay
-from .config import BOX, DTYPE
-from .decay_tables import EIGHT, EIGHTS, ld_shared_v2_f32, load_float, tables_at
-from .states import SPAN, column_of, my_column, my_row, rest, row_of
+from ...tile.rows import FULL_WARP, shfl_idx_f32
+from ...tile.second_barrier import second_barrier
+from ..decays import LEAST_KEPT, decay, exp_of_step
+from .config import CHUNK, DECAY_TABLES, DTYPE
+from .states import column_of, my_column, my_row, row_of
 
-# log2 of a gamma; below it o needs `diagonal_residual`. Emulated without it, at 0.96 one draw of fifty is
-# beyond the accuracy rule; at 31 / 32, where RetNet's heads begin, one of a hundred, by 1.1 at most. RetNet's heads go
-# without: the products of all heads took 12 % of the time (H200, 2026-11-26)
-LEAST_KEPT = f32(math.log2(0.968))
-
-
-class ChunkDecay(Namespace):
-    """The verbs. mine: the result of `of` or `again`; row: the warpgroup's first one; r, c: tokens of the chunk, which
-    has `count` tokens.
-    """
-
-    argument: Any  # the type of a kernel's argument `decay`
-    of: Callable[..., Any]  # (decay or tables, call, h) -> mine
-    again: Callable[..., Any]  # (mine) -> mine, but registers keep nothing computed from it between chunks
-    pairs: Callable[..., None]  # (scores, row, mine, scale): a chunk's; 0 where a pair is not seen
-    rows: Callable[..., None]  # (o, row, count, mine, scale): from the state to each row
-    fade: Callable[..., Any]  # (mine, count): of the state, over the whole chunk
-    weight: Callable[..., Any]  # ((mine, count, scale), token): to the state; 0 from token number count on
-    of_pair: Callable[..., Any]  # (mine, r, c): of a pair that is seen
-    of_row: Callable[..., Any]  # (mine, r, count): from the state to row r
-    forgets: Callable[..., Any]  # (mine): so fast that the rounding errors of neighbouring tokens' scores count
+EIGHT = 8  # tokens
+EIGHTS = CHUNK // EIGHT
+EACH = CHUNK // 32  # tokens of a lane
+LEAST = -128.0  # of a step: the decay is 0 in float32
 
 
 @cache
-def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
-    """The verbs for chunks of `chunk` tokens and o of `width` columns. back: tokens see those after them."""
+@noun
+def constant_decay(chunk: int, width: int, back: bool) -> Members:
+    """The verbs for chunks of `chunk` tokens and o of `width` columns. back: tokens see those after them.
+
+    row: the warpgroup's first one. r, c: tokens of the chunk, which has `count` tokens. `per_token_decay` has the same
+    verbs, with `mine` instead of log2_gamma.
+    """
     num, own = numbers(f32), decay(DTYPE)
     power, QUADS, SCORE_QUADS = own.power, width // 8, chunk // 8
 
     @verb
-    def of(gamma, call, h):
-        return own.log2(gamma, call, h)
-
-    @verb
     def again(log2_gamma):
-        return opaque_f32(log2_gamma)  # or registers would keep all of its powers
+        """Return log2_gamma, but registers keep nothing computed from it between chunks."""
+        return opaque_f32(log2_gamma)
 
     @verb
     def pairs(scores, row, log2_gamma, scale):
-        """From a row's nearest pair on, because the factor falls by gamma^8 from quad to quad."""
+        """Multiply a chunk's scores with their decay and scale; 0 where a pair is not seen.
+
+        From a row's nearest pair on, because the factor falls by gamma^8 from quad to quad.
+        """
         fade = power(log2_gamma, 8)
         for h in range(2):
             for e in range(2):
@@ -90,6 +97,7 @@ def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
 
     @verb
     def rows(o, row, count, log2_gamma, scale):
+        """Multiply o with scale and what is left of the state at each row."""
         for h in range(2):
             r = i32(row + my_row() + 8 * h)
             factor = power(log2_gamma, max(i32(count - 1 - r), i32(0)) if back else i32(r + 1)) * scale
@@ -98,32 +106,174 @@ def constant_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
                     o[4 * j + 2 * h + e] *= factor
 
     @verb
-    def fade(log2_gamma, count):
-        return power(log2_gamma, count)
-
-    @verb
     def weight(args, token):
+        """Return what is left of a token in the next state; 0 from token number count on."""
         log2_gamma, count, scale = args
         value = power(log2_gamma, i32(token + 1)) * scale if back else power(log2_gamma, i32(count - 1 - token))
         return value if token < count else num.zero
 
     @verb
     def of_pair(log2_gamma, r, c):
+        """Return what is left of c at r, a pair that is seen."""
         return power(log2_gamma, i32(c - r) if back else i32(r - c))
 
     @verb
     def of_row(log2_gamma, r, count):
+        """Return what is left of the state at row r."""
         return power(log2_gamma, i32(count - 1 - r) if back else i32(r + 1))
 
     @verb
     def forgets(log2_gamma):
+        """Return whether it is so fast that the rounding errors of neighbouring tokens' scores count."""
         return log2_gamma < LEAST_KEPT
 
-    return ChunkDecay.from_locals(locals(), argument=number_type(DTYPE, 1))
+    return members(
+        locals(),
+        argument=number_type(DTYPE, 1),  # the type of a kernel's argument `decay`
+        of=own.log2,  # (decay, call, h) -> log2_gamma
+        fade=power,  # (log2_gamma, count) -> what is left of a state after a chunk
+    )
+
+
+# --- the decay of each step --------------------------------------------------------------------------
+
+
+@verb
+def load_float(array, at):
+    return f32_of_bits(ld_shared_b32(array, at))
+
+
+@verb
+def store_four_floats(array, at, four):
+    a, b, c, d = bits_of_f32(four[0]), bits_of_f32(four[1]), bits_of_f32(four[2]), bits_of_f32(four[3])
+    st_shared_v4_b32(array, at, a, b, c, d)
+
+
+def tables_at(at: int) -> list[int]:
+    """Return the bytes at which the tables of tokens begin: within, near, kept and known, the first one at `at`."""
+    return [at + n * DECAY_TABLES // 4 for n in range(4)]
 
 
 @cache
-def per_token_decay(width: int, at: int, back: bool) -> ChunkDecay:
+@noun
+def decay_tables(at: int, back: bool, warps: int) -> Members:
+    """The verbs for tables from byte `at` on, read by `warps` warps. back: tokens see those after them. `i` numbers the
+    chunks of a block. tables: shared memory, and the array of the eights in it.
+    """
+    pipe, written = pipeline(1, 0, warps), second_barrier(1, 0)
+    num, LOG2, SMALLEST = numbers(f32), f32(LOG2_E), f32(LEAST)
+    exp_of, LOG_2 = exp_of_step(DTYPE), f32(1 / LOG2_E)
+
+    @verb
+    def eights():
+        """Return the array of the eights; once in a kernel, by all threads."""
+        return cuda.shared.array(EIGHTS + 1, f32)
+
+    @verb
+    def own():
+        """Return a local array for the logarithms that a lane has loaded."""
+        return cuda.local.array(EACH, f32)
+
+    @verb
+    def _lane_again():
+        """Return the lane. Registers keep nothing computed from it between chunks: a producer has few."""
+        return i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
+
+    @verb
+    def _fetch(own, logs, b, h, m0, rows):
+        """Start to load the logarithms of the chunk that begins with token m0."""
+        t = i32(m0 + EACH * _lane_again())
+        for n in range(EACH):
+            own[n] = num.zero
+            if t + n < rows:
+                x = logs.data[start(logs, b, h, t + n)] * LOG2
+                own[n] = x if x > SMALLEST else SMALLEST
+
+    @verb
+    def _sums(x, lane, way):
+        """Return the sum of the eights before a lane's (way -1) or after it (way 1), and of them and its own."""
+        total = x
+        for step in range(4):
+            there = i32(lane + way * (2 << step))
+            other = shfl_idx_f32(total, i32(there & 31), FULL_WARP)
+            total += other if there & 31 == there else num.zero
+        there = i32(lane + way * 2)
+        other = shfl_idx_f32(total, i32(there & 31), FULL_WARP)
+        return other if there & 31 == there else num.zero, total
+
+    def table(byte: int, onward: bool, *, raised: bool = True) -> Callable[..., None]:
+        """Return the verb (smem, own, first, tokens, lane). It writes sums from the place with the sum `first` to each
+        token, or from each token onward; as powers of 2 if raised; 0 beyond the tokens.
+        """
+
+        @verb
+        def put_table(smem, own, first, tokens, lane):
+            four = cuda.local.array(EACH, f32)
+            left = opaque_f32(first)  # or registers would keep one table's sums for another
+            for n in range(EACH):
+                token = EACH - 1 - n if onward else n
+                if onward:
+                    four[token] = left
+                left += own[token]
+                if not onward:
+                    four[token] = left
+            for n in range(EACH):
+                number = num.exp2(four[n]) if raised else four[n]
+                four[n] = number if n < tokens else num.zero
+            store_four_floats(smem, i32(byte + 4 * EACH * lane), four)
+
+        return put_table
+
+    within_at, near_at, kept_at, known_at = tables_at(at)
+    within, near = table(within_at, False, raised=False), table(near_at, not back)
+    kept, known = table(kept_at, not back), table(known_at, back)
+
+    @verb
+    def _write(tables, own, count):
+        """Write all tables of a chunk of `count` tokens."""
+        smem, eights = tables
+        lane = _lane_again()
+        total = ((own[0] + own[1]) + own[2]) + own[3]
+        beside = num.shuffle(total, 1, FULL_WARP)  # an eight has two lanes
+        total += beside
+        begin, end = (num.zero, beside) if lane & 1 == 0 else (beside, num.zero)
+        within(smem, own, begin, EACH, lane)
+        near(smem, own, begin if back else end, EACH, lane)
+        if lane & 1 == 0:
+            eights[lane >> 1] = num.exp2(total)
+        before, to_here = _sums(total, lane, -1)
+        behind, _ = _sums(total, lane, 1)
+        if lane == 31:
+            eights[EIGHTS] = exp_of(to_here * LOG_2)
+        kept(smem, own, begin + before if back else end + behind, i32(count - EACH * lane), lane)
+        known(smem, own, end + behind if back else begin + before, EACH, lane)
+
+    @verb
+    def put(tables, barriers, i, own, logs, place, rows):
+        """Write the tables of the chunk that begins with m0; by a warp, not the first."""
+        b, h, m0 = place
+        _fetch(own, logs, b, h, m0, rows)
+        pipe.claim(barriers, i)
+        _write(tables, own, i32(rows - m0))
+        written.hand(barriers.full, i)
+
+    @verb
+    def release(barriers, i):
+        """Release the tables after the lanes of my warp have read them."""
+        written.leave()
+        pipe.release(barriers, i)
+
+    return members(
+        locals(),
+        barriers=pipe.barriers,  # () -> in shared memory; once in a kernel, by all threads
+        init=pipe.init,  # (barriers): by one thread, before the `start` of a pipeline
+        wait=pipe.wait,  # (barriers, i): until they are written
+    )
+
+
+@cache
+@noun
+def per_token_decay(width: int, at: int, back: bool) -> Members:
     """The verbs for o of `width` columns. Tables begin at byte `at` of shared memory; back: tokens see those after
     them.
     """
@@ -224,52 +374,4 @@ def per_token_decay(width: int, at: int, back: bool) -> ChunkDecay:
     def forgets(mine):
         return True  # any step may
 
-    return ChunkDecay.from_locals(locals(), argument=number_type(DTYPE, 3))
-
-
-# --- rounding errors --------------------------------------------------------------------------------
-
-OWN = 16  # tokens of a warp
-WORDS = 4  # of a thread, for 16 x 16 pairs
-
-
-@cache
-@noun
-def diagonal_residual(v: Operand) -> Members:
-    """The verbs for V in boxes of bfloat16, 16 tokens for each warp. Called by a warpgroup."""
-    load, multiply, STEPS = ldmatrix(4, True), mma_m16n8k16("bf16"), v.lines // OWN
-
-    @verb
-    def _my_warp():
-        """Return my warp's number among those that share V's tokens. Registers do not keep it between chunks."""
-        return i32(u32(anew_i32(i32(cuda.threadIdx.x))) // u32(32) % u32(STEPS))
-
-    @verb
-    def words():
-        """Return a local array for the errors."""
-        return cuda.local.array(WORDS, u32)
-
-    @verb
-    def keep(words, scores):
-        """Compute the errors of packing the scores of my warp's own tokens."""
-        warp = _my_warp()
-        for own in range(STEPS):
-            if own == warp:
-                for word in range(WORDS):
-                    at = WORDS * own + word
-                    low, high = unpack_bf16x2(pack_bf16x2(scores[2 * at], scores[2 * at + 1]))
-                    words[word] = pack_bf16x2(rest(scores[2 * at] - low), rest(scores[2 * at + 1] - high))
-
-    @verb
-    def add(o, words, smem, v_at):
-        """Add the product of the errors and V to o, after o's own products."""
-        lane = i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
-        line = v_at + (OWN * _my_warp() + lane % OWN) * SPAN
-        right = cuda.local.array(WORDS, u32)
-        for column in range(0, v.width, OWN):
-            byte = 2 * (column % BOX) + lane // OWN * 16
-            load(right, 0, smem, i32(line + column // BOX * v.box + (byte ^ (lane % 8) << 4)))
-            multiply(o, column // 2, words, 0, right, 0)
-            multiply(o, column // 2 + 4, words, 0, right, 2)
-
-    return locals()
+    return members(locals(), argument=number_type(DTYPE, 3))

@@ -33,16 +33,10 @@ If this gives too few blocks, a sequence has segments of `state_chunk` tokens, o
 first: the same kernel without Q computes what each segment adds to the state, and `retention_walk` the state before
 each.
 
-The passes of dq and dk with log_decay also leave sums for its gradient (`Walk.decay_grad`, `decay_grad`). They load one
-more array, Y: q for dq, k for dk.
-
-    after 3    rounded = the sum of Y * o
-    after 4    rows = the row sums of Y * o, before o is rounded
-    before 5   states = the sum of the state times (w Q).T @ Y, with w, the factors of 3
-
-The order of a sum does not depend on the warps' timing. The second warpgroup follows the first at a distance
-(`halves`). Loads of Y and Q of the next chunk overlap with 5 and 6, the load of K with the rest of this chunk, that of
-V with the next scores.
+The passes of dq and dk with log_decay also leave sums for its gradient (`decay_grad`): `rounded` after 3, `rows` after
+4 and `states` before 5. They load one more array, Y: q for dq, k for dk. The order of a sum does not depend on the
+warps' timing. The second warpgroup follows the first at a distance (`halves`). Loads of Y and Q of the next chunk
+overlap with 5 and 6, the load of K with the rest of this chunk, that of V with the next scores.
 
 Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB for Dv = 128,
 and 2 KiB of tables. With Y, V has one stage and o one box: 208 KiB. Registers: Dv / 2 for the state; with it 64 scores,
@@ -52,7 +46,7 @@ take 80 numbers a thread more than there are.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, types, u8, u32
+from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, types, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
@@ -67,7 +61,7 @@ from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import halves, in_step
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
-from .chunk_decay import constant_decay, diagonal_residual, per_token_decay
+from .chunk_decay import constant_decay, decay_tables, per_token_decay
 from .config import (
     BOX,
     CHUNK,
@@ -80,13 +74,12 @@ from .config import (
     LoadedWithY,
     Sm90Config,
     Walk,
-    chunk_range,
+    chunks_of,
     loaded_types,
 )
 from .decay_grad import decay_grad_parts
-from .decay_tables import decay_tables
 from .state_sums import state_sums
-from .states import box_by_box, fragments_of, place_of, state_smem
+from .states import diagonal_residual, fragments_of, place_of, state_smem
 
 
 @builds
@@ -97,7 +90,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     `SegmentStates`. decay: gamma, or log_decay. Dv: in whole boxes; with Y also its width.
     """
     STEP, STEPWISE, GRAD = -CHUNK if walk.back else CHUNK, config.stepwise, walk.decay_grad
-    walk_of = chunk_range(CHUNK, walk.back)
+    chunks_from = chunks_of(CHUNK, walk.back)
     num, role, tiles = numbers(f32), roles(CONSUMERS, most=not STEPWISE), config.tiles(Dv, GRAD)
     decays = per_token_decay(Dv, tiles.decay_at, walk.back) if STEPWISE else constant_decay(CHUNK, Dv, walk.back)
     steps = decay_tables(tiles.decay_at, walk.back, WARPS)
@@ -111,9 +104,20 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
     carry, turn = state_smem(tiles.state, tiles.state_at, anew=GRAD), halves() if GRAD else in_step()
     boxes = box_output(DTYPE, Dv, tiles.o_at, 1 if GRAD else Dv // BOX, 2, anew=GRAD)
-    near, store_o, sums = diagonal_residual(tiles.v), box_by_box(boxes), decay_grad_parts(tiles.q, tiles.v, decays)
-    hidden = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
+    near, sums = diagonal_residual(tiles.v), decay_grad_parts(tiles.q, tiles.v, decays)
+    repair = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
     kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, overlapped=not walk.looks)
+
+    @verb
+    def store_o(smem, o_map, o, corner):
+        """Store o box after box, with registers for one."""
+        box = i32(0)
+        while box < boxes.parts:
+            values = boxes.fragment()
+            boxes.acquire()
+            boxes.take(values, o, box)
+            boxes.store(smem, o_map, values, corner, box, box)
+            box = boxes.next(box)
 
     @kernel(
         *loaded_types(LoadedWithY if GRAD else Loaded),
@@ -145,7 +149,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
         q_pipe.start()
         if walk.overlaps:
             let_next_grid_begin()
-        i, (end, m0) = u32(0), walk_of.chunks(part, call)
+        i, (end, m0) = u32(0), chunks_from(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -228,7 +232,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     pv.wait(o)
                     if decays.forgets(mine):
                         near.add(o, near_words, smem, v_at)
-                    hidden.repair(o, (x, smem), (b, h, m0, row, 0), mine, call)
+                    repair(o, (x, smem), (b, h, m0, row, 0), mine, call)
                     turn.leave(warpgroup)
                     if GRAD:
                         sums.put_rows(grad.rows, o, smem, y_at, (b, h, m0, row), count)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ...compiler.backend import Members, i32, i64, noun, tensor_map, types, u32, verb
+from ...compiler.backend import i32, i64, tensor_map, types, u32, verb
 from ...launch.views import number_type
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
@@ -212,33 +211,21 @@ def is_shared(meta: ArrayMeta) -> bool:
     return meta.shape[1] > 1 and meta.strides[1] == 0
 
 
-class Chunks(NamedTuple):
-    """The chunks of a block."""
-
-    count: Any
-    m0: Any  # the first token of the chunk that comes first
-
-
-@cache
-@noun
-def chunk_range(chunk: int, back: bool) -> Members:
-    """The verbs for chunks of this many tokens."""
+def chunks_of(chunk: int, back: bool) -> Callable[..., Any]:
+    """Return the verb (part, call) -> the number of chunks of segment number `part`, and the first token of the one
+    that comes first. chunk: tokens of a chunk.
+    """
     CHUNK = u32(chunk)  # unsigned divisions are faster
 
     @verb
-    def last(rows):
-        """Return the first token of the last chunk of this many rows."""
-        return i32((u32(rows) - u32(1)) // CHUNK * CHUNK)
-
-    @verb
     def chunks(part, call):
-        """Return the chunks of segment number `part`."""
         before = i32(part * call.state_chunk)  # tokens of the segments before
         length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
-        m0 = i32(last(call.rows) - before) if back else before
-        return Chunks(u32((length + (chunk - 1)) // chunk), m0)
+        last = i32((u32(call.rows) - u32(1)) // CHUNK * CHUNK)
+        m0 = i32(last - before) if back else before
+        return u32((length + (chunk - 1)) // chunk), m0
 
-    return locals()
+    return chunks
 
 
 class DecayGrad(NamedTuple):

@@ -3,9 +3,10 @@
     dq   q, k, v, y = do, v, k, q        rows_i = q_i . dq_i      of a chunk: <S, (w dO).T @ Q>, S: before the chunk
     dk   q, k, v, y = v, do, q, k        rows_j = k_j . dk_j      of a chunk: <dS, (w V).T @ K>, dS: after the chunk
 
-(w Q).T @ Y is what the other pass adds to its own state, with the same rounded factors w. So `states`, its products
-with the state, give the change of <S, dS> over a chunk to float32's precision. `rounded`, a part of `rows`, are the
-same from a rounded state. `chunks` stores all three (`decay_grad_parts`), states and rounded as one number per warp.
+(w Q).T @ Y is what the other pass adds to its own state, with the same rounded factors w, those from the state to each
+row. So `states`, its products with the state, give the change of <S, dS> over a chunk to float32's precision. `rounded`
+is the part of `rows` from the rounded state. `chunks` stores all three (`decay_grad_parts`), rows before dq or dk is
+rounded, states and rounded as one number per warp.
 
     dlog_decay_t = sum_(i >= t) (q_i . dq_i - k_i . dk_i) + <S, dS> after the last token
 
@@ -27,7 +28,7 @@ own, or after them, so no block waits for another.
 
 from __future__ import annotations
 
-from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, u32, verb
+from ...compiler.backend import Kernel, Members, Noun, builds, cuda, f32, i32, i64, kernel, members, noun, u32, verb
 from ...launch.views import number_type, start
 from ...ptx.convert import unpack_bf16x2
 from ...tile.a_fragment import words_of_rows
@@ -37,9 +38,8 @@ from ...tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup
 from ..arguments import call_type, state_type
-from .chunk_decay import ChunkDecay
+from .chunk_decay import LEAST
 from .config import CHUNK, DECAY_GRAD, DTYPE, WARPS
-from .decay_tables import LEAST
 from .state_sums import weighted_sums
 from .states import my_row
 
@@ -49,7 +49,7 @@ BLOCK_WARPS = CHUNK // WARP
 
 
 @noun
-def decay_grad_parts(q: Operand, y: Operand, decays: ChunkDecay) -> Members:
+def decay_grad_parts(q: Operand, y: Operand, decays: Noun) -> Members:
     """The verbs for Q and Y in boxes of bfloat16. Y has the rows and columns of the accumulators o. Called by a
     warpgroup.
     """

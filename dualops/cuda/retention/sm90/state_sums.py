@@ -1,29 +1,21 @@
 """The update of the state by a chunk's tokens: state = fade * state + (decayed K).T @ V.
 
 If o alone reads the state, which it rounds, the product is added to the state directly, with K as one number of 16
-bits. If the state is a result, K has three parts, and a chunk's contribution is a sum of its own
-(`exact_sums`). Tensor cores round toward zero: after a few chunks that error is larger than the rule of
-accuracy allows (measured, for 700 tokens without decay 1.4 times as large, for 3000 4.7 times).
+bits (`weighted_sums`). If the state is a result, K has three parts of bfloat16, which keep all digits of float32, and a
+chunk's contribution is a sum of its own (`exact_sums`). Tensor cores round toward zero, and threads to the nearest:
+after a few chunks the error of one sum is larger than the rule of accuracy allows (measured, for 700 tokens without
+decay 1.4 times as large, for 3000 4.7 times).
 
 For wide heads the state is transposed, so that V takes K's place (`state_of_values`). No registers are left for another
-sum as large as the state. So a chunk's contribution is computed for 64 keys at a time, and all parts of V stay.
+sum as large as the state. So a chunk's contribution is computed for 64 keys at a time, and all parts of V stay
+(`exact_pieces`).
 
-Products with one 16-bit number for each decayed token:
-
-    acc [64, n] += (weights * X).T @ Y        `weighted_sums`: X [tokens, 64 a warpgroup] and Y [tokens, n] tiles
-
-Products whose left factor keeps all digits of float32, as three parts of bfloat16. The right factor has 16 bits.
-
-    out [64, n] = (weights * X).T [64, tokens] @ Y [tokens, n]      `exact_sums`: as `weighted_sums`
-                                                                    `exact_pieces`: some columns of Y at a time
+    acc [64, n] += (weights * X).T [64, tokens] @ Y [tokens, n]     X [tokens, 64 a warpgroup] and Y [tokens, n] tiles
 
 Parts are truncated, not rounded (`split_bf16x3`). The smallest is multiplied first: added to a large sum, it would add
-its roundings to the sum. out begins at zero for the same reason. Tensor cores round toward zero, which adds up in a sum
-of many products. Threads round to the nearest, so they add the product to other numbers. The first part is packed while
-the others are multiplied, one half of the steps after the other.
-
-Element e of a thread's accumulators is element e of its part of a left factor (`fragment`), so parts are packed in
-place. An infinite accumulator becomes NaN. An infinite number of X is its own upper part.
+its roundings to the sum. The first part is packed while the others are multiplied, one half of the steps after the
+other. Element e of a thread's accumulators is element e of its part of a left factor (`fragment`), so parts are packed
+in place. An infinite accumulator becomes NaN. An infinite number of X is its own upper part.
 """
 
 from __future__ import annotations
@@ -31,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...compiler.backend import Members, Namespace, Noun, cuda, f32, i32, members, noun, u32, verb
+from ...compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
 from ...tile.a_fragment import words_of_columns
 from ...tile.products import anew_i32
@@ -40,8 +32,6 @@ from ...tile.swizzle import Operand
 from ...tile.warpgroup import register_mma
 from .config import BOX, DTYPE
 from .states import rest
-
-WeightedSums = Noun  # the result of `weighted_sums`
 
 
 @noun
@@ -129,7 +119,7 @@ def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Memb
                 words[at] = packed_parts(below(one), below(other))
 
     @verb
-    def multiply(out, words, smem, y_at):
+    def multiply(out, words, left, smem, y_at):
         """Multiply with a piece of Y and wait for out."""
         mma.add(out, words, smem, y_at, 0)
         mma.wait(out)
@@ -218,6 +208,10 @@ def exact_sums(x: Operand, b: Operand, weight: Callable[..., Any], *, overlapped
         return words, words
 
     @verb
+    def fill(words, left, smem):
+        """Do nothing: `multiply` packs the parts."""
+
+    @verb
     def multiply(out, both_words, left, smem, b_at):
         """Multiply and wait for out. left: X's place and the arguments of `weight`."""
         (words, other_words), place = both_words, (smem, b_at)
@@ -240,92 +234,71 @@ def exact_sums(x: Operand, b: Operand, weight: Callable[..., Any], *, overlapped
     )
 
 
-class StateSums(Namespace):
-    """The verbs, called by all threads of a warpgroup."""
-
-    size: int  # numbers of a thread
-    fragment: Callable[..., Any]  # () -> a local array for the state
-    room: Callable[..., Any]  # () -> local arrays that `add` needs too
-    fade: Callable[..., None]  # (state, by): the part of the fade that comes before `add`
-    # (state, room, smem, places, args, by): of K and V at `places`; complete when it returns
-    add: Callable[..., None]
-
-
-def state_sums(
-    k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, overlapped: bool = False
-) -> StateSums:
+def state_sums(k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, overlapped: bool = False) -> Noun:
     """weight(args, token): the factor of a token of the chunk. overlapped: see `exact_sums`."""
-    return _as_a_result(k, v, weight, overlapped) if exact else _rounded(weighted_sums(k, v, weight))
+    if exact:
+        return _as_a_result(exact_sums(k, v, weight, overlapped=overlapped), 1, 0)
+    return _rounded(weighted_sums(k, v, weight))
 
 
-def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., Any]) -> StateSums:
+def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., Any]) -> Noun:
     """For wide heads: state = fade * state + (decayed V).T @ K, for a warpgroup's 64 columns of V and all of its keys;
     `places` are those of V and K.
     """
-    return _in_boxes(v, k, weight) if exact else _rounded(weighted_sums(v, k, weight, alike=True))
+    if exact:
+        return _as_a_result(exact_pieces(v, Operand(k.lines, BOX, 2, 128, "mn"), weight), k.width // BOX, k.box)
+    return _rounded(weighted_sums(v, k, weight, alike=True))
 
 
-def _rounded(sums: WeightedSums) -> StateSums:
+@noun
+def _rounded(sums: Noun) -> Members:
+    """The verbs for a state of a warpgroup that o alone reads. `_as_a_result` has the same verbs."""
+
     @verb
     def room():
+        """Return local arrays that `add` needs too."""
         return ()
 
     @verb
     def fade(state, by):
+        """Apply the part of the fade that comes before `add`."""
         for j in range(sums.size // 4):
             for e in range(4):
                 state[4 * j + e] *= by
 
     @verb
     def add(state, room, smem, places, args, by):
+        """Add the chunk's product. places: of K and V. args: of the weight. Complete when it returns."""
         sums.add(state, smem, places, args)
         sums.wait(state)
 
-    return StateSums.from_locals(locals(), size=sums.size, fragment=sums.fragment)
+    return members(locals(), size=sums.size, fragment=sums.fragment)
 
 
-@verb
-def fade_in_add(state, by):
-    """Do nothing: `add` multiplies each number and adds to it at once."""
-
-
-def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any], overlapped: bool) -> StateSums:
-    sums = exact_sums(k, v, weight, overlapped=overlapped)
-
-    @verb
-    def room():
-        return sums.fragment(), sums.words()
-
-    @verb
-    def add(state, room, smem, places, args, by):
-        more, words = room
-        sums.multiply(more, words, (places[0], args), smem, places[1])
-        for j in range(sums.size // 4):
-            for e in range(4):
-                state[4 * j + e] = state[4 * j + e] * by + more[4 * j + e]
-
-    return StateSums(size=sums.size, fragment=sums.fragment, room=room, fade=fade_in_add, add=add)
-
-
-def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
-    BOXES, size = k.width // BOX, k.width // 2  # boxes of K; numbers of a thread's state
-    sums = exact_pieces(v, Operand(k.lines, BOX, 2, 128, "mn"), weight)
+@noun
+def _as_a_result(sums: Noun, boxes: int, box: int) -> Members:
+    """The verbs for a state that is a result. sums: for a box of the right factor. box: bytes from one to the next."""
+    SIZE = boxes * sums.size
 
     @verb
     def fragment():
-        return cuda.local.array(size, f32)
+        return cuda.local.array(SIZE, f32)
 
     @verb
     def room():
         return sums.fragment(), sums.words()
 
     @verb
-    def add(state, room, smem, places, args, by):
-        more, words = room
-        sums.fill(words, (places[0], args), smem)
-        for box in range(BOXES):
-            sums.multiply(more, words, smem, i32(places[1] + box * k.box))
-            for e in range(sums.size):
-                state[sums.size * box + e] = state[sums.size * box + e] * by + more[e]
+    def fade(state, by):
+        """Do nothing: `add` multiplies each number and adds to it at once."""
 
-    return StateSums.from_locals(locals(), fade=fade_in_add)
+    @verb
+    def add(state, room, smem, places, args, by):
+        (more, words), left = room, (places[0], args)
+        sums.fill(words, left, smem)
+        for n in range(boxes):
+            sums.multiply(more, words, left, smem, i32(places[1] + n * box))
+            for e in range(sums.size):
+                state[sums.size * n + e] = state[sums.size * n + e] * by + more[e]
+
+    return members(locals(), size=SIZE)

@@ -1,4 +1,4 @@
-"""Positions of a warpgroup's accumulators, and a state that it carries from chunk to chunk: its loads and stores.
+"""Positions of a warpgroup's accumulators; a state that it carries from chunk to chunk; the rounding errors of scores.
 
 A thread has rows r and r + 8 of accumulators [64, 8 * n], in quads of two neighbours of the one and two of the other
 (`tile.fragment.accumulator`).
@@ -8,6 +8,13 @@ factor:
 
     carry = state_smem(tile, at)                  acc of all warpgroups
     carry.put(smem, acc)
+
+P is rounded to 16 bits for P @ V. With many tokens the errors of the scores average out below the rounding of o. A head
+that forgets at once sees the last few tokens. Then each error counts: in one draw of five, o is off by more than twice
+its own rounding. So `diagonal_residual` multiplies the errors of the 16 x 16 pairs of a warp's own tokens too. The warp
+does so alone, because the products of a warpgroup have no registers left:
+
+    o [16, Dv] += (P - rounded P) [16, 16] @ V [16, Dv]          mma.sync, V by ldmatrix from its boxes
 """
 
 from __future__ import annotations
@@ -15,11 +22,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ...compiler.backend import Members, Noun, cuda, f32, i32, i64, noun, u32, verb
-from ...ptx.convert import unpack_bf16x2
+from ...compiler.backend import Members, cuda, f32, i32, i64, noun, u32, verb
+from ...ptx.convert import pack_bf16x2, unpack_bf16x2
+from ...ptx.ldmatrix import ldmatrix
 from ...ptx.memory import ld_shared_b32
+from ...ptx.mma import mma_m16n8k16
 from ...tile.epilogue import opaque_f32, put_matrices
-from ...tile.products import opaque_i32
+from ...tile.products import anew_i32, opaque_i32
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.swizzle import Operand
 from ...tile.unrolled import one_after_another
@@ -84,9 +93,8 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
         b, h, part = segment
         place = i64(b) * state.strides[0] + i64(h) * state.strides[1] + part * step
         mine, box = i32(cuda.threadIdx.x), i32(0)
-        tid = shfl_idx_i32(
-            mine, i32(u32(mine) % u32(32)), FULL_WARP
-        )  # mine, but registers keep nothing computed from it until then
+        # mine, but registers keep nothing computed from it until then
+        tid = shfl_idx_i32(mine, i32(u32(mine) % u32(32)), FULL_WARP)
         d, column = i32(first[0] + row_of(tid)), i32(first[1] + column_of(tid))
         values = cuda.local.array(SIZE, f32)
         while box < BOXES:
@@ -119,22 +127,6 @@ def fragments_of(columns: int, transposed: bool = False) -> Members:
         _move(acc, states.final, segment, states.step, first, limits, False)
 
     return locals()
-
-
-def box_by_box(boxes: Noun) -> Callable[..., None]:
-    """Return the verb (smem, o_map, acc, corner), which stores accumulators box after box (`box_output`)."""
-
-    @verb
-    def store(smem, o_map, acc, corner):
-        box = i32(0)
-        while box < boxes.parts:
-            values = boxes.fragment()
-            boxes.acquire()
-            boxes.take(values, acc, box)
-            boxes.store(smem, o_map, values, corner, box, box)
-            box = boxes.next(box)
-
-    return store
 
 
 SPAN = 2 * BOX  # bytes of a line of a box
@@ -186,5 +178,53 @@ def state_smem(tile: Operand, at: int, *, anew: bool = False) -> Members:
     def number(smem, line, column):
         """Return a number of the tile, as float32."""
         return number_in(smem, at, line, column)
+
+    return locals()
+
+
+# --- rounding errors --------------------------------------------------------------------------------
+
+OWN = 16  # tokens of a warp
+WORDS = 4  # of a thread, for 16 x 16 pairs
+
+
+@cache
+@noun
+def diagonal_residual(v: Operand) -> Members:
+    """The verbs for V in boxes of bfloat16, 16 tokens for each warp. Called by a warpgroup."""
+    load, multiply, STEPS = ldmatrix(4, True), mma_m16n8k16("bf16"), v.lines // OWN
+
+    @verb
+    def _my_warp():
+        """Return my warp's number among those that share V's tokens. Registers do not keep it between chunks."""
+        return i32(u32(anew_i32(i32(cuda.threadIdx.x))) // u32(32) % u32(STEPS))
+
+    @verb
+    def words():
+        """Return a local array for the errors."""
+        return cuda.local.array(WORDS, u32)
+
+    @verb
+    def keep(words, scores):
+        """Compute the errors of packing the scores of my warp's own tokens."""
+        warp = _my_warp()
+        for own in range(STEPS):
+            if own == warp:
+                for word in range(WORDS):
+                    at = WORDS * own + word
+                    low, high = unpack_bf16x2(pack_bf16x2(scores[2 * at], scores[2 * at + 1]))
+                    words[word] = pack_bf16x2(rest(scores[2 * at] - low), rest(scores[2 * at + 1] - high))
+
+    @verb
+    def add(o, words, smem, v_at):
+        """Add the product of the errors and V to o, after o's own products."""
+        lane = i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
+        line = v_at + (OWN * _my_warp() + lane % OWN) * SPAN
+        right = cuda.local.array(WORDS, u32)
+        for column in range(0, v.width, OWN):
+            byte = 2 * (column % BOX) + lane // OWN * 16
+            load(right, 0, smem, i32(line + column // BOX * v.box + (byte ^ (lane % 8) << 4)))
+            multiply(o, column // 2, words, 0, right, 0)
+            multiply(o, column // 2 + 4, words, 0, right, 2)
 
     return locals()

@@ -13,15 +13,13 @@ warpgroups share Q and K, and do not communicate. The state is transposed, [64, 
                                     5  state [64, keys] = gamma^n * state + (gamma^(n - 1 - c) * V).T @ K
                                     6  state, rounded, to shared memory, for its own warpgroup
 
-Passes that go back, segments, heads that forget at once, and recomputed elements: as in `chunks`.
+Passes that go back, segments, heads that forget at once, states that are results, and recomputed elements: as in
+`chunks`.
 
 With more than 256 keys (the gradient's passes with Dv in the place of D) 64 columns of the state do not fit in a
 warpgroup's registers. Retention is linear in q . k, so it is the sum of retention of the first half of the keys and of
 the second. Each warpgroup has a half of the keys and the same 64 columns of V. The second hands its o to the first,
 which stores the sum. The second leaves its state in shared memory until the first has recomputed elements.
-
-If the state is a result, the product of 5 is computed for 64 keys at a time, with V.T in three parts, and threads add
-it to the state (`state_sums`).
 
 Registers: keys / 2 for the state, 128 for 256 keys; with it 32 scores and 32 of o, later 16 words of P or V.T. For a
 result 48 words of V.T and 32 sums. Shared memory: `WideConfig.tiles`. For 256 keys Q 32, K 2 * 32, V 2 * 16, states 64,
@@ -50,10 +48,10 @@ from ...tile.warpgroup_barrier import meet_alone
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
-from .chunk_decay import constant_decay, diagonal_residual
-from .config import BOX, CONSUMERS, DTYPE, SEGMENT_STATES, Loaded, Walk, WideConfig, chunk_range, loaded_types
+from .chunk_decay import constant_decay
+from .config import BOX, CONSUMERS, DTYPE, SEGMENT_STATES, WARPS, Loaded, Walk, WideConfig, chunks_of, loaded_types
 from .state_sums import state_of_values
-from .states import fragments_of, place_of, state_smem
+from .states import diagonal_residual, fragments_of, place_of, state_smem
 
 
 @builds
@@ -64,23 +62,18 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     """
     CHUNK, HALVES, VALUES = config.chunk, config.halves(D), config.values(D)
     STEP = -CHUNK if walk.back else CHUNK
-    num, decays, role, warps = (
-        numbers(f32),
-        constant_decay(CHUNK, BOX, walk.back),
-        roles(CONSUMERS, most=True),
-        4 * CONSUMERS,
-    )
+    num, decays, role = numbers(f32), constant_decay(CHUNK, BOX, walk.back), roles(CONSUMERS, most=True)
     tiles, stages, KEYS = config.tiles(D), config.stages_of(D), config.keys(D)
     # from one warpgroup's part to the next one's: bytes of Q and K, keys, bytes of V, columns
     Q_APART, KEYS_APART = (tiles.q.nbytes, KEYS) if HALVES else (0, 0)
     V_APART, COLUMNS_APART = (0, 0) if HALVES else (tiles.v.nbytes, BOX)
     q_tile, k_tile = box_tile(tiles.q_tile, 0, 2), box_tile(tiles.q_tile, tiles.k_at, 2)
     v_tile = box_tile(tiles.v_tile, tiles.v_at, 2)
-    q_pipe, k_pipe = pipeline(1, tiles.q_tile.nbytes, warps), pipeline(stages, tiles.q_tile.nbytes, warps)
+    q_pipe, k_pipe = pipeline(1, tiles.q_tile.nbytes, WARPS), pipeline(stages, tiles.q_tile.nbytes, WARPS)
     v_part = second_barrier(stages, tiles.v_tile.nbytes)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.q), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, near = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, BOX // 2), diagonal_residual(tiles.v)
-    fragments, walk_of = fragments_of(KEYS, transposed=True), chunk_range(CHUNK, walk.back)
+    fragments, chunks_from = fragments_of(KEYS, transposed=True), chunks_of(CHUNK, walk.back)
     carry, boxes = state_smem(tiles.state, tiles.state_at), box_output(DTYPE, BOX, tiles.o_at, 1, 2)
 
     @verb
@@ -110,7 +103,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         e0 = i32(place % u32(slices) * u32(VALUES))
         return i32(block % u32(segments)), i32(head % u32(call.H)), i32(head // u32(call.H)), e0
 
-    hidden = chunk_repair(DTYPE, of_state, place_of, pv.size, CHUNK, walk.back, decays)
+    repair = chunk_repair(DTYPE, of_state, place_of, pv.size, CHUNK, walk.back, decays)
 
     @verb
     def add_others(o, smem, place):
@@ -146,7 +139,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         q_pipe.start()
         if walk.overlaps:
             let_next_grid_begin()
-        i, (end, m0) = u32(0), walk_of.chunks(part, call)
+        i, (end, m0) = u32(0), chunks_from(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
             if u32(cuda.threadIdx.x) % u32(128) == u32(0):
@@ -182,9 +175,8 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 if HALVES and walk.begins and walk.overlaps and not walk.back:
                     warpgroup = my_warpgroup()  # recomputed: or this kernel would spill
                 count = min(i32(call.rows - m0), i32(CHUNK))
-                row = i32(
-                    u32(m0) % u32(CHUNK)
-                )  # 0, but unknown to the compiler: registers keep nothing computed from it
+                # 0, but unknown to the compiler: registers keep nothing computed from it
+                row = i32(u32(m0) % u32(CHUNK))
                 stage = k_pipe.wait(k_bars, i)
                 k_at = i32(k_tile.at(stage) + Q_APART * warpgroup)
                 v_at = i32(v_tile.at(stage) + V_APART * warpgroup)
@@ -218,7 +210,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                             # recomputed: no register is left for it during products
                             _, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
                             add_others(o, smem, half.take(half_bars, i))
-                        hidden.repair(o, (x, (smem, state_at)), (b, h, m0, 0, e0), log2_gamma, call)
+                        repair(o, (x, (smem, state_at)), (b, h, m0, 0, e0), log2_gamma, call)
                         boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all products and reads are over
                         if HALVES:
                             half.free(half_bars, i)
