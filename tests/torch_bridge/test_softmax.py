@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from dualops.torch_bridge import softmax
 
@@ -17,13 +15,6 @@ from .conftest import values
 from .operators import compiled, equal
 
 FORWARD, BACKWARD = torch.ops.dualops.softmax.default, torch.ops.dualops.softmax_backward.default
-
-
-def gradient(function: Callable[..., torch.Tensor], x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """dy @ (d function / d x), a fresh leaf standing for x so that its strides stay."""
-    leaf = x.detach().requires_grad_()
-    (dx,) = torch.autograd.grad(function(leaf), leaf, dy)
-    return dx
 
 
 # --- what torch demands of an operator -----------------------------------------------------------
@@ -54,33 +45,6 @@ def test_saved_result_changed_in_place(device: str) -> None:
     y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-
-
-# --- compilation ---------------------------------------------------------------------------------
-
-
-def test_compiled_once_for_every_size(device: str) -> None:
-    counter = CompileCounterWithBackend("aot_eager")
-    torch._dynamo.reset()
-    function = torch.compile(lambda t: softmax(t, 0), fullgraph=True, backend=counter, dynamic=True)
-    for rows, columns in ((4, 3), (9, 7), (33, 5)):
-        x, dy = (values((rows, columns), torch.float32, device, seed=seed) for seed in (0, 1))
-        equal(function(x), softmax(x, 0))
-        equal(gradient(function, x, dy), gradient(lambda t: softmax(t, 0), x, dy))
-    assert counter.frame_count == 2, "one graph without gradient and one with"
-
-
-class Module(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return softmax(x, axis=0)
-
-
-def test_export(device: str) -> None:
-    sizes = {"x": {0: torch.export.Dim("rows"), 1: torch.export.Dim("columns")}}
-    exported = torch.export.export(Module(), (values((3, 5), torch.float32, device),), dynamic_shapes=sizes)
-    x = values((8, 2), torch.float32, device, seed=1)
-    equal(exported.module()(x), softmax(x, 0))
-    assert FORWARD in {node.target for node in exported.graph.nodes}
 
 
 # --- torch.func ----------------------------------------------------------------------------------
