@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dualops.torch_bridge import softmax
 
@@ -128,6 +129,30 @@ def test_subclass_and_mode_are_asked(device: str) -> None:
     with Recorder() as recorder:
         softmax(x)
     assert recorder.seen == [FORWARD]
+
+
+# --- errors: `test_interop` and `test_wrong_arguments` have those of every operator ----------------
+
+
+def test_bad_calls_of_fakes_and_meta_tensors() -> None:
+    with FakeTensorMode(), pytest.raises(ValueError, match="softmax: axis is 2, expected -2 to 1 for x of shape"):
+        softmax(torch.ones(3, 4), 2)
+    with pytest.raises(TypeError, match="softmax: x has dtype int64"):
+        softmax(torch.ones(3, 4, dtype=torch.int64, device="meta"))
+    with pytest.raises(Exception, match="softmax: axis is 2, expected -2 to 1 for x of shape"):
+        torch.compile(lambda t: softmax(t, 2), fullgraph=True, backend="aot_eager")(torch.ones(3, 4))
+
+
+def test_bad_axis_under_vmap() -> None:
+    """-2 is an axis of the whole tensor, but not of the part that the function sees."""
+    with pytest.raises(ValueError, match=r"softmax: axis is -2, expected -1 to 0 for x of shape \(4,\)"):
+        torch.vmap(lambda t: softmax(t, -2))(torch.ones(3, 4))
+
+
+def test_a_bad_call_of_backward() -> None:
+    y, dy = torch.ones(3, 4), torch.ones(3, 4, device="meta")
+    with pytest.raises(ValueError, match=r"^softmax_backward: dy is on meta, y on cpu, expected one device$"):
+        torch.ops.dualops.softmax_backward.default(y, dy, -1)
 
 
 # --- and the rest --------------------------------------------------------------------------------
