@@ -89,6 +89,14 @@ def test_each_parameter(form, params, lengths):
     hold(form, arrays, params)
 
 
+@every_form
+@pytest.mark.parametrize("causal", [False, True, "top_left"])
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 40), (17, 30), (30, 17), (70, 70)])
+def test_lengths(form, causal, lengths):
+    Sq, Sk = lengths
+    hold(form, *made({"causal": causal}, q=(2, 4, Sq, 8), k=(2, 2, Sk, 8), v=(2, 2, Sk, 6)))
+
+
 SHAPES = {
     "alibi_slopes": ({"alibi_slopes": (4,)}, {}),
     "alibi_slopes, top left": ({"alibi_slopes": (4,)}, {"causal": "top_left"}),

@@ -12,7 +12,7 @@ from dualops import reference
 from dualops.reference.rope import inverse_frequencies
 from dualops.spec import OPERATORS, compare
 from dualops.spec.meta import FLOATS, numpy_dtype
-from dualops.testing.truth import bind, widened
+from dualops.testing.truth import bind
 from tests.checks import call, gradient_inputs
 from tests.problems import random_problems, values
 
@@ -82,36 +82,6 @@ def test_arithmetic_is_float32_and_rounds_once(dtype):
         exact = call(reference.rope, SPEC.inputs, arrays, **case.params)
         for one, two in zip(found, exact, strict=True):
             assert one.dtype == numpy_dtype(dtype) and one.tobytes() == two.astype(one.dtype).tobytes()
-
-
-def test_a_rotation_keeps_lengths_and_the_gradient_undoes_it():
-    for case in problems(3):
-        arrays = widened(values(SPEC, case))
-        q, k = arrays["q"], arrays["k"]
-        more = {name: arrays[name] for name in ("cos", "sin", "positions") if name in arrays}
-        # the tables are angles rounded to float32
-        cos, sin = more["cos"], more["sin"]
-        length = np.sqrt(cos**2 + sin**2)
-        more |= {"cos": cos / length, "sin": sin / length}
-        rotated = reference.rope(q, k, **more, **case.params)
-        for x, y in zip((q, k), rotated, strict=True):
-            np.testing.assert_allclose(np.linalg.norm(y, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-12)
-        for x, back in zip((q, k), reference.rope_backward(*rotated, **more, **case.params), strict=True):
-            np.testing.assert_allclose(back, x, rtol=1e-12, atol=1e-12)
-
-
-def test_the_gradient_is_the_transpose():
-    """<rope(x), dy> = <x, rope_backward(dy)>, whatever the tables hold."""
-    for case in problems(4, dtypes=("float64",)):
-        arrays = values(SPEC, case)
-        more = {name: arrays[name] for name in ("cos", "sin", "positions") if name in arrays}
-        more |= {name: RNG.standard_normal(arrays[name].shape) for name in ("cos", "sin")}
-        q, k = arrays["q"], arrays["k"]
-        dy = [RNG.standard_normal(x.shape) for x in (q, k)]
-        rotated = reference.rope(q, k, **more, **case.params)
-        back = reference.rope_backward(dy[0], dy[1], **more, **case.params)
-        for x, y, d, dx in zip((q, k), rotated, dy, back, strict=True):
-            np.testing.assert_allclose((y * d).sum(), (x * dx).sum(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
