@@ -15,7 +15,7 @@ from dualops.cuda.flash_attention.sm90.to_bf16x3 import thirds_of
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import in_patches
 from tests.cuda.simulator.attention import checked, named, numbers, options_for, widened
-from tests.cuda.simulator.gradients import arrays_for, checked_arrays as checked_gradient, gradient_varlen, held
+from tests.cuda.simulator.gradients import arrays_for, checked_arrays as checked_gradient, held
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
 FLOAT32 = np.float32
@@ -122,24 +122,6 @@ def test_tokens_before_heads_and_among_other_memory():
     assert (out[..., :3] == 7).all() and (out[..., 26:] == 7).all()
     dq, _, _ = checked_gradient(q, k, v, do)
     assert dq.strides == q.strides or dq.shape == q.shape
-
-
-@pytest.mark.parametrize("width", [16, 72])
-def test_sequences_one_after_another(width):
-    """Empty ones, and ends within a tile: a sequence neither reads the next one's keys nor writes to its rows."""
-    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 70, 72), (0, 30, 47, 47, 66)))
-    q, k, v, do = arrays((72, 2, width), (66, 1, width), 24)
-    v[47] = np.nan  # the first key of the last sequence
-    lengths: dict[str, Any] = {"causal": True, "max_seqlen_q": 70, "max_seqlen_k": 70}
-    tokens = (q, k, v, ends_q, ends_k)
-    found = dualops.cuda.flash_attention_varlen(*tokens, kernel="sm90", **lengths)
-    checked(found, reference.flash_attention_varlen, *tokens, **lengths)
-    o, lse = reference.flash_attention_varlen(*tokens, return_lse=True, **lengths)
-    given = (q, k, v, o, lse, do, ends_q, ends_k)
-    gradients = gradient_varlen(*given, **lengths)
-    truths = reference.flash_attention_varlen_backward(*map(widened, given), **lengths)
-    held(gradients, truths, reference.flash_attention_varlen_backward(*given, **lengths), "float32")
-    assert np.isfinite(found[:50]).all() and np.isfinite(gradients[0][:50]).all()
 
 
 @pytest.mark.parametrize("width", [16, 72])
