@@ -6,7 +6,6 @@ Masks and options: `test_attention_gradients`, whose calls make dq too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
-from dualops.cuda.flash_attention.sm90.config import SLACK, DqConfig, dq_configs
+from dualops.cuda.flash_attention.sm90.config import DqConfig
 from dualops.spec.attention.cases import bent
 from tests.cuda.configs import changed
 from tests.cuda.simulator.attention import named, numbers
@@ -147,27 +146,3 @@ def test_which_biases_dq_has_in_boxes():
 def test_a_tile_of_dq_has_no_place_over_two_of_q():
     with pytest.raises(ValueError, match="dq over Q in 2 stages, expected 1"):
         DqConfig(2, 64, q_stages=2, dq_over_q=True).tiles(64, 64)
-
-
-def test_tiles_fit_into_shared_memory():
-    for D in (64, 128):
-        for options in ([], ["mask_mod"], ["bias"], ["bias", "dropout"], ["mask_mod", "block_mask"]):
-            for config, _ in dq_configs(D, D, options, "bias" in options):
-                assert config.shared_bytes(D, D) + SLACK <= 227 * 1024
-
-
-def rung_of(q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, **params: Any) -> str:
-    o, lse = reference.flash_attention(q, k, v, return_lse=True, **params)
-    call = partial(dualops.cuda.plan, "flash_attention", backward=True)
-    return call(q, k, v, o, lse, do, **params).choice.rung
-
-
-def test_what_a_call_takes():
-    q, k, v, do = arrays_for((1, 1, 8, 16), (1, 1, 8, 16), 16)
-    assert rung_of(q, k, v, do) == "sm90"
-    assert rung_of(q, k, v, do, scale=0.0) == "simt"
-    assert rung_of(q, k, v, np.broadcast_to(do[:, :, :1], do.shape)) == "sm80"
-    assert rung_of(*(x.astype(np.float32) for x in (q, k, v, do))) == "simt"
-    assert rung_of(*arrays_for((1, 1, 8, 136), (1, 1, 8, 136), 16)) == "sm90"
-    assert rung_of(*arrays_for((1, 1, 8, 264), (1, 1, 8, 264), 16)) == "simt"
-    assert rung_of(*arrays_for((1, 1, 8, 12), (1, 1, 8, 12), 16)) == "sm80"  # rows at multiples of 8 bytes

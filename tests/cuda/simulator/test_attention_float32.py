@@ -40,22 +40,6 @@ def wide_options(*sizes: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_many_queries_are_taken_and_few_are_not():
-    q, k = some(1, 1, 65, 8), some(1, 1, 65, 8)
-    o, lse = reference.flash_attention(q, k, k, return_lse=True)
-    plan = partial(dualops.cuda.plan, "flash_attention")
-    assert plan(q, k, k).choice.rung == plan(q, k, k, o, lse, q, backward=True).choice.rung == "sm90"
-    assert plan(q[:, :, :64], k, k).choice.rung == "simt"
-    assert plan(q, k[:, :, :64], k[:, :, :64], o, lse, q, backward=True).choice.rung == "simt"
-    wide = some(1, 1, 65, 128)
-    o, lse = reference.flash_attention(wide, wide, k, return_lse=True)
-    assert plan(wide, wide, k, o, lse, k, backward=True).choice.rung == "sm90"
-    wide = some(1, 1, 65, 136)
-    assert plan(wide, wide, k).choice.rung == plan(q, k, wide).choice.rung == "simt"
-    with pytest.raises(NotImplementedError, match="flash_attention: rung sm90 does not do"):
-        attend(q[:, :, :64], k, k)
-
-
 def test_copies_have_three_parts_in_whole_boxes():
     shapes = {"q": (2, 3, 70, 20), "k": (2, 1, 80, 20), "v": (2, 1, 80, 100)}
     copies = thirds_of(absent_problem(OPERATORS["flash_attention"], Case("", "float32", shapes, {})), ("q", "v"))

@@ -11,7 +11,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.flash_attention import sm80
-from dualops.cuda.flash_attention.sm80.config import Sm80Config, configs
+from dualops.cuda.flash_attention.sm80.config import Sm80Config
 from dualops.cuda.flash_attention.sm80.rows import Vectors
 from tests.cuda.configs import alone, changed
 from tests.cuda.simulator.attention import BFLOAT16, checked, named, numbers, options_for
@@ -133,39 +133,3 @@ def test_tokens_before_heads_and_one_batch_of_keys_for_all():
     found = attend(q, *(np.broadcast_to(x, (2, 1, 40, 40)) for x in (k, v)), causal="top_left")
     dense = [np.concatenate((x, x)) for x in (k, v)]
     checked(found, reference.flash_attention, q, *dense, causal="top_left")
-
-
-@pytest.mark.parametrize(
-    ("make", "rung"),
-    [
-        (lambda: [numbers(1, 1, 8, 16)] * 3, "sm90"),
-        (lambda: [numbers(1, 1, 8, 24)[..., 4:20]] * 3, "sm80"),  # rows at multiples of 8 bytes
-        (lambda: [np.broadcast_to(numbers(1, 1, 1, 16), (1, 1, 8, 16))] * 3, "sm80"),
-    ],
-)
-def test_what_a_call_takes(make, rung):
-    assert dualops.cuda.plan("flash_attention", *make()).choice.rung == rung
-
-
-@pytest.mark.parametrize(
-    ("make", "params"),
-    [
-        (lambda: [numbers(1, 1, 8, 264)] * 2 + [numbers(1, 1, 8, 16)], {}),
-        (lambda: [numbers(1, 1, 8, 16).astype(np.float32)] * 2 + [numbers(1, 1, 8, 264).astype(np.float32)], {}),
-        (lambda: [numbers(1, 1, 8, 16)] * 3, {"scale": 0.0}),
-        (lambda: [numbers(1, 1, 8, 16)] * 3, {"scale": -1.0}),
-        (lambda: [numbers(1, 1, 8, 16).astype(np.float64)] * 3, {}),
-    ],
-)
-def test_what_is_another_rungs(make, params):
-    arrays = make()
-    with pytest.raises(NotImplementedError, match="flash_attention: rung sm80 does not do"):
-        attend(*arrays, **params)
-    assert dualops.cuda.plan("flash_attention", *arrays, **params).choice.rung == "simt"
-
-
-def test_tiles_fit_into_what_a_block_has():
-    """Of consumers' cards too: 99 KiB."""
-    for D in (32, 64, 128, 192, 256):
-        least = min(config.shared_bytes(D, D, 2) for config, _ in configs(D, D, 2, []))
-        assert least <= 99 * 1024

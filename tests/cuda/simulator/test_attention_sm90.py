@@ -18,12 +18,6 @@ from tests.cuda.simulator.attention import BFLOAT16, checked, numbers
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
 
 
-def test_sm90_is_what_a_call_takes():
-    q = numbers(1, 1, 8, 64)
-    assert dualops.cuda.plan("flash_attention", q, q, q).choice.rung == "sm90"
-    assert dualops.cuda.plan("flash_attention", *[q.astype(np.float32)] * 3).choice.rung == "simt"
-
-
 def test_a_section_of_many_heads_has_a_number_of_32_bits():
     shapes = {"q": (1, 8192, 100, 8), "k": (1, 1, 1, 8), "v": (1, 1, 1, 8)}
     problem = absent_problem(OPERATORS["flash_attention"], Case("", "bfloat16", shapes, {}))
@@ -97,21 +91,3 @@ def test_a_query_that_is_no_number_is_its_own_affair():
     found = attend(q, k, v)
     assert np.isnan(found[0, 0, 3].astype(np.float32)).all()
     np.testing.assert_array_equal(np.delete(found, 3, axis=2), np.delete(whole, 3, axis=2))
-
-
-@pytest.mark.parametrize(
-    ("make", "params", "other"),
-    [
-        (lambda: [numbers(1, 1, 8, 16).astype(np.float32)] * 3, {}, "simt"),
-        (lambda: [numbers(1, 1, 8, 24)[..., 4:20]] * 3, {}, "sm80"),  # rows at multiples of 8 bytes
-        (lambda: [np.broadcast_to(numbers(1, 1, 1, 16), (1, 1, 8, 16))] * 3, {}, "sm80"),
-        (lambda: [numbers(1, 1, 8, 264)] * 2 + [numbers(1, 1, 8, 16)], {}, "simt"),
-        (lambda: [numbers(1, 1, 8, 16)] * 3, {"scale": 0.0}, "simt"),
-        (lambda: [numbers(1, 1, 8, 16)] * 3, {"scale": -1.0}, "simt"),
-    ],
-)
-def test_what_is_another_rungs(make, params, other):
-    arrays = make()
-    with pytest.raises(NotImplementedError, match="flash_attention: rung sm90 does not do"):
-        attend(*arrays, **params)
-    assert dualops.cuda.plan("flash_attention", *arrays, **params).choice.rung == other

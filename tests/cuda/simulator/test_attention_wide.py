@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,9 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.flash_attention.sm90.config import SLACK, Sm90Config, configs, short_config
+from dualops.cuda.flash_attention.sm90.config import Sm90Config
 from dualops.cuda.flash_attention.sm90.schedule import work_items
 from dualops.cuda.flash_attention.tile_scheduler import Walk
-from dualops.cuda.launch.device import known
-from dualops.spec.attention import OPTIONS
 from tests.cuda.simulator.attention import checked, named, numbers, options_for
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
@@ -90,16 +87,6 @@ def test_few_queries(D, Dv, params):
     config = dualops.cuda.plan("flash_attention", *arrays, **params).choice.config
     assert config.split and config.slices == {256: 2, 512: 4, 384: 3}[Dv]
     checked(attend(*arrays, return_lse=True, **params), reference.flash_attention, *arrays, **params)
-
-
-@pytest.mark.parametrize("options", [[], *([option.name] for option in OPTIONS), [option.name for option in OPTIONS]])
-def test_every_width_fits(options):
-    """Into Hopper's shared memory; and a slice into a warpgroup's registers."""
-    most = known("sm_90a").shared_memory_per_block - SLACK
-    for D, Dv in product(range(64, 257, 64), range(64, 513, 64)):
-        for config, _ in [*configs(D, Dv, options), short_config(D, Dv, options, 4)]:
-            assert config.shared_bytes(D, Dv) <= most, (D, Dv, config)
-            assert config.columns(Dv) <= 256 and config.columns(Dv) * config.slices >= Dv
 
 
 def test_slices():
