@@ -237,49 +237,6 @@ def test_compiled_with_a_length_from_the_data(device: str) -> None:
             equal(function(q, k, v, ends), around(q, k, v, ends))
 
 
-def scaled_by(factor: float) -> Callable[..., Any]:
-    def scaled(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        return score * factor
-
-    return scaled
-
-
-class Module(torch.nn.Module):
-    def __init__(self, score_mod: Any, window: Any = None) -> None:
-        super().__init__()
-        self.score_mod, self.window = score_mod, window
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return flash_attention(q, k, v, score_mod=self.score_mod, window=self.window, causal=True)
-
-
-@pytest.mark.parametrize("way", ["argument", "attribute", "made inside", "pair"])
-def test_compiled_functions_of_one_code_are_told_apart(way: str) -> None:
-    """They close over different numbers: the graph of one must not serve another."""
-    inputs = [x.detach() for x in plain().tensors.values()]
-    module = Module(None)
-
-    def of_argument(*tensors: torch.Tensor, score_mod: Any) -> Any:
-        return flash_attention(*tensors, score_mod=score_mod, causal=True)
-
-    def of_attribute(*tensors: torch.Tensor, score_mod: Any) -> Any:
-        module.score_mod = score_mod
-        return compiled_module(*tensors)
-
-    def of_a_function_inside(*tensors: torch.Tensor, score_mod: Any) -> Any:
-        return flash_attention(*tensors, score_mod=lambda score, b, h, i, j: score * 3.0, causal=True)
-
-    def of_a_pair(*tensors: torch.Tensor, score_mod: Any) -> Any:
-        return flash_attention(*tensors, score_mod=(score_mod, slope), causal=True)
-
-    compiled_module, slope = compiled(module), scaled_by(1.0)
-    ways = {"argument": of_argument, "made inside": of_a_function_inside, "pair": of_a_pair}
-    function = of_attribute if way == "attribute" else compiled(ways[way])
-    for factor in (3.0, 3.0) if way == "made inside" else (2.0, 3.0, 2.0):
-        expected = flash_attention(*inputs, scale=factor / 2, causal=True)
-        equal(function(*inputs, score_mod=scaled_by(factor)), expected)
-
-
 def test_compiled_for_another_window() -> None:
     inputs = [x.detach() for x in plain().tensors.values()]
     function = compiled(lambda *tensors, left: flash_attention(*tensors, window=(left, 0)))

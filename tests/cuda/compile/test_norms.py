@@ -38,8 +38,8 @@ def built(
     return choice.config
 
 
-# dtype, axes, weights, residual, rstd; blocks of a cluster, vectors of a thread, blocks of an SM: with one more of these
-# registers would be spilled
+# dtype, axes, weights, residual, rstd; blocks of a cluster, vectors of a thread, blocks of an SM: with one more of
+# these registers would be spilled
 CLUSTERS = [
     ("bfloat16", 1, "", False, False, 16, 7, 2),
     ("bfloat16", 1, "w", False, False, 16, 16, 1),

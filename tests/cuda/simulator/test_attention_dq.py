@@ -16,7 +16,6 @@ from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
 from dualops.cuda.flash_attention.sm90.config import DqConfig
-from dualops.spec.attention.cases import bent
 from tests.cuda.configs import changed
 from tests.cuda.simulator.attention import named, numbers
 from tests.cuda.simulator.gradients import arrays_for, checked_arrays, gradient, gradient_varlen, served
@@ -27,24 +26,6 @@ def two_kernels() -> Iterator[None]:
     """dq is not made with dk and dv."""
     with served():
         yield
-
-
-@pytest.mark.parametrize(
-    ("D", "Dv", "Sq", "Sk"), [(64, 64, 70, 40), (40, 72, 30, 150), (128, 128, 140, 90), (96, 32, 64, 129), (8, 8, 1, 1)]
-)
-def test_widths_and_ends_within_tiles(D, Dv, Sq, Sk):
-    checked_arrays(*arrays_for((1, 1, Sq, D), (1, 1, Sk, D), Dv))
-
-
-def test_slopes_beside_weights_and_arrays():
-    bias = numbers(1, 2, 20, 40, seed=9)
-    params: dict[str, Any] = {"softcap": 3.0, "bias": bias, "score_mod": bent, "dropout_p": 0.2, "seed": 3}
-    checked_arrays(*arrays_for((1, 2, 20, 16), (1, 1, 40, 16), 16), causal=True, **params)
-
-
-def test_float16_and_the_gradient_of_lse():
-    arrays = arrays_for((1, 2, 70, 64), (1, 2, 90, 64), 64, np.float16)
-    checked_arrays(*arrays, dlse=numbers(1, 2, 70, seed=7).astype(np.float32), causal=True)
 
 
 def test_tokens_before_heads_and_rows_that_are_no_boxes():

@@ -41,13 +41,16 @@ def two_kernels() -> Iterator[Row]:
     """dk and dv of a block of keys; dq by another kernel."""
     for D, Dv in ((64, 64), (128, 128), (96, 40), (16, 120)):
         yield row((1, 1, 150, D), (1, 140), Dv)
-    yield row((1, 1, 70, 64), (1, 70), 64, dtype="float16", causal=True)
+    for D, Dv, Sq, Sk in ((40, 72, 30, 150), (96, 32, 64, 129), (8, 8, 1, 1)):
+        yield row((1, 1, Sq, D), (1, Sk), Dv)
+    yield row((1, 2, 70, 64), (2, 90), 64, dtype="float16", causal=True)
     for config in (SMALL, DkvConfig(2, 48, 2), DkvConfig(2, 64, 4, overlap=False), DkvConfig(3, 32, 2)):
         yield row((1, 1, 100, 64), (1, 200), 64, config, causal=True)
     for (Sq, Sk), params in product((FEW_SEEN, MANY_HIDDEN), MASKS):
         yield row((1, 1, Sq, 64), (1, Sk), 64, SMALL, **params)
     yield row((1, 4, 40, 64), (2, 70), 64, SMALL, causal=True)
-    for params in (SLOPED, PADDED | {"softcap": 2.0}, WOVEN, DROPPED):  # a group of two heads, and ragged tiles
+    beside = {"bias": "full", "score_mod": bent, **DROPPED}  # slopes, weights and an array
+    for params in (SLOPED, PADDED | {"softcap": 2.0}, WOVEN, DROPPED, beside):  # a group of two heads, and ragged tiles
         yield row((1, 2, 75, 40), (1, 69), 64, **params)
     yield row((1, 1, 18, 24), (1, 70), 40, SMALL, special=True, causal=True, **WOVEN)
 
