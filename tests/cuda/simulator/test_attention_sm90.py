@@ -50,28 +50,6 @@ def test_queries_that_see_nothing_after_some_that_do():
     assert not found[:, :, :220].any()
 
 
-@pytest.mark.parametrize("sink", [-np.inf, -300, 30, 300])
-def test_sinks_of_any_size(sink):
-    """A sink joins a row that has seen all of its keys, of which the first rows see none."""
-    q, k, v = numbers(1, 2, 100, 16), numbers(1, 1, 70, 16, seed=1), numbers(1, 1, 70, 24, seed=2)
-    params = {"causal": True, "sinks": np.array([sink, 0.5], np.float32)}
-    checked(attend(q, k, v, return_lse=True, **params), reference.flash_attention, q, k, v, **params)
-
-
-@pytest.mark.parametrize(
-    ("over", "params"),
-    [((1, 2), {"causal": True}), ((), {"causal": True, "window": (60, 3)}), ((2, 1), {"sinks": None})],
-    ids=str,
-)
-def test_biases_in_boxes(over, params):
-    """Two tiles of queries and of keys, each with an edge. over: batch and head of the bias."""
-    q, k, v = numbers(2, 2, 140, 16), numbers(2, 1, 136, 16, seed=1), numbers(2, 1, 136, 24, seed=2)
-    params = params | ({"sinks": np.array([0.5, -2], np.float32)} if "sinks" in params else {})
-    params = params | {"bias": numbers(*over, 140, 136, seed=3)}
-    assert dualops.cuda.plan("flash_attention", q, k, v, kernel="sm90", **params).choice.config.bias_stages == 1
-    checked(attend(q, k, v, return_lse=True, **params), reference.flash_attention, q, k, v, **params)
-
-
 @pytest.mark.parametrize("signs", [(-1, -1), (-1, 1)])  # of products with some keys, and with the others
 @pytest.mark.parametrize("params", [{}, {"causal": True}, {"softcap": 1.0}])
 def test_rows_whose_scores_are_below_zero(signs, params):
