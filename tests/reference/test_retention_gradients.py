@@ -104,13 +104,10 @@ def named(spec: Spec, decay: str = "gamma") -> list[Any]:
     return [pytest.param(spec, case, id=f"{spec.name}-{case.name}") for case in cases.values()]
 
 
-@pytest.mark.parametrize(("spec", "case"), [*named(SPEC), *named(VARLEN)])
+@pytest.mark.parametrize(
+    ("spec", "case"), [each for spec in (SPEC, VARLEN) for decay in ("gamma", "steps") for each in named(spec, decay)]
+)
 def test_cases_against_finite_differences(spec, case):
-    hold_gradients(spec, wide(spec, case), **case.params)
-
-
-@pytest.mark.parametrize(("spec", "case"), [*named(SPEC, "steps"), *named(VARLEN, "steps")])
-def test_cases_with_a_decay_of_each_step_against_finite_differences(spec, case):
     hold_gradients(spec, wide(spec, case), **case.params)
 
 

@@ -28,7 +28,7 @@ def built(
     """The Config of a call on rows of N elements, whose kernel spills no register."""
     x, order = (*ROWS[axes], N), ORDERS[axes]
     shapes: dict[str, Any] = {"x": x, **dict.fromkeys(weights, (N,)), **({"residual": x} if residual else {})}
-    orders = dict.fromkeys(("x", "residual") if residual and not backward else ("x",), order)
+    orders: dict[str, Any] = dict.fromkeys(("x", "residual") if residual and not backward else ("x",), order)
     case = Case("rows", dtype, shapes, params, dtypes=dict.fromkeys(weights, dtype), orders=orders)
     problem, operation = absent_problem(OPERATORS[operator], case, backward), OPERATIONS[operator][backward]
     choice = operation.choose(problem, problem.outputs(operation.outputs), H200)
