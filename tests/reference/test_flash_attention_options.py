@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from math import exp
 from typing import Any
@@ -82,7 +83,7 @@ PARAMS = [
 
 @every_form
 @pytest.mark.parametrize("lengths", [(7, 11), (11, 7)], ids=["more keys", "more queries"])
-@pytest.mark.parametrize("params", PARAMS, ids=str)
+@pytest.mark.parametrize("params", PARAMS, ids=lambda params: re.sub(r" at 0x\w+", "", str(params)))
 def test_each_parameter(form, params, lengths):
     Sq, Sk = lengths
     arrays, params = made(params, q=(2, 4, Sq, 3), k=(2, 2, Sk, 3), v=(2, 2, Sk, 2))
