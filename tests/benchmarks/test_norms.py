@@ -14,9 +14,9 @@ from benchmarks.contestant import Contestant
 from benchmarks.samples import rows
 from benchmarks.tree import spec
 from benchmarks.work import Work, bind
-from benchmarks.workload import Workload, WrongResult
+from benchmarks.workload import WrongResult
 
-from .test_peers import referee
+from .test_peers import prepared, referee
 
 VECTORS = {"rms_norm": ("w",), "layer_norm": ("w", "b")}
 BOTH = pytest.mark.parametrize("name", VECTORS)
@@ -35,13 +35,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def toy(name: str, *, residual: bool = False, M: int = 24, N: int = 32, **params: Any) -> spec.Case:
     shapes = {"x": (M, N), **dict.fromkeys(VECTORS[name], (N,)), **({"residual": (M, N)} if residual else {})}
     return spec.Case("toy", "float32", shapes, params)
-
-
-def prepared(name: str, case: spec.Case) -> Workload:
-    operator = spec.OPERATORS[name]
-    made = Workload(operator, case, cases.find(name).sample, device="cpu")
-    made.prepare_backward(referee(operator, case))
-    return made
 
 
 @BOTH

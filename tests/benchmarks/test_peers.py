@@ -52,9 +52,9 @@ def packed(**params: Any) -> spec.Case:
     return spec.Case("toy", "float32", shapes, {"max_seqlen_q": 12, "max_seqlen_k": 14, **params})
 
 
-def prepared(name: str, case: spec.Case) -> Workload:
+def prepared(name: str, case: spec.Case, sample: Any = None) -> Workload:
     operator = spec.OPERATORS[name]
-    made = Workload(operator, case, cases.find(name).sample, device="cpu")
+    made = Workload(operator, case, sample or cases.find(name).sample, device="cpu")
     made.prepare_backward(referee(operator, case))
     return made
 

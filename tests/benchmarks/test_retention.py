@@ -15,7 +15,6 @@ from benchmarks.contestant import Contestant
 from benchmarks.retention import one_batch
 from benchmarks.tree import spec
 from benchmarks.work import bind
-from benchmarks.workload import Workload
 from dualops.spec.retention_cases import TOKENS_FIRST, options_of
 
 from .test_peers import prepared, referee
@@ -59,9 +58,7 @@ def test_a_batch_comes_with_all_of_its_heads() -> None:
 def test_the_reference_of_the_sample_is_that_part_of_the_whole(
     operator: spec.Spec, case: spec.Case, direction: str
 ) -> None:
-    work, right = Workload(operator, case, one_batch, device="cpu"), referee(operator, case)
-    work.prepare_backward(right)
-    assert work.check(right, direction).passed
+    assert prepared(operator.name, case, one_batch).check(referee(operator, case), direction).passed
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -69,8 +66,7 @@ def test_two_heads_of_a_long_sequence_stand_for_all(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(retention, "LONG", 9)
     shapes, params = options_of((2, 5, 9, 4), 5)
     case = spec.Case("toy", "float32", shapes, params)
-    work, right = Workload(PLAIN, case, one_batch, device="cpu"), referee(PLAIN, case)
-    work.prepare_backward(right)
+    work, right = prepared("retention", case, one_batch), referee(PLAIN, case)
     assert work.check(right, direction).passed
     picked, truths, _ = work.expected(direction)
     assert {name: x.shape[:2] for name, x in truths.items()} == dict.fromkeys(truths, (1, 2))
@@ -81,8 +77,7 @@ def test_tokens_lie_before_heads_where_batches_repeat_too(monkeypatch: pytest.Mo
     monkeypatch.setattr(workload, "GENERATED_ELEMENTS", 200)
     shapes, params = options_of((5, 3, 9, 4), 4)
     case = spec.Case("toy", "float32", shapes, params, orders=TOKENS_FIRST)
-    work, right = Workload(PLAIN, case, one_batch, device="cpu"), referee(PLAIN, case)
-    work.prepare_backward(right)
+    work, right = prepared("retention", case, one_batch), referee(PLAIN, case)
     for direction in ("forward", "backward"):
         assert work.check(right, direction).passed
         seen: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from benchmarks.tree import spec
 from benchmarks.work import bind
 from benchmarks.workload import Workload, in_order
 
-from .test_peers import referee
+from .test_peers import prepared, referee
 
 OPERATOR, TABLES = spec.OPERATORS["rope"], spec.OPERATORS["rope_tables"]
 TOKENS_FIRST = {"q": (0, 2, 1, 3), "k": (0, 2, 1, 3)}
@@ -31,23 +31,17 @@ def toy(dtype: str = "float32", *, D: int = 16, tables: tuple[int, ...] = (9, 8)
     return spec.Case("toy", dtype, shapes, more, orders=TOKENS_FIRST)
 
 
-def prepared(case: spec.Case) -> Workload:
-    made = Workload(OPERATOR, case, cases.find("rope").sample, device="cpu")
-    made.prepare_backward(referee(OPERATOR, case))
-    return made
-
-
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_the_formula_computes_what_the_spec_says(interleaved: bool, direction: str) -> None:
-    work = prepared(toy(interleaved=interleaved))
+    work = prepared("rope", toy(interleaved=interleaved))
     assert work.check(cases.find("rope").peers["torch eager"](work.problem), direction).passed
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_sample_is_held_against_its_own_rows(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.rope.SAMPLED_TOKENS", 3)
-    work = prepared(toy())
+    work = prepared("rope", toy())
     assert work.check(referee(OPERATOR, work.case), direction).passed
     _, truth, _ = work.expected(direction)
     (part,) = work.parts(direction)
@@ -56,7 +50,7 @@ def test_a_sample_is_held_against_its_own_rows(direction: str, monkeypatch: pyte
 
 
 def test_data_lies_as_the_case_says() -> None:
-    work, seen = prepared(toy()), []
+    work, seen = prepared("rope", toy()), []
     work.call(Contestant("spy", lambda **given: seen.append(given), lambda **given: seen.append(given)), "forward")()
     work.call(Contestant("spy", lambda **given: None, lambda **given: seen.append(given)), "backward")()
     forward, backward = seen

@@ -1,4 +1,4 @@
-"""Attention in NumPy: plain against blocked, float64 against 40 digits and another formula, masks, NaN, invariants."""
+"""Attention in NumPy: plain against blocked, float64 against 40 digits, rounding, NaN. `_options` has the formula."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from dualops.reference import flash_attention, flash_attention_blocked
 from dualops.spec import OPERATORS, Tag, compare
@@ -40,10 +39,6 @@ def qkv(B=2, H=4, Hkv=2, Sq=9, Sk=13, D=8, Dv=6, dtype="float64") -> tuple[np.nd
     return q, k, v
 
 
-def sees(causal: bool | str, i: int, j: int, Sq: int, Sk: int) -> bool:
-    return not causal or j <= i + (0 if causal == "top_left" else Sk - Sq)
-
-
 def agree(actual: np.ndarray, truth: np.ndarray, baseline: np.ndarray, dtype: str, what: str) -> None:
     found = compare(actual, truth, baseline, dtype=dtype, floor=SPEC.floor, name=what)
     assert found.passed, found.message
@@ -72,7 +67,7 @@ def test_float64_against_forty_digits(form, causal, scale):
         context.prec = 40
         factor = Decimal(3) ** Decimal("-0.5") if scale is None else Decimal(scale)
         for h, i in np.ndindex(2, 4):
-            seen = [j for j in range(5) if sees(causal, i, j, 4, 5)]
+            seen = [*range({False: 5, True: i + 2, "top_left": i + 1}[causal])]
             weights = [(factor * dot(q[0, h, i], k[0, 0, j])).exp() for j in seen]
             total = dot(weights, [1] * len(seen))
             assert abs(Decimal(float(lse[0, h, i])) - total.ln()) < Decimal("1e-14")
@@ -83,26 +78,6 @@ def test_float64_against_forty_digits(form, causal, scale):
 
 def dot(one: Iterable[float | Decimal], two: Iterable[float | Decimal]) -> Decimal:
     return sum((Decimal(a) * Decimal(b) for a, b in zip(one, two, strict=True)), Decimal(0))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("causal", CAUSAL)
-@pytest.mark.parametrize(("Sq", "Sk"), [(1, 1), (1, 40), (17, 30), (30, 17), (70, 70)])
-def test_float64_against_another_formula(form, causal, Sq, Sk):
-    q, k, v = qkv(Sq=Sq, Sk=Sk)
-    o, lse = both(form, q, k, v, causal=causal)
-    assert o.shape == (2, 4, Sq, 6)
-    for b, h, i in np.ndindex(2, 4, Sq):
-        seen = [j for j in range(Sk) if sees(causal, i, j, Sq, Sk)]
-        if not seen:
-            assert (o[b, h, i] == 0).all()
-            assert lse[b, h, i] == -np.inf
-            continue
-        # query head h reads key head h // 2; logits are small, so that no maximum is needed
-        weights = np.exp([np.dot(q[b, h, i], k[b, h // 2, j]) / np.sqrt(8) for j in seen])
-        assert lse[b, h, i] == pytest.approx(np.log(weights.sum()), rel=0, abs=1e-13)
-        expected = weights @ v[b, h // 2, seen] / weights.sum()
-        assert np.abs(o[b, h, i] - expected).max() < 1e-13
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -157,37 +132,6 @@ def test_dtypes_of_the_results_and_inputs_stay_as_they_are(form, dtype):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_rows_that_see_nothing_give_zero_and_minus_infinity(form, dtype):
-    o, lse = both(form, *qkv(Sq=9, Sk=4, dtype=dtype), causal=True)
-    assert (o[:, :, :5] == 0).all()
-    assert (lse[:, :, :5] == -np.inf).all()
-    assert np.isfinite(lse[:, :, 5:]).all()
-    o, lse = both(form, *qkv(Sq=3, Sk=0, dtype=dtype))
-    assert (o == 0).all()
-    assert (lse == -np.inf).all()
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_causal_prefix_does_not_depend_on_what_follows(form):
-    q, k, v = qkv(Sq=50, Sk=50)
-    whole = both(form, q, k, v, causal=True)
-    changed = both(form, q, *(np.concatenate([x[:, :, :20], -3 * x[:, :, 20:]], axis=2) for x in (k, v)), causal=True)
-    shorter = both(form, *(x[:, :, :20] for x in (q, k, v)), causal=True)
-    for one, two, three in zip(whole, changed, shorter, strict=True):
-        assert np.array_equal(one[:, :, :20], two[:, :, :20])
-        assert not np.array_equal(one[:, :, 20:], two[:, :, 20:])
-        assert np.abs(one[:, :, :20] - three).max() < 1e-13  # another matrix product: not bit for bit
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_decoding_the_last_query_alone_gives_the_last_row(form):
-    q, k, v = qkv(Sq=30, Sk=30)
-    for whole, last in zip(both(form, q, k, v, causal=True), both(form, q[:, :, -1:], k, v, causal=True), strict=True):
-        assert np.abs(whole[:, :, -1:] - last).max() < 1e-13
-
-
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("causal", CAUSAL)
 def test_a_row_does_not_depend_on_the_batch_and_heads_it_is_with(form, causal):
     q, k, v = qkv(B=3, H=6, Hkv=3, dtype="float32")
@@ -208,30 +152,6 @@ def test_grouped_heads_are_repeated_heads(form, dtype):
         assert np.array_equal(one, two)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@given(seed=st.integers(0, 2**31), causal=st.sampled_from(CAUSAL))
-def test_values_of_one_give_one_and_results_lie_among_the_values(form, seed, causal):
-    rng = np.random.default_rng(seed)
-    Sq, Sk = (int(n) for n in rng.integers(1, 12, 2))
-    q, k = 5 * rng.standard_normal((1, 2, Sq, 4)), rng.standard_normal((1, 1, Sk, 4))
-    v = rng.standard_normal((1, 1, Sk, 3))
-    o, lse = both(form, q, k, np.ones_like(v), causal=causal)
-    assert np.abs(o[np.isfinite(lse)] - 1).max(initial=0) < 16 * EPS
-    o, _ = both(form, q, k, v, causal=causal)
-    assert o.max() <= max(v.max(), 0) + 16 * EPS
-    assert o.min() >= min(v.min(), 0) - 16 * EPS
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_vector_added_to_every_key_shifts_lse_alone(form):
-    q, k, v = qkv()
-    shift = normal(8, seed=9)
-    o, lse = both(form, q, k, v)
-    moved, moved_lse = both(form, q, k + shift, v)
-    assert np.abs(moved - o).max() < 1e-13
-    assert np.abs(moved_lse - lse - q @ shift / np.sqrt(8)).max() < 1e-13
-
-
 # --- values that are no numbers ------------------------------------------------------------------
 
 
@@ -249,21 +169,6 @@ def test_what_no_query_sees_does_not_leak(form, dtype, strange, where):
             assert np.array_equal(one, two)
         else:  # the product is summed row by row then
             agree(one, two.astype(np.float64), two, dtype, "result")
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_a_nan_reaches_the_rows_that_see_it_and_no_others(form, dtype):
-    q, k, v = qkv(H=2, Hkv=2, Sq=30, Sk=30, dtype=dtype)
-    plain, plain_lse = both(form, q, k, v, causal=True)
-    k[1, 0, 17, 3] = np.nan
-    o, lse = both(form, q, k, v, causal=True)
-    poisoned = np.zeros((2, 2, 30), bool)
-    poisoned[1, 0, 17:] = True
-    assert np.array_equal(np.isnan(lse), poisoned)
-    assert np.array_equal(np.isnan(o.astype(float)), np.broadcast_to(poisoned[..., None], o.shape))
-    assert np.array_equal(o[~poisoned], plain[~poisoned])
-    assert np.array_equal(lse[~poisoned], plain_lse[~poisoned])
 
 
 @pytest.mark.parametrize("form", FORMS)

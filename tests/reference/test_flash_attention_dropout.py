@@ -10,9 +10,7 @@ import pytest
 
 from dualops.reference import (
     flash_attention,
-    flash_attention_backward,
     flash_attention_blocked,
-    flash_attention_varlen,
 )
 from tests.philox import DRAWS, HALVES, KNOWN_ANSWERS, philox, weights
 from tests.processes import ROOT
@@ -111,43 +109,6 @@ def test_weights_do_not_depend_on_tiles_or_masks(block_q, block_kv):
     causal = drawn(9, 0.4, 1, 2, 33, 21, causal="top_left") > 0
     below = np.tril(np.ones((33, 21), bool))
     assert np.array_equal(causal, (expected > 0) & below)
-
-
-def test_weights_do_not_depend_on_lengths_or_the_batches_that_follow():
-    expected = drawn(9, 0.4, 2, 3, 33, 21) > 0
-    assert np.array_equal(drawn(9, 0.4, 2, 3, 17, 8) > 0, expected[:, :, :17, :8])
-    assert np.array_equal(drawn(9, 0.4, 1, 3, 33, 21) > 0, expected[:1])
-
-
-def test_sequences_are_numbered_as_batches_are():
-    expected = drawn(9, 0.4, 2, 3, 12, 7)
-    q, k, v = np.zeros((24, 3, 1)), np.zeros((14, 3, 1)), np.tile(np.eye(7)[:, None], (2, 3, 1))
-    ends = [np.array([0, n, 2 * n], np.int32) for n in (12, 7)]
-    o = flash_attention_varlen(q, k, v, *ends, max_seqlen_q=12, max_seqlen_k=7, dropout_p=0.4, seed=9)
-    assert isinstance(o, np.ndarray)
-    assert np.abs(7 * o.reshape(2, 12, 3, 7).swapaxes(1, 2) - expected).max() < 1e-12
-
-
-def test_lse_and_a_probability_of_zero_are_without_dropout():
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((1, 2, 9, 4)) for _ in range(3))
-    plain = flash_attention(q, k, v, return_lse=True)
-    assert all(
-        np.array_equal(x, y) for x, y in zip(flash_attention(q, k, v, seed=3, return_lse=True), plain, strict=True)
-    )
-    o, lse = flash_attention(q, k, v, seed=3, dropout_p=0.5, return_lse=True)
-    assert np.array_equal(lse, plain[1]) and not np.array_equal(o, plain[0])
-
-
-def test_backward_drops_what_forward_dropped():
-    """dv = (weight * P).T @ do: with unit vectors as do it shows the weights."""
-    Sq, Sk = 11, 6
-    q, k, v = np.zeros((1, 2, Sq, 1)), np.zeros((1, 2, Sk, 1)), np.zeros((1, 2, Sk, Sq))
-    how: dict[str, Any] = {"dropout_p": 0.4, "seed": 77, "return_lse": True}
-    o, lse = flash_attention(q, k, v, **how)
-    do = np.ascontiguousarray(np.broadcast_to(np.eye(Sq), (1, 2, Sq, Sq)))
-    _, _, dv = flash_attention_backward(q, k, v, o, lse, do, **how)
-    assert np.abs(Sk * dv.swapaxes(-1, -2) - weights(77, 0.4, (1, 2, Sq, Sk))).max() < 1e-12
 
 
 def test_the_docs_say_what_a_probability_is_rounded_to():

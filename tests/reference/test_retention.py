@@ -257,39 +257,6 @@ def test_a_sequence_in_two_parts_is_the_whole(place, form, normalize):
         assert np.abs(one - two).max() <= 1e-12 * (1 + np.abs(two).max())
 
 
-@pytest.mark.parametrize("normalize", [None, "signed", "abs"])
-def test_the_parallel_form_of_the_last_queries_is_the_end_of_the_whole(normalize):
-    arrays = qkv()
-    whole = retention(**arrays, form="parallel", normalize=normalize)
-    some = retention(arrays["q"][:, :, 50:], arrays["k"], arrays["v"], form="parallel", normalize=normalize)
-    assert np.abs(some - whole[:, :, 50:]).max() < 1e-13
-    many = np.concatenate([normal(2, 3, 8, 5), arrays["q"]], axis=2)
-    more = retention(many, arrays["k"], arrays["v"], form="parallel", normalize=normalize)
-    assert (more[:, :, :8] == 0).all() and np.abs(more[:, :, 8:] - whole).max() < 1e-13
-
-
-@pytest.mark.parametrize("normalize", [None, "signed", "abs"])
-def test_a_mask_of_powers_is_the_decay(normalize):
-    arrays, gamma = qkv(), np.array([1.0, 0.5, 0.9])
-    distance = np.arange(70)[:, None] - np.arange(70)
-    mask = np.where(distance >= 0, gamma[:, None, None] ** np.maximum(distance, 0), 0)
-    for dtype in ("float32", "bfloat16"):
-        given = {name: x.astype(numpy_dtype(dtype)) for name, x in arrays.items()}
-        expected = retention(**given, gamma=gamma.astype(np.float32), form="parallel", normalize=normalize)
-        masked = retention(**given, mask=mask.astype(np.float32), form="parallel", normalize=normalize)
-        unit = 1e-5 if dtype == "float32" else 2.0**-7
-        assert np.abs(masked.astype(float) - expected).max() <= unit * (1 + np.abs(expected.astype(float)).max())
-
-
-def test_a_mask_may_look_ahead():
-    arrays = qkv(S=4)
-    ahead = np.zeros((3, 4, 4))
-    ahead[:, 0, 3] = 2.0
-    o = retention(**arrays, mask=ahead, form="parallel", scale=1.0)
-    first = 2 * (arrays["q"][:, :, 0] * arrays["k"][:, :, 3]).sum(axis=-1, keepdims=True) * arrays["v"][:, :, 3]
-    assert np.abs(o[:, :, 0] - first).max() < 1e-14 and (o[:, :, 1:] == 0).all()
-
-
 # --- normalizers ---------------------------------------------------------------------------------
 
 
@@ -308,12 +275,6 @@ def test_a_sum_below_one_is_left_alone_and_one_above_divides():
         o, row_sum = retention(np.ones_like(q), k, v, **params)
         assert row_sum.reshape(-1).tolist() == [-1.0 if normalize == "signed" else 1.0, n, n]
         assert o.reshape(-1).tolist() == [-1.0, 1 / n, 1 / n]
-
-
-def test_no_row_that_abs_normalizes_is_larger_than_a_value():
-    arrays = qkv()
-    o = retention(**arrays, scale=10.0, form="parallel", normalize="abs")
-    assert (np.abs(o).max(axis=-1) <= np.abs(arrays["v"]).max() * (1 + 1e-12)).all()
 
 
 # --- NaN, nothing, and who is next to whom -------------------------------------------------------

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from dualops import reference
-from dualops.reference.rope import inverse_frequencies
 from dualops.spec import OPERATORS, compare
 from dualops.spec.meta import FLOATS, numpy_dtype
-from dualops.testing.truth import bind, widened
+from dualops.testing.truth import bind
 from tests.checks import call, gradient_inputs
 from tests.problems import random_problems, values
 
@@ -84,36 +83,6 @@ def test_arithmetic_is_float32_and_rounds_once(dtype):
             assert one.dtype == numpy_dtype(dtype) and one.tobytes() == two.astype(one.dtype).tobytes()
 
 
-def test_a_rotation_keeps_lengths_and_the_gradient_undoes_it():
-    for case in problems(3):
-        arrays = widened(values(SPEC, case))
-        q, k = arrays["q"], arrays["k"]
-        more = {name: arrays[name] for name in ("cos", "sin", "positions") if name in arrays}
-        # the tables are angles rounded to float32
-        cos, sin = more["cos"], more["sin"]
-        length = np.sqrt(cos**2 + sin**2)
-        more |= {"cos": cos / length, "sin": sin / length}
-        rotated = reference.rope(q, k, **more, **case.params)
-        for x, y in zip((q, k), rotated, strict=True):
-            np.testing.assert_allclose(np.linalg.norm(y, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-12)
-        for x, back in zip((q, k), reference.rope_backward(*rotated, **more, **case.params), strict=True):
-            np.testing.assert_allclose(back, x, rtol=1e-12, atol=1e-12)
-
-
-def test_the_gradient_is_the_transpose():
-    """<rope(x), dy> = <x, rope_backward(dy)>, whatever the tables hold."""
-    for case in problems(4, dtypes=("float64",)):
-        arrays = values(SPEC, case)
-        more = {name: arrays[name] for name in ("cos", "sin", "positions") if name in arrays}
-        more |= {name: RNG.standard_normal(arrays[name].shape) for name in ("cos", "sin")}
-        q, k = arrays["q"], arrays["k"]
-        dy = [RNG.standard_normal(x.shape) for x in (q, k)]
-        rotated = reference.rope(q, k, **more, **case.params)
-        back = reference.rope_backward(dy[0], dy[1], **more, **case.params)
-        for x, y, d, dx in zip((q, k), rotated, dy, back, strict=True):
-            np.testing.assert_allclose((y * d).sum(), (x * dx).sum(), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dim", [16, 10])
 def test_inner_products_depend_on_the_distance_alone(dim, interleaved):
@@ -130,19 +99,6 @@ def test_inner_products_depend_on_the_distance_alone(dim, interleaved):
     assert np.ptp(scores) > 1
 
 
-def test_interleaved_is_halves_with_the_dimensions_in_another_order():
-    for case in problems(5, dtypes=("float32",)):
-        arrays = values(SPEC, case)
-        R = rotary(arrays, case.params)
-        if arrays["cos"].shape[-1] != R // 2:
-            continue
-        order = np.r_[np.arange(0, R, 2), np.arange(1, R, 2), np.arange(R, arrays["q"].shape[-1])]
-        halves = arrays | {name: np.ascontiguousarray(arrays[name][..., order]) for name in ("q", "k")}
-        neighbours = call(reference.rope, SPEC.inputs, arrays, interleaved=True, dim=R)
-        for one, two in zip(neighbours, call(reference.rope, SPEC.inputs, halves, dim=R), strict=True):
-            assert one[..., order].tobytes() == two.tobytes()
-
-
 def test_position_0_and_dimensions_from_R_on_stay_what_they_are():
     q, k = RNG.standard_normal((2, 2, 3, 5, 20)).astype(np.float32)
     q[..., 14] = np.nan
@@ -152,22 +108,6 @@ def test_position_0_and_dimensions_from_R_on_stay_what_they_are():
         assert [x.tobytes() for x in same] == [q.tobytes(), k.tobytes()]
         for x, y in zip((q, k), reference.rope(q, k, *turning, dim=14, interleaved=interleaved), strict=True):
             assert y[..., 14:].tobytes() == x[..., 14:].tobytes() and not np.array_equal(y[..., :14], x[..., :14])
-
-
-def test_each_form_of_tables_and_positions_says_the_same():
-    q, k = RNG.standard_normal((2, 3, 2, 6, 8))
-    cos, sin = tables(np.arange(9), 8)
-    positions = RNG.integers(0, 9, (3, 6))
-    plain = reference.rope(q, k, cos, sin)
-    for more in ((cos[None, :6], sin[None, :6]), [np.broadcast_to(x[:6], (3, 6, 4)) for x in (cos, sin)]):
-        assert all(np.array_equal(*pair) for pair in zip(plain, reference.rope(q, k, *more), strict=True))
-    for dtype in (np.int64, np.int32):
-        for order in (np.arange(6, dtype=dtype), np.tile(np.arange(6, dtype=dtype), (3, 1))):
-            same = reference.rope(q, k, cos, sin, positions=order)
-            assert all(np.array_equal(*pair) for pair in zip(plain, same, strict=True))
-    own = reference.rope(q, k, cos, sin, positions=positions)
-    by_token = reference.rope(q, k, cos[positions], sin[positions])
-    assert all(np.array_equal(*pair) for pair in zip(own, by_token, strict=True))
 
 
 def test_a_nan_poisons_its_pair_and_a_row_of_the_tables_its_token():
@@ -289,20 +229,6 @@ def test_tables_number_by_number(dim, base, scaling, dtype):
             exact = magnitude * function(int(positions[tuple(at)]) * frequency(i, dim, base, scaling))
             eps = 2.0 ** {"float32": -23, "float64": -32, "float16": -10, "bfloat16": -7}[dtype]
             assert abs(float(table[(*at, i)]) - exact) < 1e-9 + 0.5 * max(magnitude, 1.0) * eps
-
-
-def test_llama3_slows_low_frequencies_and_leaves_high_ones():
-    plain, scaled = (inverse_frequencies(128, 500000.0, scaling) for scaling in (None, normal(LLAMA3)))
-    ratio = plain / scaled
-    assert (ratio[:20] == 1).all() and np.allclose(ratio[-20:], 8)
-    assert (np.diff(ratio) >= -1e-12).all() and 5 < ((ratio > 1.01) & (ratio < 7.9)).sum() < 20
-
-
-def test_a_position_of_a_hundred_thousand_is_as_exact_as_a_small_one():
-    """In float32 the angle alone would be wrong by 0.004."""
-    positions = np.array([100_003, 999_983])
-    for table, function in zip(reference.rope_tables(positions, 2), (math.cos, math.sin), strict=True):
-        np.testing.assert_allclose(table[:, 0], [function(p) for p in positions.tolist()], rtol=0, atol=3e-8)
 
 
 def test_dicts_in_hugging_faces_words():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dualops.spec import ArrayMeta, Problem, flash_attention, flash_attention_varlen
+from dualops.spec.base import Input
 from dualops.spec.meta import contiguous_strides
 
 FLOAT_LIST = "expected one of float64, float32, float16, bfloat16"
@@ -12,6 +14,12 @@ FLOAT_LIST = "expected one of float64, float32, float16, bfloat16"
 
 def meta(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = None, device: str = "cpu") -> ArrayMeta:
     return ArrayMeta(shape, dtype, contiguous_strides(shape) if strides is None else strides, device, 4096)
+
+
+def metas_of(inputs: Sequence[Input], dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ArrayMeta | None]:
+    """Of those inputs that have a shape, each of the dtype that it has beside data of this one."""
+    given = [entry for entry in inputs if entry.name in shapes]
+    return {entry.name: meta(*shapes[entry.name], dtype=entry.dtype_for(dtype)) for entry in given}
 
 
 def attention(**changed: Any) -> Problem:

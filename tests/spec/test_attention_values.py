@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -113,75 +112,70 @@ def test_seeds_that_are_right(seed):
     assert attention(seed=made, dropout_p=0.5).dropout_p == 0.5
 
 
-def ends(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
+def ranges(starts: tuple = (0, 5), lengths: tuple = (5, 5), **more: Any) -> dict[str, Any]:
+    """Of two sequences."""
+    given = {"cu_seqlens_q": (0, 12, 20), "cu_seqlens_k": None, "k_starts": starts, "k_lengths": lengths}
+    return {**given, "max_seqlen_q": None, "max_seqlen_k": 10, "total_k_lengths": 20, **more}
 
 
-LENGTHS = [
-    ((1, 20), (0, 30), 20, 30, "cu_seqlens_q starts at 1, expected 0"),
-    ((0, 20), (-1, 30), 20, 30, "cu_seqlens_k starts at -1, expected 0"),
-    ((0, 10, 5, 20), (0, 9, 9, 30), 20, 30, "cu_seqlens_q falls from 10 to 5 at 2, expected it not to fall"),
-    ((0, 20), (0, 31), 20, 31, "cu_seqlens_k ends at 31, k has total_k=30, expected no more"),
-    ((0, 21), (0, 30), 21, 30, "cu_seqlens_q ends at 21, q has total_q=20, expected no more"),
-    ((0, 20), (0, 30), 19, 30, "max_seqlen_q is 19, expected 20 or more, as cu_seqlens_q has it"),
-    ((0, 5, 20), (0, 12, 30), 15, 17, "max_seqlen_k is 17, expected 18 or more, as cu_seqlens_k has it"),
+def packed(name: str, **given: Any) -> Any:
+    """The reference's call on 20 queries and 30 keys, by default of one sequence."""
+    q, k = np.zeros((20, 2, 4)), np.zeros((30, 1, 4))
+    given = {"cu_seqlens_q": (0, 20), "cu_seqlens_k": (0, 30), "max_seqlen_q": 99, "max_seqlen_k": 99, **given}
+    given = {key: np.array(x, np.int32) if isinstance(x, tuple) else x for key, x in given.items()}
+    more = (q, np.zeros((2, 20)), q) if name.endswith("_backward") else ()
+    return getattr(reference, name)(q, k, k, *more, **given)
+
+
+LENGTHS: list[tuple[dict[str, Any], str]] = [
+    ({"cu_seqlens_q": (1, 20)}, "cu_seqlens_q starts at 1, expected 0"),
+    ({"cu_seqlens_k": (-1, 30)}, "cu_seqlens_k starts at -1, expected 0"),
+    (
+        {"cu_seqlens_q": (0, 10, 5, 20), "cu_seqlens_k": (0, 9, 9, 30)},
+        "cu_seqlens_q falls from 10 to 5 at 2, expected it not to fall",
+    ),
+    ({"cu_seqlens_k": (0, 31)}, "cu_seqlens_k ends at 31, k has total_k=30, expected no more"),
+    ({"cu_seqlens_q": (0, 21)}, "cu_seqlens_q ends at 21, q has total_q=20, expected no more"),
+    ({"max_seqlen_q": 19}, "max_seqlen_q is 19, expected 20 or more, as cu_seqlens_q has it"),
+    (
+        {"cu_seqlens_q": (0, 5, 20), "cu_seqlens_k": (0, 12, 30), "max_seqlen_k": 17},
+        "max_seqlen_k is 17, expected 18 or more, as cu_seqlens_k has it",
+    ),
+    (ranges(starts=(0, -1)), "k_starts is -1 at 1, expected 0 or more"),
+    (ranges(lengths=(-2, 5)), "k_lengths is -2 at 0, expected 0 or more"),
+    (ranges((0, 25), (5, 6)), "k_starts + k_lengths is 25 + 6 at 1, k has total_k=30, expected no more"),
+    (
+        ranges((2**31 - 1, 0), (2**31 - 1, 1)),
+        "k_starts + k_lengths is 2147483647 + 2147483647 at 0, k has total_k=30, expected no more",
+    ),
+    (ranges(lengths=(5, 8), max_seqlen_k=7), "max_seqlen_k is 7, expected 8 or more, the longest of k_lengths"),
+    (
+        ranges(lengths=(5, 8), max_seqlen_k=8, total_k_lengths=12),
+        "total_k_lengths is 12, expected 13 or more, the sum of k_lengths",
+    ),
 ]
 
 
-def lengths_of(call: Callable[..., Any], ends_q: tuple, ends_k: tuple, longest_q: int, longest_k: int) -> Any:
-    q, k = np.zeros((20, 2, 4)), np.zeros((30, 1, 4))
-    given = {"cu_seqlens_q": ends(*ends_q), "cu_seqlens_k": ends(*ends_k)}
-    given |= {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
-    if call is reference.flash_attention_varlen:
-        return call(q, k, k, **given)
-    return call(q, k, k, q, np.zeros((2, 20)), q, **given)
-
-
 @pytest.mark.parametrize("name", ["flash_attention_varlen", "flash_attention_varlen_backward"])
-@pytest.mark.parametrize("row", LENGTHS, ids=lambda row: row[-1])
-def test_errors_of_lengths(name, row):
-    *given, message = row
+@pytest.mark.parametrize(("given", "message"), LENGTHS, ids=lambda message: str(message))
+def test_errors_of_lengths(name, given, message):
     with pytest.raises(ValueError, match=f"^{re.escape(f'{name}: {message}')}$"):
-        lengths_of(getattr(reference, name), *given)
+        packed(name, **given)
 
 
-RANGES = [
-    ((0, -1), (5, 5), 10, 20, "k_starts is -1 at 1, expected 0 or more"),
-    ((0, 5), (-2, 5), 10, 20, "k_lengths is -2 at 0, expected 0 or more"),
-    ((0, 25), (5, 6), 10, 20, "k_starts + k_lengths is 25 + 6 at 1, k has total_k=30, expected no more"),
-    ((2**31 - 1, 0), (2**31 - 1, 1), 10, 20,
-     "k_starts + k_lengths is 2147483647 + 2147483647 at 0, k has total_k=30, expected no more"),
-    ((0, 5), (5, 8), 7, 20, "max_seqlen_k is 7, expected 8 or more, the longest of k_lengths"),
-    ((0, 5), (5, 8), 8, 12, "total_k_lengths is 12, expected 13 or more, the sum of k_lengths"),
-]  # fmt: skip
+RIGHT_LENGTHS = [
+    {"cu_seqlens_q": (0, 0, 20, 20), "cu_seqlens_k": (0, 7, 30, 30), "max_seqlen_q": 20, "max_seqlen_k": 23},
+    {"max_seqlen_q": 500, "max_seqlen_k": 500},
+    ranges((0, 0), (30, 30), max_seqlen_k=30, total_k_lengths=None),
+    ranges((20, 3), (10, 0), max_seqlen_k=30, total_k_lengths=None),
+    ranges((30, 4), (0, 5), max_seqlen_k=30, total_k_lengths=None),
+    ranges((9, 1), (3, 4), max_seqlen_k=5, total_k_lengths=7),
+]
 
 
-def ranges_of(call: Callable[..., Any], starts: tuple, lengths: tuple, longest: int, most: int | None) -> Any:
-    q, k = np.zeros((20, 2, 4)), np.zeros((30, 1, 4))
-    given = {"cu_seqlens_q": ends(0, 12, 20), "k_starts": ends(*starts), "k_lengths": ends(*lengths)}
-    given |= {"max_seqlen_k": longest, "total_k_lengths": most}
-    if call is reference.flash_attention_varlen:
-        return call(q, k, k, **given)
-    return call(q, k, k, q, np.zeros((2, 20)), q, **given)
-
-
-@pytest.mark.parametrize("name", ["flash_attention_varlen", "flash_attention_varlen_backward"])
-@pytest.mark.parametrize("row", RANGES, ids=lambda row: row[-1])
-def test_errors_of_key_ranges(name, row):
-    *given, message = row
-    with pytest.raises(ValueError, match=f"^{re.escape(f'{name}: {message}')}$"):
-        ranges_of(getattr(reference, name), *given)
-
-
-def test_key_ranges_that_are_right():
-    for starts, lengths in (((0, 0), (30, 30)), ((20, 3), (10, 0)), ((30, 4), (0, 5))):
-        assert ranges_of(reference.flash_attention_varlen, starts, lengths, 30, None).shape == (20, 2, 4)
-    assert ranges_of(reference.flash_attention_varlen, (9, 1), (3, 4), 5, 7).shape == (20, 2, 4)
-
-
-def test_lengths_that_are_right():
-    assert lengths_of(reference.flash_attention_varlen, (0, 0, 20, 20), (0, 7, 30, 30), 20, 23).shape == (20, 2, 4)
-    assert lengths_of(reference.flash_attention_varlen, (0, 20), (0, 30), 500, 500).shape == (20, 2, 4)
+@pytest.mark.parametrize("given", RIGHT_LENGTHS, ids=str)
+def test_lengths_that_are_right(given):
+    assert packed("flash_attention_varlen", **given).shape == (20, 2, 4)
 
 
 # --- right calls ---------------------------------------------------------------------------------
@@ -203,14 +197,8 @@ def test_right_options():
     assert problem.dtype_of("sinks") == "float32"
     assert problem.dtype_of("alibi_slopes") is None
     problem = varlen(causal=True)
-    assert [getattr(problem, name) for name in ("B", "Sq", "Sk", "total_q", "total_k", "group")] == [
-        3,
-        9,
-        12,
-        20,
-        30,
-        2,
-    ]
+    found = [getattr(problem, name) for name in ("B", "Sq", "Sk", "total_q", "total_k", "group")]
+    assert found == [3, 9, 12, 20, 30, 2]
 
 
 def test_no_sequence_is_taken_for_longer_than_all_of_them():

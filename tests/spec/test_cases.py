@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
@@ -12,7 +12,6 @@ import pytest
 from dualops import reference
 from dualops.spec import (
     OPERATORS,
-    ArrayMeta,
     Case,
     Problem,
     Spec,
@@ -24,22 +23,12 @@ from dualops.spec import (
 from dualops.spec.attention import OPTIONS
 from dualops.spec.attention.blocks import made_of
 from dualops.spec.attention.cases import COLUMNS, PAIRS, paired
-from dualops.spec.base import Input
-from dualops.spec.meta import FLOATS, compute_dtype, contiguous_strides, itemsize, numpy_dtype
+from dualops.spec.meta import FLOATS, compute_dtype, itemsize, numpy_dtype
 from tests.checks import call
 from tests.problems import elements, random_problems, scores_of, values
+from tests.spec.calls import metas_of
 
 every_operator = pytest.mark.parametrize("spec", OPERATORS.values(), ids=OPERATORS)
-
-
-def metas_of(inputs: Sequence[Input], dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ArrayMeta | None]:
-    given = [entry for entry in inputs if entry.name in shapes]
-    return {
-        entry.name: ArrayMeta(
-            shapes[entry.name], entry.dtype_for(dtype), contiguous_strides(shapes[entry.name]), "cpu", 0
-        )
-        for entry in given
-    }
 
 
 def problem_of(spec: Spec, dtype: str, shapes: Mapping[str, tuple[int, ...]], params: Mapping | None = None) -> Problem:

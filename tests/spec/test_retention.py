@@ -7,26 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.spec import ArrayMeta, Problem, retention, retention_varlen
-from dualops.spec.meta import contiguous_strides
+from dualops.spec import Problem, retention, retention_varlen
 from dualops.spec.retention import CHUNK, default_gamma
 from dualops.spec.retention_cases import options_of
+from tests.spec.calls import metas_of
 
 
 def problem_of(S: int = 150, Sk: int | None = None, **options: Any) -> Problem:
     """float16, B = 2, H = 3, D = 5, Dv = 7."""
     shapes, params = options_of((2, 3, S, 5), 7, Sk=Sk, **options)
-    return retention.bind(metas(retention.inputs, shapes), params)
-
-
-def metas(inputs: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, ArrayMeta | None]:
-    given = [entry for entry in inputs if entry.name in shapes]
-    return {
-        entry.name: ArrayMeta(
-            shapes[entry.name], entry.dtype_for("float16"), contiguous_strides(shapes[entry.name]), "cpu", 0
-        )
-        for entry in given
-    }
+    return retention.bind(metas_of(retention.inputs, "float16", shapes), params)
 
 
 PAIRS = 2 * (64 * 65 // 2) + 22 * 23 // 2  # of two chunks of 64 tokens and one of 22
@@ -70,7 +60,7 @@ def test_bytes_by_hand():
     for normalize, extra in ((None, 0), ("signed", 2 * tokens * 7 + 4 * tokens)):
         given = {name: shape for name, shape in shapes.items() if normalize or name != "initial_norm"}
         params = {"normalize": normalize}
-        gradient = retention.bind_backward(metas(retention.gradient_inputs, given), params)
+        gradient = retention.bind_backward(metas_of(retention.gradient_inputs, "float16", given), params)
         cost = retention.backward_cost
         norms = norm if normalize else 0
         assert cost is not None
@@ -80,15 +70,15 @@ def test_bytes_by_hand():
 
 def test_no_sequence_is_taken_for_longer_than_all_of_them():
     shapes = {"q": (9, 2, 5), "k": (9, 2, 5), "v": (9, 2, 7), "cu_seqlens": (3,)}
-    problem = retention_varlen.bind(metas(retention_varlen.inputs, shapes), {"max_seqlen": 100_000})
+    problem = retention_varlen.bind(metas_of(retention_varlen.inputs, "float16", shapes), {"max_seqlen": 100_000})
     assert (problem.Sq, problem.Sk, problem.max_seqlen) == (9, 9, 100_000)
-    problem = retention_varlen.bind(metas(retention_varlen.inputs, shapes))
+    problem = retention_varlen.bind(metas_of(retention_varlen.inputs, "float16", shapes))
     assert (problem.Sq, problem.Sk, problem.max_seqlen) == (9, 9, 9)
 
 
 def test_states_lie_in_the_order_of_their_axes_and_tokens_in_that_of_q():
     shapes, params = options_of((2, 3, 10, 5), 7, normalize="signed", return_state=True, return_row_sum=True)
-    made = metas(retention.inputs, shapes)
+    made = metas_of(retention.inputs, "float16", shapes)
     for name in "qkv":
         meta = made[name]
         assert meta is not None

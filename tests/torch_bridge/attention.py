@@ -1,4 +1,4 @@
-"""Arguments for the bridge's tests of attention: small, and every option."""
+"""Arguments for the bridge's tests of attention: small ones, and what is special about torch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dualops.spec.attention import OPTIONS_VARLEN
-
 from .conftest import values
 
 B, H, HKV, SQ, SK, D, DV = 2, 4, 2, 3, 5, 4, 3
 LENGTHS_Q, LENGTHS_K = (2, 0, 4, 1), (3, 2, 2, 0)
 STARTS, LENGTHS = (2, 0, 1, 1), (5, 4, 6, 2)  # ranges of keys, of sequences with so many queries
-
-
-def bent(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-    """A score_mod that depends on all that it is given, and not linearly on the score."""
-    return score - 0.05 * score * score + 0.01 * (i - j) * (1 + h) - 0.1 * b
 
 
 def woven(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -78,33 +71,15 @@ def _ends(lengths: tuple[int, ...], device: str) -> torch.Tensor:
 
 
 ALL: dict[str, dict[str, Any]] = {
-    "top_left": {"causal": "top_left"},
     "causal": {"causal": True},
-    "window": {"window": (2, None)},
-    "scale": {"scale": 0.7},
-    "softcap": {"softcap": 1.5},
-    "score_mod": {"score_mod": bent},
     "pair": {"score_mod": (squashed, squashed_slope)},
-    "mask_mod": {"mask_mod": woven},
     "dropout": {"dropout_p": 0.3, "seed": 7},
     "alibi": {},
     "padding": {},
     "bias": {},
     "sinks": {},
 }
-# options that are a number a head, and have no gradient
-PER_HEAD = [entry.name for option in OPTIONS_VARLEN for entry in option.inputs if entry.axes == ("H",)]
-OTHERS = [name for name in PER_HEAD if name not in ("alibi_slopes", "sinks")]
-ALL |= {name: {} for name in OTHERS}
 ALL_VARLEN = tuple(name for name in ALL if name not in ("padding", "bias"))
-# every option in one set at least; each set goes along every road
-SETS = {
-    "none": (),
-    "masks": ("causal", "window", "padding", "mask_mod"),
-    "scores": ("scale", "softcap", "score_mod", "bias", "alibi", *OTHERS),
-    "rest": ("top_left", "pair", "sinks", "dropout"),
-    "all": tuple(name for name in ALL if name not in ("top_left", "pair")),
-}
 
 
 def _arguments(
@@ -121,7 +96,6 @@ def _arguments(
         given |= ALL[name]
     if "alibi" in options:
         given["alibi_slopes"] = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device, dtype=dtype)
-    given |= {name: torch.linspace(0.5, 1.5, H, device=device, dtype=dtype) for name in OTHERS if name in options}
     if "padding" in options:
         given["key_padding_mask"] = torch.arange(B * SK, device=device).reshape(B, SK) % 3 != 0
     return Arguments(tensors, given | more)

@@ -30,6 +30,14 @@ def with_short_chunks(*_: Any) -> None:
     layout.layout_of.cache_clear()
 
 
+def error_of(call: Callable[[], Any]) -> tuple[str, str]:
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
 @dataclass(frozen=True)
 class Case:
     """A call of context_parallel and its gradient."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import distributed
 from dualops.torch_bridge.distributed import agreement, context_parallel, positions, shard, unshard
 from dualops.torch_bridge.distributed.ranks import Ranks
 
-from .context import CASES, shares_of
+from .context import CASES, error_of, shares_of
 
 
 def _call(mesh: Any, rank: int, **other: Any) -> Any:
@@ -64,19 +63,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-def _error(call: Callable[[], Any]) -> tuple[str, str]:
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return "nothing", ""
-
-
 def disagreements(mesh: Any) -> dict[str, tuple[str, str]]:
     """The errors of this rank where the last rank calls otherwise; a right call after each."""
     found = {}
     for name, (other, _) in DISAGREE.items():
-        found[name] = _error(partial(_call, mesh, mesh.size() - 1, **other))
+        found[name] = error_of(partial(_call, mesh, mesh.size() - 1, **other))
         _call(mesh, 0)
     return found
 
@@ -84,7 +75,7 @@ def disagreements(mesh: Any) -> dict[str, tuple[str, str]]:
 def refusals(mesh: Any) -> dict[str, tuple[str, str]]:
     found = {}
     for name, (other, _, _) in REFUSED.items():
-        found[name] = _error(partial(_call, mesh, mesh.size() - 1, **other))
+        found[name] = error_of(partial(_call, mesh, mesh.size() - 1, **other))
         _call(mesh, 0)
     return found
 
@@ -101,15 +92,15 @@ def other_errors(mesh: Any) -> dict[str, tuple[str, str]]:
     slopes = torch.ones(1, requires_grad=True)
     last = mesh.get_local_rank() == mesh.size() - 1
     return {
-        "two axes": _error(lambda: context_parallel(x, x, x, group=axes)),
-        "no group": _error(lambda: context_parallel(x, x, x, group=None)),
-        "no member": _error(lambda: positions((0, 4), others)) if distributed.get_rank() else ("ValueError", ""),
-        "twice": _error(lambda: dq.sum().backward()),
-        "slopes": _error(lambda: context_parallel(x, x, x, group=mesh, alibi_slopes=slopes).sum().backward()),
-        "another function": _error(lambda: unshard(x, 0, mesh) if last else context_parallel(x, x, x, group=mesh)),
-        "unshard": _error(lambda: unshard(x, int(last), mesh)),
-        "unshard of nothing": _error(lambda: unshard(x, 5 if last else 0, mesh)),
-        "shard": _error(lambda: shard(x, 0, mesh, cu_seqlens=(0, 5))),
+        "two axes": error_of(lambda: context_parallel(x, x, x, group=axes)),
+        "no group": error_of(lambda: context_parallel(x, x, x, group=None)),
+        "no member": error_of(lambda: positions((0, 4), others)) if distributed.get_rank() else ("ValueError", ""),
+        "twice": error_of(lambda: dq.sum().backward()),
+        "slopes": error_of(lambda: context_parallel(x, x, x, group=mesh, alibi_slopes=slopes).sum().backward()),
+        "another function": error_of(lambda: unshard(x, 0, mesh) if last else context_parallel(x, x, x, group=mesh)),
+        "unshard": error_of(lambda: unshard(x, int(last), mesh)),
+        "unshard of nothing": error_of(lambda: unshard(x, 5 if last else 0, mesh)),
+        "shard": error_of(lambda: shard(x, 0, mesh, cu_seqlens=(0, 5))),
     }
 
 
@@ -133,7 +124,7 @@ def compared(mesh: Any) -> bool:
     agreement._compare("compared", ranks, table)
     other = table.clone()
     other[(ranks.rank + 1) % ranks.size] += 1
-    kind, message = _error(partial(agreement._compare, "compared", ranks, other))
+    kind, message = error_of(partial(agreement._compare, "compared", ranks, other))
     return kind == "RuntimeError" and "compared: the ranks of the group disagree on their arguments" in message
 
 
@@ -141,4 +132,4 @@ def disagreement_on_gpus(mesh: Any) -> tuple[str, str]:
     """The error of this rank in a first call, of which the last rank's is another."""
     x = torch.zeros(300, 1, 64, device=f"cuda:{mesh.get_local_rank()}", dtype=torch.bfloat16)
     window = (7, 0) if mesh.get_local_rank() == mesh.size() - 1 else None
-    return _error(lambda: context_parallel(x, x, x, group=mesh, cu_seqlens=(0, 600), window=window))
+    return error_of(lambda: context_parallel(x, x, x, group=mesh, cu_seqlens=(0, 600), window=window))

@@ -225,6 +225,10 @@ def reading(value: Any) -> Callable[..., Any]:
     return lambda score, b, h, i, j: score * value[0]
 
 
+def scaled_by(value: float) -> Callable[..., Any]:
+    return lambda score, b, h, i, j: score * value
+
+
 def with_default(value: Any) -> Callable[..., Any]:
     return lambda score, b, h, i, j, value=value: score * value
 
@@ -241,9 +245,21 @@ def tripled(x: Any) -> Any:
     return x * 3
 
 
+class Module(torch.nn.Module):
+    """Attention by a function that is an argument, or an attribute; with a derivative of its own, or without."""
+
+    score_mod: Any = None
+    derivative: Any = None
+
+    def forward(self, x: torch.Tensor, score_mod: Any = None) -> torch.Tensor:
+        score_mod = score_mod or self.score_mod
+        return flash_attention(x, x, x, score_mod=(score_mod, self.derivative) if self.derivative else score_mod)
+
+
 @pytest.mark.parametrize(
     ("make", "two", "three"),
     [
+        (scaled_by, 2.0, 3.0),
         (reading, np.array([2.0]), np.array([3.0])),
         (reading, (np.float32(2),), (np.float32(3),)),
         (reading, [2.0], [3.0]),
@@ -251,17 +267,21 @@ def tripled(x: Any) -> Any:
         (calling, doubled, tripled),
         (calling, with_default(2.0), with_default(3.0)),
     ],
-    ids=["array", "NumPy's number", "list", "default", "code of a helper", "value of a helper"],
+    ids=["number", "array", "NumPy's number", "list", "default", "code of a helper", "value of a helper"],
 )
-def test_compiled_functions_of_one_code_are_told_apart(make: Any, two: Any, three: Any) -> None:
+@pytest.mark.parametrize("way", ["argument", "attribute", "pair"])
+def test_compiled_functions_of_one_code_are_told_apart(make: Any, two: Any, three: Any, way: str) -> None:
     if make is calling and two is not doubled:
         two, three = (lambda x, own=own: own(x, 0, 0, 0, 0) for own in (two, three))
-    counter = CompileCounterWithBackend("aot_eager")
-    function = compiled(lambda x, mod: flash_attention(x, x, x, score_mod=mod), backend=counter)
+    counter, module = CompileCounterWithBackend("aot_eager"), Module()
+    module.derivative = scaled_by(1.0) if way == "pair" else None
+    function = compiled(module, backend=counter)
     x, functions = leaf().detach(), {2: make(two), 3: make(three)}
     counts = []
     for factor in (2, 3, 2, 3):
-        close(function(x, functions[factor]), flash_attention(x, x, x, scale=factor / math.sqrt(D)))
+        module.score_mod = functions[factor] if way == "attribute" else None
+        found = function(x) if way == "attribute" else function(x, functions[factor])
+        close(found, flash_attention(x, x, x, scale=factor / math.sqrt(D)))
         counts.append(counter.frame_count)
     assert counts[0] < counts[1] == counts[3]
 

@@ -229,7 +229,15 @@ def test_numbers_are_made_what_the_schema_has() -> None:
         torch.testing.assert_close(found[0].detach(), expected(x, w, None, *PARAMS[1])[0].detach())
 
 
-BAD_PARAMS = [
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"x": torch.ones(5)}, ValueError, "x has 1 axes (5,), expected 2: [M, N]"),
+    ({"x": torch.eye(3).to_sparse()}, TypeError, "x has layout torch.sparse_coo, expected torch.strided"),
+    ({"x": [1.0, 2.0]}, TypeError, "x is a list, expected a torch.Tensor"),
+    ({"x": np.ones((3, 5))}, TypeError, "x is a ndarray, expected a torch.Tensor"),
+    ({"shifts": torch.tensor(4.0)}, TypeError, "shifts has dtype float32, expected int64"),
+    ({"w": torch.ones(4).double()}, ValueError, "w has N=4, x has N=5"),
+    ({"w": torch.ones(5, device="meta").double()}, ValueError, "w is on meta, x on cpu, expected one device"),
+    ({"shifts": torch.tensor([4])}, ValueError, "shifts has 1 axes (1,), expected 0: []"),
     ({"scale": "1"}, TypeError, "scale is '1', expected a number"),
     ({"power": True}, TypeError, "power is True, expected an integer"),
     ({"power": None}, TypeError, "power is None, expected an integer"),
@@ -244,18 +252,21 @@ BAD_PARAMS = [
 ]
 
 
-@pytest.mark.parametrize(("params", "error", "message"), BAD_PARAMS, ids=[message for *_, message in BAD_PARAMS])
-def test_bad_parameters_get_the_specs_words(params: dict[str, Any], error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("changed", "error", "message"), BAD, ids=[message for *_, message in BAD])
+def test_bad_calls_get_the_specs_words(changed: dict[str, Any], error: type[Exception], message: str) -> None:
     x, w = arguments(True)
-    names = [param.name for param in OPERATOR.params]
-    args = (x, w, None, *(dict(zip(names, DEFAULTS)) | params).values())
+    right = {"x": x, "w": w, "shifts": None} | dict(zip([param.name for param in OPERATOR.params], DEFAULTS))
+    args = tuple((right | changed).values())
     for watch in (torch.no_grad(), torch.enable_grad(), profile(), torch.autocast("cpu", torch.bfloat16)):
         with pytest.raises(error) as caught, watch:
             OPERATOR(*args)
         assert str(caught.value) == f"affine: {message}"
-    with pytest.raises(error) as caught:
-        torch.func.grad(lambda t: OPERATOR(t, *args[1:])[0].sum())(x)
-    assert str(caught.value) == f"affine: {message}"
+    if "x" not in changed:
+        with pytest.raises(error) as caught:
+            torch.func.grad(lambda t: OPERATOR(t, *args[1:])[0].sum())(x)
+        assert str(caught.value) == f"affine: {message}"
+    if "sparse" in message:
+        return  # torch.compile takes none
     torch._dynamo.reset()
     with pytest.raises(TorchDynamoException) as caught:
         torch.compile(OPERATOR, fullgraph=True, backend="aot_eager")(*args)

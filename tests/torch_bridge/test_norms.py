@@ -7,25 +7,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from dualops import torch_bridge
 from dualops.torch_bridge import layer_norm, nn, rms_norm
-from dualops.torch_bridge.interop import Direction
-from dualops.torch_bridge.layer_norm import _operator as _layer_norm
-from dualops.torch_bridge.rms_norm import _operator as _rms_norm
 
 from .conftest import DTYPES, stepped, transposed, values
-from .operators import Recorder, compiled, equal
+from .operators import compiled, equal
 
 N = 6
-SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "rows": lambda x: x,
-    "batch": lambda x: x.reshape(2, 2, N).transpose(0, 1),
-    "broadcast": lambda x: x[:1].expand(3, N),
-    "row": lambda x: x[0],
-    "no rows": lambda x: x[:0],
-}
 
 
 def close(actual: Any, expected: Any) -> None:
@@ -33,67 +22,26 @@ def close(actual: Any, expected: Any) -> None:
 
 
 class NormTests:
-    """Tests of `function`, whose operator is `operator`, and of the module that takes the place of `theirs`."""
+    """Tests of `function`, and of the module that takes the place of `theirs`."""
 
     function: ClassVar[Callable[..., Any]]
-    operator: ClassVar[Direction]
-    plain: ClassVar[Callable[..., torch.Tensor]]  # torch's: (x, shape, *weights, eps)
     vectors: ClassVar[tuple[str, ...]]
     request: ClassVar[str]  # the parameter that asks for statistics
     module: ClassVar[type[torch.nn.Module]]
     theirs: ClassVar[type[torch.nn.Module]]
 
     @property
-    def name(self) -> str:
-        return self.operator.name
-
-    @property
     def asking(self) -> dict[str, Any]:
         return {self.request: True}
 
-    def tensors(
-        self,
-        device: str,
-        dtype: torch.dtype = torch.float64,
-        *,
-        weights: bool = True,
-        residual: bool = True,
-        shape: str = "batch",
-        wide: bool = False,
-    ) -> dict[str, Any]:
-        """Leaves by name. wide: weights are float32."""
-        x, added = (SHAPES[shape](values((4, N), dtype, device, seed=seed)) for seed in (0, 1))
-        weight = torch.float32 if wide else dtype
-        made = {"x": x} | ({"residual": added} if residual else {})
-        if weights:
-            made |= {name: values(x.shape[-1:], weight, device, seed=2 + i) for i, name in enumerate(self.vectors)}
+    def tensors(self, device: str) -> dict[str, Any]:
+        """Leaves by name: two batches, the first axis the inner one in memory."""
+        x, residual = (values((2, 2, N), torch.float64, device, seed=seed).transpose(0, 1) for seed in (0, 1))
+        made = {"x": x, "residual": residual}
+        made |= {name: values((N,), torch.float64, device, seed=2 + i) for i, name in enumerate(self.vectors)}
         return {name: tensor.detach().requires_grad_() for name, tensor in made.items()}
 
-    def gradients(self, function: Callable[..., Any], tensors: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        """Of a sum over y and summed that tells all of their elements apart."""
-        results = function(**tensors)
-        results = results if isinstance(results, tuple) else (results,)
-        factors = [1 + torch.arange(y.numel(), device=y.device).reshape(y.shape).sin() for y in results]
-        return torch.autograd.grad([(y * f).sum() for y, f in zip(results, factors)], tuple(tensors.values()))
-
     # --- values ----------------------------------------------------------------------------------
-
-    @pytest.mark.parametrize("residual", [False, True])
-    @pytest.mark.parametrize("weights", [False, True])
-    @pytest.mark.parametrize("shape", ["rows", "batch", "broadcast", "row", "no rows"])
-    def test_is_torchs(self, shape: str, weights: bool, residual: bool, device: str) -> None:
-        tensors = self.tensors(device, shape=shape, weights=weights, residual=residual)
-
-        def theirs(x: torch.Tensor, residual: torch.Tensor | None = None, **given: torch.Tensor) -> Any:
-            h = x if residual is None else x + residual
-            y = self.plain(h, h.shape[-1:], *(given.get(name) for name in self.vectors), 0.01)
-            return y if residual is None else (y, h)
-
-        def ours(**given: Any) -> Any:
-            return self.function(**given, eps=0.01)
-
-        close(ours(**tensors), theirs(**tensors))
-        close(self.gradients(ours, tensors), self.gradients(theirs, tensors))
 
     def test_results_are_those_that_were_asked_for(self, device: str) -> None:
         tensors = self.tensors(device)
@@ -120,45 +68,6 @@ class NormTests:
         close(of_x, of_residual)
         of_x.zero_()
         assert of_residual.any()
-
-    def test_gradients_are_computed_where_they_are_wanted(self, device: str) -> None:
-        tensors = self.tensors(device)
-        whole = dict(zip(tensors, self.gradients(self.function, tensors)))
-        for name in tensors:
-            some = {other: x if other == name else x.detach() for other, x in tensors.items()}
-            with Recorder() as recorder:
-                y, summed = self.function(**some)
-                weight = 1 + torch.arange(y.numel(), device=device).reshape(y.shape).sin()
-                (found,) = torch.autograd.grad((y * weight + summed * weight).sum(), some[name])
-            close(found, whole[name])
-            (_, given) = recorder.calls[-1]
-            for other in self.vectors:
-                assert given.get(f"{other}_gradient", True) == (other == name)
-
-    def test_gradient_of_an_unused_result_is_not_read(self, device: str) -> None:
-        tensors = self.tensors(device)
-        with Recorder() as recorder:
-            of_y = torch.autograd.grad(self.function(**tensors)[0].sum(), tensors["x"])[0]
-            of_summed = torch.autograd.grad(self.function(**tensors)[1].sum(), tensors["x"])[0]
-        given = [arguments for name, arguments in recorder.calls if name.endswith("_backward")]
-        assert [each["dsummed"] is None for each in given] == [True, False]
-        equal(of_summed, torch.ones_like(of_summed))
-        y, summed = self.function(**tensors)
-        close(torch.autograd.grad(y.sum() + summed.sum(), tensors["x"])[0], of_y + of_summed)
-
-    # --- compilation, autocast -----------------------------------------------------------------------
-
-    def test_compiled_once_for_every_size(self, device: str) -> None:
-        counter = CompileCounterWithBackend("aot_eager")
-        torch._dynamo.reset()
-        function = torch.compile(self.function, fullgraph=True, backend=counter, dynamic=True)
-        counts = []
-        for rows, columns in ((4, 3), (9, 7), (33, 5)):
-            x, residual = (values((rows, columns), torch.float32, device, seed=seed) for seed in (0, 1))
-            weights = {name: values((columns,), torch.float32, device, seed=2) for name in self.vectors}
-            equal(function(x, **weights, residual=residual), self.function(x, **weights, residual=residual))
-            counts.append(counter.frame_count)
-        assert len(set(counts)) == 1  # Dynamo starts over once when it meets eps, a float
 
     # --- modules -------------------------------------------------------------------------------------
 
@@ -238,48 +147,18 @@ class NormTests:
 
 class TestRmsNorm(NormTests):
     function = staticmethod(rms_norm)
-    operator = _rms_norm
-    plain = staticmethod(torch.nn.functional.rms_norm)
     vectors = ("w",)
     request = "return_rstd"
     module = nn.RMSNorm
     theirs = torch.nn.RMSNorm
 
-    def test_offset(self, device: str) -> None:
-        tensors = self.tensors(device)
-
-        def offset(**given: Any) -> Any:
-            return rms_norm(**given, offset=1.0)
-
-        def shifted(w: torch.Tensor, **given: Any) -> Any:
-            return rms_norm(w=w + 1, **given)
-
-        close(offset(**tensors), shifted(**tensors))
-        close(self.gradients(offset, tensors), self.gradients(shifted, tensors))
-        with pytest.raises(ValueError, match=r"^rms_norm: offset is 1.0, expected 0 without w$"):
-            rms_norm(tensors["x"], offset=1.0)
-
 
 class TestLayerNorm(NormTests):
     function = staticmethod(layer_norm)
-    operator = _layer_norm
-    plain = staticmethod(torch.nn.functional.layer_norm)
     vectors = ("w", "b")
     request = "return_stats"
     module = nn.LayerNorm
     theirs = torch.nn.LayerNorm
-
-    @pytest.mark.parametrize("alone", ["w", "b"])
-    def test_either_weight_may_be_alone(self, alone: str, device: str) -> None:
-        tensors = self.tensors(device, residual=False)
-        tensors = {name: tensors[name] for name in ("x", alone)}
-        neutral = {"w": torch.ones, "b": torch.zeros}
-        both: dict[str, Any] = {
-            name: make(N, dtype=torch.float64, device=device) for name, make in neutral.items()
-        } | tensors
-        close(layer_norm(**tensors), layer_norm(**both))
-        of_both = self.gradients(lambda **given: layer_norm(**both | given), tensors)
-        close(self.gradients(layer_norm, tensors), of_both)
 
     def test_module_without_bias(self, device: str) -> None:
         ours, theirs = self.pair(N, device, bias=False)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualops import testing
 from dualops.spec import OPERATORS, ArrayMeta, Case
 from dualops.spec.base import Input, Role
+from dualops.spec.meta import FLOATS
 from dualops.testing.truth import bind, named, reference_of, with_saved
 from dualops.torch_bridge.arguments import as_numpy
 from tests import checks
@@ -26,6 +30,7 @@ from .operators import (
     bridge_call,
     compiled,
     covering_cases,
+    equal,
     incoming_gradient,
     same_bits,
     tensor,
@@ -34,15 +39,61 @@ from .operators import (
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 PURE = [name for name, spec in OPERATORS.items() if not spec.updates]
 COVERING = {f"{name}-{case.name}": (name, case) for name in PURE for case in covering_cases(name)}
+EMPTY = {
+    f"{name}-{case.name}": (name, case)
+    for name in PURE
+    for case in OPERATORS[name].cases
+    if case.dtype == "float32" and not all(map(prod, case.shapes.values()))
+}
 WITH_GRADIENTS = {key: each for key, each in COVERING.items() if each[0] in DIFFERENTIABLE}
 # of a sum of absolute values there is no gradient
 SMOOTH = {key: each for key, each in WITH_GRADIENTS.items() if each[1].params.get("normalize") != "abs"}
 differentiable = pytest.mark.parametrize("name", DIFFERENTIABLE)
 pure = pytest.mark.parametrize("name", PURE)
 every_case = pytest.mark.parametrize(("name", "case"), COVERING.values(), ids=COVERING)
+every_or_empty = pytest.mark.parametrize(("name", "case"), (COVERING | EMPTY).values(), ids=COVERING | EMPTY)
 every_gradient = pytest.mark.parametrize(("name", "case"), WITH_GRADIENTS.values(), ids=WITH_GRADIENTS)
+# floats that have no gradient
+CONSTANTS = {
+    name: keys
+    for name in DIFFERENTIABLE
+    if (
+        keys := {entry.name for entry in OPERATORS[name].inputs if {*entry.dtypes} <= {*FLOATS}}
+        - {key for case in covering_cases(name) for key in bridge_call(name, "cpu", "float64", case).leaves}
+    )
+}
 # what data become under autocast in bfloat16, where that is not what they become
 UNDER_AUTOCAST: dict[str, str] = dict.fromkeys(("softmax", "rms_norm", "layer_norm", "rope", "rope_tables"), "float32")
+# calls by a number that their sizes grow with: shapes, parameters
+Call = tuple[dict[str, tuple[int, ...]], dict[str, Any]]
+
+
+def attention(n: int) -> Call:
+    shapes = {"q": (n, 4, n + 1, 3), "k": (n, 2, n + 2, 3), "v": (n, 2, n + 2, n + 4), "bias": (4, n + 1, n + 2)}
+    return shapes, {"causal": True, "window": (3, None), "softcap": 2.0}
+
+
+def rotation(n: int) -> Call:
+    shapes = {"q": (2, 3, n, 8), "k": (2, 1, n, 8), "cos": (n + 4, 3), "sin": (n + 4, 3), "positions": (n,)}
+    return shapes, {"dim": 6}
+
+
+def decays(n: int) -> Call:
+    shapes = {"q": (2, 3, n, 4), "k": (2, 3, n, 4), "v": (2, 3, n, 9)}
+    return shapes, {"normalize": "signed", "return_state": True}
+
+
+GROWING: dict[str, Callable[[int], Call]] = {
+    "softmax": lambda n: ({"x": (n + 2, n)}, {"axis": 0}),
+    "rms_norm": lambda n: ({"x": (n + 2, n), "w": (n,), "residual": (n + 2, n)}, {}),
+    "layer_norm": lambda n: ({"x": (n + 2, n), "w": (n,), "b": (n,), "residual": (n + 2, n)}, {}),
+    "rope": rotation,
+    "rope_tables": lambda n: ({"positions": (n, n + 2)}, {"dim": 6}),
+    "matmul": lambda n: ({"a": (n, n + 2, n + 3), "b": (n + 3, n + 4)}, {"activation": "relu"}),
+    "retention": decays,
+    "flash_attention": attention,
+}
+WITH_FLOATS = ("rms_norm", "layer_norm", "flash_attention")  # Dynamo starts over once when it meets eps or softcap
 
 
 def arrays_of(call: BridgeCall) -> dict[str, np.ndarray]:
@@ -83,7 +134,7 @@ def gradients_named(call: BridgeCall) -> dict[str, torch.Tensor]:
 # --- values and gradients --------------------------------------------------------------------------
 
 
-@every_case
+@every_or_empty
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_results_against_float64(name: str, case: Case, dtype: str, device: str) -> None:
     call = bridge_call(name, device, dtype, case)
@@ -92,7 +143,7 @@ def test_results_against_float64(name: str, case: Case, dtype: str, device: str)
         testing.check(name, gradients_named(call), with_incoming(call), call.case.params, backward=True)
 
 
-@every_case
+@every_or_empty
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bridge_adds_no_rounding(name: str, case: Case, dtype: str) -> None:
     """CPU tensors get the reference's results and gradients, bit for bit."""
@@ -159,6 +210,69 @@ def test_what_is_not_implemented_is_refused(name: str, device: str) -> None:
     if name != "softmax":
         with pytest.raises(NotImplementedError, match=f"^{name}: vmap is not implemented; put the mapped axis"):
             torch.vmap(function)(leaf.detach()[None])
+
+
+@every_gradient
+def test_each_result_alone(name: str, case: Case, device: str) -> None:
+    """Gradients of one result at a time add up to those of all. What arrives for the others is None, or zeros."""
+    call = bridge_call(name, device, "float64", case)
+    leaves, total = [*call.leaves.values()], [torch.zeros_like(x) for x in call.leaves.values()]
+    names = [*bind(call.spec, arrays_of(call), case.params, False).outputs()]
+    wanted = [place for place, x in enumerate(call()) if x.requires_grad]
+    for place in wanted:
+        with Recorder() as recorder:
+            result = call()[place]
+            found = torch.autograd.grad(result, leaves, incoming_gradient(result), materialize_grads=True)
+        given = recorder.calls[-1][1]
+        for entry in call.spec.gradient_inputs:
+            if entry.name[1:] in {names[other] for other in wanted if other != place}:
+                arrived = given[entry.name]
+                assert arrived is None if entry.optional else not arrived.any()
+        total = [x + y for x, y in zip(total, found, strict=True)]
+    torch.testing.assert_close(tuple(total), call.gradient(), rtol=1e-11, atol=1e-11)
+
+
+@every_gradient
+def test_gradients_are_computed_where_they_are_wanted(name: str, case: Case, device: str) -> None:
+    """Of each leaf alone, and of all others, they are those of all."""
+    call = bridge_call(name, device, "float64", case)
+    flags = {param.name for param in call.spec.gradient_params}
+    whole = dict(zip(call.leaves, call.gradient(), strict=True))
+    for chosen in filter(None, [*({key} for key in whole), *(whole.keys() - {key} for key in whole)]):
+        tensors = {key: x if key in chosen else x.detach() for key, x in call.tensors.items()}
+        some = call._replace(tensors=tensors)
+        with Recorder() as recorder:
+            found = some.gradient()
+        torch.testing.assert_close(found, tuple(whole[key] for key in some.leaves), rtol=1e-11, atol=1e-11)
+        given = recorder.calls[-1][1]
+        assert all(given[f"{key}_gradient"] == (key in chosen) for key in whole if f"{key}_gradient" in flags)
+
+
+@every_gradient
+def test_gradients_that_arrive_broadcast(name: str, case: Case, device: str) -> None:
+    """As that of a sum does, with strides of 0."""
+    call = bridge_call(name, device, "float64", case)
+    results, leaves = [x for x in call() if x.requires_grad], [*call.leaves.values()]
+    ones = [torch.ones((), dtype=x.dtype, device=device).expand(x.shape) for x in results]
+    found, expected = (
+        torch.autograd.grad(results, leaves, incoming, retain_graph=True)
+        for incoming in (ones, [x.contiguous() for x in ones])
+    )
+    equal(found, expected)
+
+
+@pytest.mark.parametrize(("name", "keys"), CONSTANTS.items(), ids=CONSTANTS)
+def test_gradients_that_there_are_none_of_are_refused(name: str, keys: set[str], device: str) -> None:
+    """They must not be taken for zero."""
+    for key in keys:
+        case = next(case for other, case in COVERING.values() if other == name and key in case.shapes)
+        call = bridge_call(name, device, "float64", case)
+        constant = call.tensors[key].detach().clone().requires_grad_()
+        asking = call._replace(tensors=call.tensors | {key: constant})
+        with pytest.raises(NotImplementedError, match=f"^{name}_backward: {key} requires a gradient"):
+            asking()[0].sum().backward()
+        with torch.no_grad():
+            equal(asking(), call())
 
 
 @differentiable
@@ -296,6 +410,51 @@ def test_compiled_is_eager(name: str, case: Case, device: str) -> None:
     if call.leaves:
         found = torch.autograd.grad(wanted, [*call.leaves.values()], [incoming_gradient(one) for one in wanted])
         assert same_bits(found, call.gradient())
+
+
+def at_size(name: str, n: int, device: str) -> BridgeCall:
+    """A call whose axes all differ, since torch takes two that are equal to be one; n: what they grow with."""
+    shapes, params = GROWING[name](n)
+    return bridge_call(name, device, "float32", Case(f"size {n}", "float32", shapes, params))
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_compiled_once_for_every_size(name: str, device: str) -> None:
+    counter, counts = CompileCounterWithBackend("aot_eager"), []
+    call = at_size(name, 5, device)
+    function = compiled(lambda tensors: call._replace(tensors=tensors)(), backend=counter, dynamic=True)
+    for n in (5, 7, 16):
+        call = at_size(name, n, device)
+        results, expected = function(call.tensors), call()
+        equal(results, expected)
+        pairs = [(x, y) for x, y in zip(results, expected, strict=True) if x.requires_grad]
+        leaves, incoming = [*call.leaves.values()], [incoming_gradient(x) for x, _ in pairs]
+        if leaves:
+            equal(*(torch.autograd.grad(each, leaves, incoming) for each in zip(*pairs, strict=True)))
+        counts.append(counter.frame_count)
+    assert counts[0] == counts[-1] and (counts[0] == 1 or name in WITH_FLOATS)
+
+
+class Exported(torch.nn.Module):
+    """A call of an operator; sizes of its tensors may be others later."""
+
+    def __init__(self, call: BridgeCall) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, tensors: dict[str, torch.Tensor]) -> Tensors:
+        return self.call._replace(tensors=tensors)()
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_export(name: str, device: str) -> None:
+    call, later = at_size(name, 5, device), at_size(name, 16, device)
+    tensors, others = ({key: x.detach() for key, x in each.tensors.items()} for each in (call, later))
+    sizes = {key: dict.fromkeys(range(x.ndim), torch.export.Dim.AUTO) for key, x in tensors.items()}
+    program = torch.export.export(Exported(call), (tensors,), dynamic_shapes=(sizes,))
+    assert getattr(torch.ops.dualops, name).default in {node.target for node in program.graph.nodes}
+    equal(program.module()(tensors), call._replace(tensors=tensors)())
+    equal(program.module()(others), later._replace(tensors=others)())
 
 
 @pure

@@ -1,4 +1,4 @@
-"""rope in torch: tables as Hugging Face has them, gradients, compilation, in place, tables, errors."""
+"""rope in torch: tables as Hugging Face has them, in place, tables, errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch._dynamo.exc import Unsupported
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from dualops import reference
 from dualops.torch_bridge import rope, rope_tables
@@ -17,8 +16,6 @@ from dualops.torch_bridge import rope, rope_tables
 from .conftest import DTYPES, values
 from .operators import compiled, equal, tensor
 
-FORWARD, BACKWARD = torch.ops.dualops.rope.default, torch.ops.dualops.rope_backward.default
-TABLES = torch.ops.dualops.rope_tables.default
 B, H, HKV, S, D, R, ROWS = 2, 3, 1, 5, 8, 6, 9
 FORMS = ("rows", "batches", "positions", "own positions")
 LLAMA3 = {
@@ -41,10 +38,6 @@ class Arguments(NamedTuple):
     def __call__(self, function: Callable[..., Any] = rope, *, dim: int | None = R, **options: Any) -> Any:
         return function(self.q, self.k, self.cos, self.sin, positions=self.positions, dim=dim, **options)
 
-    def leaves(self) -> Arguments:
-        """The same with q and k anew, to be differentiated by."""
-        return self._replace(q=self.q.detach().requires_grad_(), k=self.k.detach().requires_grad_())
-
 
 def arguments(form: str, dtype: torch.dtype = torch.float64, device: str = "cpu", *, S: int = S) -> Arguments:
     """q as projections leave it, tokens before heads in memory; k row-major."""
@@ -63,14 +56,6 @@ def arguments(form: str, dtype: torch.dtype = torch.float64, device: str = "cpu"
     return Arguments(q, k, cos, sin, positions)
 
 
-def gradients(function: Callable[..., Any], given: Arguments, **options: Any) -> tuple[torch.Tensor, ...]:
-    """Of a sum over both results that tells all of their elements apart."""
-    leaves = given.leaves()
-    found = leaves(function, **options)
-    one, two = ((x * torch.arange(x.numel(), device=x.device).reshape(x.shape)).sum() for x in found)
-    return torch.autograd.grad(one + two, (leaves.q, leaves.k))
-
-
 # --- values --------------------------------------------------------------------------------------
 
 
@@ -87,56 +72,6 @@ def test_it_is_the_formula_of_hugging_face(device: str) -> None:
         rope(thrice, thrice, wide[0], wide[1])
     part, _ = rope(thrice, thrice, wide[0], wide[1], dim=R)
     torch.testing.assert_close(part, torch.cat((theirs, q, q), -1), rtol=1e-14, atol=1e-14)
-
-
-# --- gradients -----------------------------------------------------------------------------------
-
-
-def test_a_result_that_is_not_used_has_no_gradient(device: str) -> None:
-    given = arguments("rows", torch.float32, device).leaves()
-    q_rotated, _ = given()
-    dq, dk = torch.autograd.grad(q_rotated.sum(), (given.q, given.k))  # a sum's gradient arrives with strides of 0
-    assert dq.abs().sum() > 0
-    assert (dk == 0).all()
-
-
-def test_gradients_that_are_refused(device: str) -> None:
-    given = arguments("rows", torch.float64, device)
-    cos = given.cos.clone().requires_grad_()
-    with pytest.raises(NotImplementedError, match="rope_backward: cos requires a gradient, which is not implemented"):
-        given._replace(cos=cos)()[0].sum().backward()
-    leaves = given.leaves()
-    (dq,) = torch.autograd.grad(leaves()[0].square().sum(), leaves.q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="rope_backward: its gradient is not implemented"):
-        dq.sum().backward()
-    with pytest.raises(NotImplementedError, match="rope: vmap is not implemented"):
-        torch.vmap(lambda q: given._replace(q=q)())(given.q[None])
-
-
-# --- compilation ---------------------------------------------------------------------------------
-
-
-def test_compiled_once_for_every_length(device: str) -> None:
-    counter = CompileCounterWithBackend("aot_eager")
-    function = compiled(rope, backend=counter, dynamic=True)
-    for length in (4, 7, 9):
-        given = arguments("positions", torch.float32, device, S=length)
-        for one, two in zip(given(function), given(), strict=True):
-            equal(one, two)
-    assert counter.frame_count == 1
-
-
-class Module(torch.nn.Module):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> Any:
-        return rope(q, k, *rope_tables(positions, R, scaling=LLAMA3), dim=R)
-
-
-def test_export(device: str) -> None:
-    given, positions = arguments("rows", torch.float32, device), torch.arange(S, device=device)
-    exported = torch.export.export(Module(), (given.q, given.k, positions))
-    assert {FORWARD, TABLES} <= {node.target for node in exported.graph.nodes}
-    for one, two in zip(exported.module()(given.q, given.k, positions), Module()(given.q, given.k, positions)):
-        equal(one, two)
 
 
 # --- in place ------------------------------------------------------------------------------------
@@ -160,7 +95,8 @@ def test_in_place(form: str, device: str) -> None:
 
 
 def test_in_place_where_a_gradient_is_wanted(device: str) -> None:
-    given = arguments("rows", torch.float32, device).leaves()
+    given = arguments("rows", torch.float32, device)
+    given = given._replace(q=given.q.requires_grad_(), k=given.k.requires_grad_())
     told = "rope: inplace is True and q requires a gradient, which is not implemented; leave inplace out"
     for function, error in ((rope, NotImplementedError), (compiled(rope), Unsupported)):
         with pytest.raises(error, match=told):
@@ -197,14 +133,16 @@ def test_tables_are_the_references(shape: tuple[int, ...], dtype: torch.dtype, d
 
 
 @pytest.mark.parametrize("scaling", [None, ("linear", 2.0), LLAMA3, YARN], ids=str)
-def test_compiled_tables_are_eager(scaling: Any, device: str) -> None:
+def test_compiled_and_exported_tables_are_eager(scaling: Any, device: str) -> None:
     positions = torch.arange(6, device=device)
 
-    def function(positions: torch.Tensor) -> Any:
-        return rope_tables(positions + 1, 8, scaling=scaling, dtype=torch.bfloat16)
+    class Module(torch.nn.Module):
+        def forward(self, positions: torch.Tensor) -> Any:
+            return rope_tables(positions + 1, 8, scaling=scaling, dtype=torch.bfloat16)
 
-    for one, two in zip(compiled(function)(positions), function(positions), strict=True):
-        equal(one, two)
+    expected, exported = Module()(positions), torch.export.export(Module(), (positions,))
+    equal(compiled(Module())(positions), expected)
+    equal(exported.module()(positions), expected)
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dualops.torch_bridge import softmax
 
@@ -17,13 +16,6 @@ from .conftest import values
 from .operators import compiled, equal
 
 FORWARD, BACKWARD = torch.ops.dualops.softmax.default, torch.ops.dualops.softmax_backward.default
-
-
-def gradient(function: Callable[..., torch.Tensor], x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """dy @ (d function / d x), a fresh leaf standing for x so that its strides stay."""
-    leaf = x.detach().requires_grad_()
-    (dx,) = torch.autograd.grad(function(leaf), leaf, dy)
-    return dx
 
 
 # --- what torch demands of an operator -----------------------------------------------------------
@@ -54,33 +46,6 @@ def test_saved_result_changed_in_place(device: str) -> None:
     y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-
-
-# --- compilation ---------------------------------------------------------------------------------
-
-
-def test_compiled_once_for_every_size(device: str) -> None:
-    counter = CompileCounterWithBackend("aot_eager")
-    torch._dynamo.reset()
-    function = torch.compile(lambda t: softmax(t, 0), fullgraph=True, backend=counter, dynamic=True)
-    for rows, columns in ((4, 3), (9, 7), (33, 5)):
-        x, dy = (values((rows, columns), torch.float32, device, seed=seed) for seed in (0, 1))
-        equal(function(x), softmax(x, 0))
-        equal(gradient(function, x, dy), gradient(lambda t: softmax(t, 0), x, dy))
-    assert counter.frame_count == 2, "one graph without gradient and one with"
-
-
-class Module(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return softmax(x, axis=0)
-
-
-def test_export(device: str) -> None:
-    sizes = {"x": {0: torch.export.Dim("rows"), 1: torch.export.Dim("columns")}}
-    exported = torch.export.export(Module(), (values((3, 5), torch.float32, device),), dynamic_shapes=sizes)
-    x = values((8, 2), torch.float32, device, seed=1)
-    equal(exported.module()(x), softmax(x, 0))
-    assert FORWARD in {node.target for node in exported.graph.nodes}
 
 
 # --- torch.func ----------------------------------------------------------------------------------
@@ -164,6 +129,30 @@ def test_subclass_and_mode_are_asked(device: str) -> None:
     with Recorder() as recorder:
         softmax(x)
     assert recorder.seen == [FORWARD]
+
+
+# --- errors: `test_interop` and `test_wrong_arguments` have those of every operator ----------------
+
+
+def test_bad_calls_of_fakes_and_meta_tensors() -> None:
+    with FakeTensorMode(), pytest.raises(ValueError, match="softmax: axis is 2, expected -2 to 1 for x of shape"):
+        softmax(torch.ones(3, 4), 2)
+    with pytest.raises(TypeError, match="softmax: x has dtype int64"):
+        softmax(torch.ones(3, 4, dtype=torch.int64, device="meta"))
+    with pytest.raises(Exception, match="softmax: axis is 2, expected -2 to 1 for x of shape"):
+        torch.compile(lambda t: softmax(t, 2), fullgraph=True, backend="aot_eager")(torch.ones(3, 4))
+
+
+def test_bad_axis_under_vmap() -> None:
+    """-2 is an axis of the whole tensor, but not of the part that the function sees."""
+    with pytest.raises(ValueError, match=r"softmax: axis is -2, expected -1 to 0 for x of shape \(4,\)"):
+        torch.vmap(lambda t: softmax(t, -2))(torch.ones(3, 4))
+
+
+def test_a_bad_call_of_backward() -> None:
+    y, dy = torch.ones(3, 4), torch.ones(3, 4, device="meta")
+    with pytest.raises(ValueError, match=r"^softmax_backward: dy is on meta, y on cpu, expected one device$"):
+        torch.ops.dualops.softmax_backward.default(y, dy, -1)
 
 
 # --- and the rest --------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -275,3 +276,10 @@ for _entry in (
     ),
 ):
     BROKEN[_entry.name] = _entry
+
+# what is right of them, and whether it is a gradient
+RIGHT: dict[str, tuple[Callable[[str], Kernel], bool]] = {
+    "control": (control, False),
+    "through_shared": (partial(build_through_shared, barrier_between=True), False),
+    "backward": (partial(build_backward, sees_all_lanes=True), True),
+}

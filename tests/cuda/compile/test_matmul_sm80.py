@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda.compiler.compile import compile_kernel
 from dualops.cuda.launch import device
 from dualops.cuda.matmul.loading import Reading
 from dualops.cuda.matmul.product import Variant
 from dualops.cuda.matmul.sm80 import PARTS_TILES, TF32_TILES, TILES, Build, build_product, fits
 from dualops.cuda.matmul.sm80_config import Sm80Config
-from tests.cuda.compile.ptx import ptx_of
+from tests.cuda.compile.ptx import ptx_of, sound
 
 CONFIGS = [config for config, _ in TILES]
 FLOATS = [config for config, _ in (*TF32_TILES, *PARTS_TILES)]
@@ -74,9 +73,7 @@ def float_builds() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("config", "build", "arch"), [*builds(), *float_builds()])
 def test_a_config_keeps_its_sums_in_registers(config, build, arch):
-    shared_bytes = config.shared_bytes(build.variant.dtype)
-    report = compile_kernel(build_product(config, *build), arch, shared_bytes).report
-    assert report.allowed and not report.stack_bytes and not report.spill_bytes, report
+    report = sound(build_product(config, *build), arch, config.shared_bytes(build.variant.dtype))
     assert config.sums < report.registers <= 65536 // (config.threads * config.min_blocks), report
     assert report.static_shared == 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,7 @@ from dualops.cuda.compiler.backend import Kernel
 from dualops.cuda.compiler.compile import compile_kernel
 from dualops.cuda.launch import device
 from tests.cuda.gpu.library import TORCH
-from tests.wrong.broken import BROKEN, control
-from tests.wrong.kernels import build_backward, build_through_shared
+from tests.wrong.broken import BROKEN, RIGHT
 from tests.wrong.rejection import rejections
 
 
@@ -45,14 +44,6 @@ def test_rejected(name):
     pytest.fail(f"{name} was not rejected for {kernel.reason!r}, but {len(told)} times otherwise: {told[:3]}")
 
 
-@pytest.mark.parametrize(
-    ("build", "backward"),
-    [
-        (control, False),
-        (partial(build_through_shared, barrier_between=True), False),
-        (partial(build_backward, sees_all_lanes=True), True),
-    ],
-    ids=["control", "through_shared", "backward"],
-)
+@pytest.mark.parametrize(("build", "backward"), RIGHT.values(), ids=RIGHT)
 def test_what_is_right_passes(build, backward):
     assert list(rejections(build, launch, backward=backward, library=TORCH)) == []

@@ -6,7 +6,6 @@ Masks and options: `test_attention_gradients`, whose calls make dq too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
-from dualops.cuda.flash_attention.sm90.config import SLACK, DqConfig, dq_configs
-from dualops.spec.attention.cases import bent
+from dualops.cuda.flash_attention.sm90.config import DqConfig
 from tests.cuda.configs import changed
-from tests.cuda.simulator.attention import named, numbers, widened
-from tests.cuda.simulator.gradients import arrays_for, checked_arrays, gradient, gradient_varlen, held, served
+from tests.cuda.simulator.attention import named, numbers
+from tests.cuda.simulator.gradients import arrays_for, checked_arrays, gradient, gradient_varlen, served
 
 
 @pytest.fixture(autouse=True)
@@ -28,24 +26,6 @@ def two_kernels() -> Iterator[None]:
     """dq is not made with dk and dv."""
     with served():
         yield
-
-
-@pytest.mark.parametrize(
-    ("D", "Dv", "Sq", "Sk"), [(64, 64, 70, 40), (40, 72, 30, 150), (128, 128, 140, 90), (96, 32, 64, 129), (8, 8, 1, 1)]
-)
-def test_widths_and_ends_within_tiles(D, Dv, Sq, Sk):
-    checked_arrays(*arrays_for((1, 1, Sq, D), (1, 1, Sk, D), Dv))
-
-
-def test_slopes_beside_weights_and_arrays():
-    bias = numbers(1, 2, 20, 40, seed=9)
-    params: dict[str, Any] = {"softcap": 3.0, "bias": bias, "score_mod": bent, "dropout_p": 0.2, "seed": 3}
-    checked_arrays(*arrays_for((1, 2, 20, 16), (1, 1, 40, 16), 16), causal=True, **params)
-
-
-def test_float16_and_the_gradient_of_lse():
-    arrays = arrays_for((1, 2, 70, 64), (1, 2, 90, 64), 64, np.float16)
-    checked_arrays(*arrays, dlse=numbers(1, 2, 70, seed=7).astype(np.float32), causal=True)
 
 
 def test_tokens_before_heads_and_rows_that_are_no_boxes():
@@ -61,21 +41,6 @@ def test_tokens_before_heads_and_rows_that_are_no_boxes():
     around = room.copy()
     around[:, :, 3:73, 1:25] = 7
     assert (around == 7).all()
-
-
-@pytest.mark.parametrize("params", [{"causal": True}, {"softcap": 2.0, "dropout_p": 0.3, "seed": 1}], ids=named)
-def test_sequences_one_after_another(params):
-    """Empty ones, and ends within a tile: a sequence neither reads the next one's keys nor writes to its rows."""
-    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 75, 77), (0, 30, 47, 47, 60)))
-    q, k, v, do = arrays_for((77, 2, 16), (60, 1, 16), 24)  # few rows see the NaN, as each is made anew
-    v[47] = np.nan  # the first key of the last sequence
-    lengths: dict[str, Any] = {"max_seqlen_q": 70, "max_seqlen_k": 30, **params}
-    o, lse = reference.flash_attention_varlen(q, k, v, ends_q, ends_k, return_lse=True, **lengths)
-    arrays = (q, k, v, o, lse, do, ends_q, ends_k)
-    found = gradient_varlen(*arrays, **lengths)
-    truths = reference.flash_attention_varlen_backward(*map(widened, arrays), **lengths)
-    held(found, truths, reference.flash_attention_varlen_backward(*arrays, **lengths), "bfloat16")
-    assert np.isfinite(found[0][:75].astype(np.float32)).all()
 
 
 def test_softcaps_of_a_sequence_alone_and_before_another():
@@ -162,27 +127,3 @@ def test_which_biases_dq_has_in_boxes():
 def test_a_tile_of_dq_has_no_place_over_two_of_q():
     with pytest.raises(ValueError, match="dq over Q in 2 stages, expected 1"):
         DqConfig(2, 64, q_stages=2, dq_over_q=True).tiles(64, 64)
-
-
-def test_tiles_fit_into_shared_memory():
-    for D in (64, 128):
-        for options in ([], ["mask_mod"], ["bias"], ["bias", "dropout"], ["mask_mod", "block_mask"]):
-            for config, _ in dq_configs(D, D, options, "bias" in options):
-                assert config.shared_bytes(D, D) + SLACK <= 227 * 1024
-
-
-def rung_of(q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, **params: Any) -> str:
-    o, lse = reference.flash_attention(q, k, v, return_lse=True, **params)
-    call = partial(dualops.cuda.plan, "flash_attention", backward=True)
-    return call(q, k, v, o, lse, do, **params).choice.rung
-
-
-def test_what_a_call_takes():
-    q, k, v, do = arrays_for((1, 1, 8, 16), (1, 1, 8, 16), 16)
-    assert rung_of(q, k, v, do) == "sm90"
-    assert rung_of(q, k, v, do, scale=0.0) == "simt"
-    assert rung_of(q, k, v, np.broadcast_to(do[:, :, :1], do.shape)) == "sm80"
-    assert rung_of(*(x.astype(np.float32) for x in (q, k, v, do))) == "simt"
-    assert rung_of(*arrays_for((1, 1, 8, 136), (1, 1, 8, 136), 16)) == "sm90"
-    assert rung_of(*arrays_for((1, 1, 8, 264), (1, 1, 8, 264), 16)) == "simt"
-    assert rung_of(*arrays_for((1, 1, 8, 12), (1, 1, 8, 12), 16)) == "sm80"  # rows at multiples of 8 bytes

@@ -15,7 +15,7 @@ from dualops.cuda.flash_attention.sm90.to_bf16x3 import thirds_of
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import in_patches
 from tests.cuda.simulator.attention import checked, named, numbers, options_for, widened
-from tests.cuda.simulator.gradients import arrays_for, checked_arrays as checked_gradient, gradient_varlen, held
+from tests.cuda.simulator.gradients import arrays_for, checked_arrays as checked_gradient, held
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
 FLOAT32 = np.float32
@@ -40,40 +40,10 @@ def wide_options(*sizes: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_many_queries_are_taken_and_few_are_not():
-    q, k = some(1, 1, 65, 8), some(1, 1, 65, 8)
-    o, lse = reference.flash_attention(q, k, k, return_lse=True)
-    plan = partial(dualops.cuda.plan, "flash_attention")
-    assert plan(q, k, k).choice.rung == plan(q, k, k, o, lse, q, backward=True).choice.rung == "sm90"
-    assert plan(q[:, :, :64], k, k).choice.rung == "simt"
-    assert plan(q, k[:, :, :64], k[:, :, :64], o, lse, q, backward=True).choice.rung == "simt"
-    wide = some(1, 1, 65, 128)
-    o, lse = reference.flash_attention(wide, wide, k, return_lse=True)
-    assert plan(wide, wide, k, o, lse, k, backward=True).choice.rung == "sm90"
-    wide = some(1, 1, 65, 136)
-    assert plan(wide, wide, k).choice.rung == plan(q, k, wide).choice.rung == "simt"
-    with pytest.raises(NotImplementedError, match="flash_attention: rung sm90 does not do"):
-        attend(q[:, :, :64], k, k)
-
-
 def test_copies_have_three_parts_in_whole_boxes():
     shapes = {"q": (2, 3, 70, 20), "k": (2, 1, 80, 20), "v": (2, 1, 80, 100)}
     copies = thirds_of(absent_problem(OPERATORS["flash_attention"], Case("", "float32", shapes, {})), ("q", "v"))
     assert [meta.shape for meta in copies.values()] == [(2, 3, 70, 192), (2, 1, 80, 384)]
-
-
-@pytest.mark.parametrize(
-    ("D", "Dv", "Sq", "Sk"), [(64, 64, 70, 40), (40, 72, 66, 150), (128, 128, 140, 90), (7, 9, 65, 1)]
-)
-def test_widths_and_ends_within_tiles(D, Dv, Sq, Sk):
-    q, k, v, _ = arrays((1, 1, Sq, D), (1, 1, Sk, D), Dv)
-    checked(attend(q, k, v, return_lse=True), reference.flash_attention, q, k, v)
-
-
-@pytest.mark.parametrize("params", wide_options(2, 66, 70), ids=named)
-def test_options(params):
-    q, k, v, _ = arrays((1, 2, 66, 32), (1, 1, 70, 32), 40)
-    checked(attend(q, k, v, **params), reference.flash_attention, q, k, v, **params)
 
 
 @pytest.mark.parametrize("params", wide_options(1, 66, 70)[::3], ids=named)
@@ -122,24 +92,6 @@ def test_tokens_before_heads_and_among_other_memory():
     assert (out[..., :3] == 7).all() and (out[..., 26:] == 7).all()
     dq, _, _ = checked_gradient(q, k, v, do)
     assert dq.strides == q.strides or dq.shape == q.shape
-
-
-@pytest.mark.parametrize("width", [16, 72])
-def test_sequences_one_after_another(width):
-    """Empty ones, and ends within a tile: a sequence neither reads the next one's keys nor writes to its rows."""
-    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 70, 72), (0, 30, 47, 47, 66)))
-    q, k, v, do = arrays((72, 2, width), (66, 1, width), 24)
-    v[47] = np.nan  # the first key of the last sequence
-    lengths: dict[str, Any] = {"causal": True, "max_seqlen_q": 70, "max_seqlen_k": 70}
-    tokens = (q, k, v, ends_q, ends_k)
-    found = dualops.cuda.flash_attention_varlen(*tokens, kernel="sm90", **lengths)
-    checked(found, reference.flash_attention_varlen, *tokens, **lengths)
-    o, lse = reference.flash_attention_varlen(*tokens, return_lse=True, **lengths)
-    given = (q, k, v, o, lse, do, ends_q, ends_k)
-    gradients = gradient_varlen(*given, **lengths)
-    truths = reference.flash_attention_varlen_backward(*map(widened, given), **lengths)
-    held(gradients, truths, reference.flash_attention_varlen_backward(*given, **lengths), "float32")
-    assert np.isfinite(found[:50]).all() and np.isfinite(gradients[0][:50]).all()
 
 
 @pytest.mark.parametrize("width", [16, 72])

@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dualops.cuda
-from dualops import reference
 from dualops.cuda import simulator
-from dualops.cuda.flash_attention.sm80 import config as sm80_config
 from dualops.cuda.flash_attention.sm80.config import Sm80DkvConfig, Sm80DqConfig
-from dualops.cuda.flash_attention.sm90.config import dq_configs
-from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, FusedConfig, dkv_configs
+from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, FusedConfig
 from dualops.cuda.tile.warpgroup import ROWS
 from dualops.spec.attention.cases import bent, woven
-from tests.cuda.simulator.attention import an_infinite_key_is_capped, numbers
+from tests.cuda.simulator.attention import an_infinite_key_is_capped
 from tests.cuda.simulator.gradients import WAYS, arrays_for, checked, checked_arrays, checked_varlen
 
 SMALL, SPLIT, EXACT = DkvConfig(1, 16, 2), DkvApartConfig(16, 3), DkvApartConfig(16, 3, exact=True)
@@ -45,13 +41,16 @@ def two_kernels() -> Iterator[Row]:
     """dk and dv of a block of keys; dq by another kernel."""
     for D, Dv in ((64, 64), (128, 128), (96, 40), (16, 120)):
         yield row((1, 1, 150, D), (1, 140), Dv)
-    yield row((1, 1, 70, 64), (1, 70), 64, dtype="float16", causal=True)
+    for D, Dv, Sq, Sk in ((40, 72, 30, 150), (96, 32, 64, 129), (8, 8, 1, 1)):
+        yield row((1, 1, Sq, D), (1, Sk), Dv)
+    yield row((1, 2, 70, 64), (2, 90), 64, dtype="float16", causal=True)
     for config in (SMALL, DkvConfig(2, 48, 2), DkvConfig(2, 64, 4, overlap=False), DkvConfig(3, 32, 2)):
         yield row((1, 1, 100, 64), (1, 200), 64, config, causal=True)
     for (Sq, Sk), params in product((FEW_SEEN, MANY_HIDDEN), MASKS):
         yield row((1, 1, Sq, 64), (1, Sk), 64, SMALL, **params)
     yield row((1, 4, 40, 64), (2, 70), 64, SMALL, causal=True)
-    for params in (SLOPED, PADDED | {"softcap": 2.0}, WOVEN, DROPPED):  # a group of two heads, and ragged tiles
+    beside = {"bias": "full", "score_mod": bent, **DROPPED}  # slopes, weights and an array
+    for params in (SLOPED, PADDED | {"softcap": 2.0}, WOVEN, DROPPED, beside):  # a group of two heads, and ragged tiles
         yield row((1, 2, 75, 40), (1, 69), 64, **params)
     yield row((1, 1, 18, 24), (1, 70), 40, SMALL, special=True, causal=True, **WOVEN)
 
@@ -173,40 +172,3 @@ def test_a_score_of_minus_infinity_is_a_masked_one(way, Sk):
     with WAYS[way]():
         dq, _, dv = checked_arrays(q, k, v, do, way=way)
     assert np.isfinite(dq.astype(np.float32)).all() and np.isfinite(dv.astype(np.float32)).all()
-
-
-@pytest.mark.parametrize(
-    "options", [[], ["softcap"], ["dropout"], ["bias", "softcap"], ["mask_mod", "block_mask"]], ids="-".join
-)
-@pytest.mark.parametrize(("D", "Dv"), [(64, 192), (192, 64), (192, 128), (128, 256), (192, 192), (256, 256)])
-def test_tiles_fit_into_shared_memory(D, Dv, options):
-    room = 227 * 1024
-    ((dkv, _),) = dkv_configs(D, Dv, options)
-    ((dq, _),) = dq_configs(D, Dv, options)
-    assert isinstance(dkv, DkvApartConfig | DkvConfig)
-    assert dkv.shared_bytes(D, Dv) + dkv.slack <= room and dq.shared_bytes(D, Dv) + 1024 <= room
-
-
-def test_tiles_of_sm80_fit_into_what_a_block_has():
-    """Of consumers' cards too: 99 KiB."""
-    for D, options in product((32, 64, 128), ([], ["bias"])):
-        tiles = [config for config, _ in sm80_config.dq_configs(D, D, options)]
-        assert min(config.min_blocks * config.shared_bytes(D, D) for config in tiles) <= 99 * 1024
-        found = [config for config, _ in sm80_config.dkv_configs(D, D, options)]
-        needed = [config.min_blocks * (config.shared_bytes(D, D) + config.statistics_bytes) for config in found]
-        assert min(needed) <= 99 * 1024
-
-
-def rung_of(D: int, Dv: int, dtype: Any = None, **params: Any) -> str:
-    """Which serves a call whose rows lie at multiples of 2 bytes, so that no boxes are copied."""
-    q, k = (numbers(1, 1, 8, D + 1, seed=seed)[..., 1:] for seed in range(2))
-    v, do = (numbers(1, 1, 8, Dv + 1, seed=seed)[..., 1:] for seed in range(2))
-    arrays = [x.astype(dtype) for x in (q, k, v, do)] if dtype else (q, k, v, do)
-    o, lse = reference.flash_attention(*arrays[:3], return_lse=True, **params)
-    plan = dualops.cuda.plan("flash_attention", *arrays[:3], o, lse, arrays[3], backward=True, **params)
-    return plan.choice.rung
-
-
-def test_what_sm80_takes():
-    assert rung_of(16, 16) == rung_of(128, 40, causal=True) == "sm80"
-    assert rung_of(136, 16) == rung_of(16, 136) == rung_of(16, 16, scale=0.0) == rung_of(16, 16, np.float32) == "simt"

@@ -1,4 +1,4 @@
-"""attention's sm80 rung: what its cases do not have. Options, widths, layouts, what it refuses."""
+"""attention's sm80 rung: what its cases do not have. Layouts, strips; the rest is in `test_attention_forward`."""
 
 from __future__ import annotations
 
@@ -11,64 +11,15 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.flash_attention import sm80
-from dualops.cuda.flash_attention.sm80.config import Sm80Config, configs
+from dualops.cuda.flash_attention.sm80.config import Sm80Config
 from dualops.cuda.flash_attention.sm80.rows import Vectors
 from tests.cuda.configs import alone, changed
-from tests.cuda.simulator.attention import BFLOAT16, checked, named, numbers, options_for
+from tests.cuda.simulator.attention import BFLOAT16, checked, numbers
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm80")
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {},
-        {"causal": True, "window": (30, 0)},
-        {"causal": "top_left"},
-        *options_for(2, 70, 90),
-    ],
-    ids=named,
-)
-def test_options(params):
-    """In tiles of 32 keys, so that there are more of them."""
-    arrays = [numbers(1, 2, 70, 24), numbers(1, 1, 90, 24, seed=1), numbers(1, 1, 90, 40, seed=2)]
-    with changed("flash_attention", alone(sm80, Sm80Config(1, 32))):
-        found = attend(*arrays, return_lse=True, **params)
-    checked(found, reference.flash_attention, *arrays, **params)
-
-
 # boxes; Q in registers, and not; parts
-@pytest.mark.parametrize(
-    ("dtype", "D", "Dv"),
-    [*((BFLOAT16, *widths) for widths in ((32, 96), (128, 64), (200, 136), (256, 256))), (np.float32, 100, 40)],
-)
-def test_widths(dtype, D, Dv):
-    arrays = [x.astype(dtype) for x in (numbers(1, 1, 20, D), numbers(1, 1, 50, D), numbers(1, 1, 50, Dv, seed=2))]
-    checked(attend(*arrays, causal=True), reference.flash_attention, *arrays, causal=True)
-
-
-def test_eight_warps():
-    """Two groups of four warps share tiles of keys."""
-    arrays = [numbers(1, 1, 131, 40), numbers(1, 1, 67, 40, seed=1), numbers(1, 1, 67, 40, seed=2)]
-    with changed("flash_attention", alone(sm80, Sm80Config(2, 32))):
-        found = attend(*arrays, causal="top_left")
-    checked(found, reference.flash_attention, *arrays, causal="top_left")
-
-
-@pytest.mark.parametrize(
-    ("D", "Dv", "Sq", "Sk", "params"),
-    [
-        (128, 128, 140, 100, {"causal": True}),
-        (40, 72, 70, 70, {"window": (20, 5), "causal": True}),
-        (64, 64, 130, 60, {"softcap": 2.0}),
-    ],
-)
-@pytest.mark.parametrize("groups", [1, 2])
-def test_two_strips_a_warp(D, Dv, Sq, Sk, params, groups):
-    q, k, v = numbers(1, 1, Sq, D), numbers(1, 1, Sk, D, seed=1), numbers(1, 1, Sk, Dv, seed=2)
-    with changed("flash_attention", alone(sm80, Sm80Config(groups, 32, strips=2))):
-        found = attend(q, k, v, return_lse=True, **params)
-    checked(found, reference.flash_attention, q, k, v, **params)
 
 
 def test_strips_where_there_are_queries_for_them():
@@ -133,39 +84,3 @@ def test_tokens_before_heads_and_one_batch_of_keys_for_all():
     found = attend(q, *(np.broadcast_to(x, (2, 1, 40, 40)) for x in (k, v)), causal="top_left")
     dense = [np.concatenate((x, x)) for x in (k, v)]
     checked(found, reference.flash_attention, q, *dense, causal="top_left")
-
-
-@pytest.mark.parametrize(
-    ("make", "rung"),
-    [
-        (lambda: [numbers(1, 1, 8, 16)] * 3, "sm90"),
-        (lambda: [numbers(1, 1, 8, 24)[..., 4:20]] * 3, "sm80"),  # rows at multiples of 8 bytes
-        (lambda: [np.broadcast_to(numbers(1, 1, 1, 16), (1, 1, 8, 16))] * 3, "sm80"),
-    ],
-)
-def test_what_a_call_takes(make, rung):
-    assert dualops.cuda.plan("flash_attention", *make()).choice.rung == rung
-
-
-@pytest.mark.parametrize(
-    ("make", "params"),
-    [
-        (lambda: [numbers(1, 1, 8, 264)] * 2 + [numbers(1, 1, 8, 16)], {}),
-        (lambda: [numbers(1, 1, 8, 16).astype(np.float32)] * 2 + [numbers(1, 1, 8, 264).astype(np.float32)], {}),
-        (lambda: [numbers(1, 1, 8, 16)] * 3, {"scale": 0.0}),
-        (lambda: [numbers(1, 1, 8, 16)] * 3, {"scale": -1.0}),
-        (lambda: [numbers(1, 1, 8, 16).astype(np.float64)] * 3, {}),
-    ],
-)
-def test_what_is_another_rungs(make, params):
-    arrays = make()
-    with pytest.raises(NotImplementedError, match="flash_attention: rung sm80 does not do"):
-        attend(*arrays, **params)
-    assert dualops.cuda.plan("flash_attention", *arrays, **params).choice.rung == "simt"
-
-
-def test_tiles_fit_into_what_a_block_has():
-    """Of consumers' cards too: 99 KiB."""
-    for D in (32, 64, 128, 192, 256):
-        least = min(config.shared_bytes(D, D, 2) for config, _ in configs(D, D, 2, []))
-        assert least <= 99 * 1024

@@ -18,12 +18,6 @@ from tests.cuda.simulator.attention import BFLOAT16, checked, numbers
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
 
 
-def test_sm90_is_what_a_call_takes():
-    q = numbers(1, 1, 8, 64)
-    assert dualops.cuda.plan("flash_attention", q, q, q).choice.rung == "sm90"
-    assert dualops.cuda.plan("flash_attention", *[q.astype(np.float32)] * 3).choice.rung == "simt"
-
-
 def test_a_section_of_many_heads_has_a_number_of_32_bits():
     shapes = {"q": (1, 8192, 100, 8), "k": (1, 1, 1, 8), "v": (1, 1, 1, 8)}
     problem = absent_problem(OPERATORS["flash_attention"], Case("", "bfloat16", shapes, {}))
@@ -56,28 +50,6 @@ def test_queries_that_see_nothing_after_some_that_do():
     assert not found[:, :, :220].any()
 
 
-@pytest.mark.parametrize("sink", [-np.inf, -300, 30, 300])
-def test_sinks_of_any_size(sink):
-    """A sink joins a row that has seen all of its keys, of which the first rows see none."""
-    q, k, v = numbers(1, 2, 100, 16), numbers(1, 1, 70, 16, seed=1), numbers(1, 1, 70, 24, seed=2)
-    params = {"causal": True, "sinks": np.array([sink, 0.5], np.float32)}
-    checked(attend(q, k, v, return_lse=True, **params), reference.flash_attention, q, k, v, **params)
-
-
-@pytest.mark.parametrize(
-    ("over", "params"),
-    [((1, 2), {"causal": True}), ((), {"causal": True, "window": (60, 3)}), ((2, 1), {"sinks": None})],
-    ids=str,
-)
-def test_biases_in_boxes(over, params):
-    """Two tiles of queries and of keys, each with an edge. over: batch and head of the bias."""
-    q, k, v = numbers(2, 2, 140, 16), numbers(2, 1, 136, 16, seed=1), numbers(2, 1, 136, 24, seed=2)
-    params = params | ({"sinks": np.array([0.5, -2], np.float32)} if "sinks" in params else {})
-    params = params | {"bias": numbers(*over, 140, 136, seed=3)}
-    assert dualops.cuda.plan("flash_attention", q, k, v, kernel="sm90", **params).choice.config.bias_stages == 1
-    checked(attend(q, k, v, return_lse=True, **params), reference.flash_attention, q, k, v, **params)
-
-
 @pytest.mark.parametrize("signs", [(-1, -1), (-1, 1)])  # of products with some keys, and with the others
 @pytest.mark.parametrize("params", [{}, {"causal": True}, {"softcap": 1.0}])
 def test_rows_whose_scores_are_below_zero(signs, params):
@@ -97,21 +69,3 @@ def test_a_query_that_is_no_number_is_its_own_affair():
     found = attend(q, k, v)
     assert np.isnan(found[0, 0, 3].astype(np.float32)).all()
     np.testing.assert_array_equal(np.delete(found, 3, axis=2), np.delete(whole, 3, axis=2))
-
-
-@pytest.mark.parametrize(
-    ("make", "params", "other"),
-    [
-        (lambda: [numbers(1, 1, 8, 16).astype(np.float32)] * 3, {}, "simt"),
-        (lambda: [numbers(1, 1, 8, 24)[..., 4:20]] * 3, {}, "sm80"),  # rows at multiples of 8 bytes
-        (lambda: [np.broadcast_to(numbers(1, 1, 1, 16), (1, 1, 8, 16))] * 3, {}, "sm80"),
-        (lambda: [numbers(1, 1, 8, 264)] * 2 + [numbers(1, 1, 8, 16)], {}, "simt"),
-        (lambda: [numbers(1, 1, 8, 16)] * 3, {"scale": 0.0}, "simt"),
-        (lambda: [numbers(1, 1, 8, 16)] * 3, {"scale": -1.0}, "simt"),
-    ],
-)
-def test_what_is_another_rungs(make, params, other):
-    arrays = make()
-    with pytest.raises(NotImplementedError, match="flash_attention: rung sm90 does not do"):
-        attend(*arrays, **params)
-    assert dualops.cuda.plan("flash_attention", *arrays, **params).choice.rung == other

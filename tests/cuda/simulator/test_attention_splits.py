@@ -11,7 +11,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.flash_attention.sm90.split_kv import LEAST_TILES, MOST_SPLITS, most_splits, splits_of
-from tests.cuda.simulator.attention import checked, named, numbers, options_for
+from tests.cuda.simulator.attention import checked, named, numbers
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
 attend_varlen: Any = partial(dualops.cuda.flash_attention_varlen, kernel="sm90")
@@ -19,31 +19,6 @@ attend_varlen: Any = partial(dualops.cuda.flash_attention_varlen, kernel="sm90")
 
 def few(B: int = 1, H: int = 6, Hkv: int = 2, Sq: int = 3, Sk: int = 700, D: int = 24, Dv: int = 40) -> list[Any]:
     return [numbers(B, H, Sq, D), numbers(B, Hkv, Sk, D, seed=1), numbers(B, Hkv, Sk, Dv, seed=2)]
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {},
-        {"causal": True, "window": (400, 0)},  # of some splits a row sees nothing
-        {"softcap": 2.0, "window": (400, 0)},
-        {"alibi_slopes": np.array([0.01, 0.02, 0.04], np.float32)},  # rows are heads
-        *options_for(3, 3, 700),
-    ],
-    ids=named,
-)
-def test_options(params):
-    arrays = few(H=3, Hkv=1)
-    assert dualops.cuda.plan("flash_attention", *arrays, **params).choice.config.split
-    checked(attend(*arrays, return_lse=True, **params), reference.flash_attention, *arrays, **params)
-
-
-@pytest.mark.parametrize("H", [2, 5, 12])  # 60 rows of 64 where heads are 5 or 12; a tile, two, three
-def test_heads_of_a_group(H):
-    arrays = few(1, H, 1, 30, 530)
-    config = dualops.cuda.plan("flash_attention", *arrays).choice.config
-    assert (config.heads, config.queries) == (H, 64 // H)
-    checked(attend(*arrays), reference.flash_attention, *arrays)
 
 
 def test_more_heads_than_rows_go_one_by_one():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,21 +12,42 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.tile.fast_math import fast_tanh_curve, fast_tanh_slope, near_tanh
-from tests.cuda.simulator.attention import BFLOAT16, checked, named, numbers
+from tests.cuda.simulator.attention import BFLOAT16, checked, named, numbers, widened
+from tests.cuda.simulator.gradients import VARLEN, arrays_for, fused, gradient_varlen, held, served
 
 attend: Any = dualops.cuda.flash_attention
 
 
-@pytest.mark.parametrize("rung", ["sm80", "sm90"])
-def test_sequences_one_after_another(rung):
+# rung, dtype, heads' width, how the gradient is made (None: forward), parameters
+SEQUENCES: list[Any] = [
+    ("sm80", BFLOAT16, 16, None, {"causal": True}),
+    ("sm90", BFLOAT16, 16, None, {"causal": True}),
+    *(("sm90", np.float32, width, None, {"causal": True}) for width in (16, 72)),
+    *(("sm90", np.float32, width, nullcontext, {"causal": True}) for width in (16, 72)),
+    ("sm90", BFLOAT16, 16, served, {"causal": True}),
+    ("sm90", BFLOAT16, 16, served, {"softcap": 2.0, "dropout_p": 0.3, "seed": 1}),
+    ("sm90", BFLOAT16, 64, partial(fused, operator=VARLEN), {}),
+]
+
+
+@pytest.mark.parametrize(("rung", "dtype", "width", "way", "params"), SEQUENCES)
+def test_sequences_one_after_another(rung, dtype, width, way, params):
     """Empty ones, and ends within a tile: a sequence neither reads the next one's keys nor writes to its rows."""
-    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 75, 78), (0, 30, 47, 47, 90)))
-    q, k, v = numbers(78, 2, 16), numbers(90, 1, 16, seed=1), numbers(90, 1, 24, seed=2)
-    v[47] = np.nan  # the first key of the last sequence
-    arrays = (q, k, v, ends_q, ends_k)
-    params: dict[str, Any] = {"causal": True, "max_seqlen_q": 70, "max_seqlen_k": 43}
-    found = dualops.cuda.flash_attention_varlen(*arrays, kernel=rung, **params)
-    checked(found, reference.flash_attention_varlen, *arrays, **params)
+    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 75, 77), (0, 30, 47, 47, 60)))
+    q, k, v, do = arrays_for((77, 2, width), (60, 1, width), 24, dtype)
+    k[47] = v[47] = np.nan  # the first key of the last sequence
+    tokens, lengths = (q, k, v, ends_q, ends_k), {"max_seqlen_q": 70, "max_seqlen_k": 30, **params}
+    if way is None:
+        found = dualops.cuda.flash_attention_varlen(*tokens, kernel=rung, **lengths)
+        checked(found, reference.flash_attention_varlen, *tokens, **lengths)
+    else:
+        o, lse = reference.flash_attention_varlen(*tokens, return_lse=True, **lengths)
+        arrays = (q, k, v, o, lse, do, ends_q, ends_k)
+        with way():
+            gradients = gradient_varlen(*arrays, **lengths)
+        truths = reference.flash_attention_varlen_backward(*map(widened, arrays), **lengths)
+        held(gradients, truths, reference.flash_attention_varlen_backward(*arrays, **lengths), str(q.dtype))
+        found = gradients[0]
     assert np.isfinite(found[:75].astype(np.float32)).all()
 
 

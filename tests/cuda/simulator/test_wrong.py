@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from dualops.cuda import simulator
 from dualops.cuda.compiler.backend import Kernel
 from dualops.cuda.launch.step import flat
-from tests.wrong.broken import BROKEN, control
-from tests.wrong.kernels import build_backward, build_through_shared
+from tests.wrong.broken import BROKEN, RIGHT
 from tests.wrong.rejection import rejections
 
 
@@ -33,15 +31,7 @@ def test_rejected(name):
     pytest.fail(f"{name} was not rejected for {kernel.reason!r}, but {len(told)} times otherwise: {told[:3]}")
 
 
-@pytest.mark.parametrize(
-    ("build", "backward"),
-    [
-        (control, False),
-        (partial(build_through_shared, barrier_between=True), False),
-        (partial(build_backward, sees_all_lanes=True), True),
-    ],
-    ids=["control", "through_shared", "backward"],
-)
+@pytest.mark.parametrize(("build", "backward"), RIGHT.values(), ids=RIGHT)
 def test_what_is_right_passes(build, backward, order):
     dtypes = ("float32", "float16") if order == "forward" else ("float64", "bfloat16")
     assert list(rejections(build, launch, backward=backward, dtypes=dtypes)) == []

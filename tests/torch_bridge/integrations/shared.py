@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from dualops.torch_bridge.distributed import positions, shard, unshard
 from dualops.torch_bridge.integrations.transformers import patch
 
+from ..context import error_of
 from .models import model, tokens
 
 ENDS = [0, 9, 9, 30, 31, 37]
@@ -81,14 +81,6 @@ def together(family: str, mesh: Any) -> Found:
     return found
 
 
-def _error(call: Callable[[], Any]) -> tuple[str, str]:
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return "nothing", ""
-
-
 def errors(mesh: Any) -> dict[str, tuple[str, str]]:
     """What the last rank gives otherwise."""
     made = model("llama")
@@ -101,12 +93,12 @@ def errors(mesh: Any) -> dict[str, tuple[str, str]]:
         "other cu_seq_lens": {"cu_seq_lens_q": [0, ENDS[-1]], "cu_seq_lens_k": None},
         "padding": {"attention_mask": torch.zeros(1, len(positions(ENDS, mesh)), dtype=torch.int64)},
     }.items():
-        found[name] = _error(partial(trained, made, mesh, **other if last else {}))
-    found["right"] = _error(partial(trained, made, mesh))
+        found[name] = error_of(partial(trained, made, mesh, **other if last else {}))
+    found["right"] = error_of(partial(trained, made, mesh))
     ids = shard(batch()["input_ids"], 0, mesh, cu_seqlens=ENDS)[None]
     lengths: dict[str, Any] = {"cu_seq_lens_q": ENDS, "use_cache": False}
-    found["positions of nobody"] = _error(lambda: made(ids, **lengths))
+    found["positions of nobody"] = error_of(lambda: made(ids, **lengths))
     twice = torch.cat([ids, ids])
-    found["two rows"] = _error(lambda: made(twice, **lengths))
-    found["pickled"] = _error(lambda: pickle.dumps(made))
+    found["two rows"] = error_of(lambda: made(twice, **lengths))
+    found["pickled"] = error_of(lambda: pickle.dumps(made))
     return found

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from dualops.torch_bridge.flash_attention import flash_attention, flash_attention_varlen
 from dualops.torch_bridge.integrations import flash_attention_impl as module
 from tests.torch_bridge.integrations.conftest import drawn
+from tests.torch_bridge.integrations.test_flash_attn import truth as formula
 
 ATEN: Any = torch.ops.aten
 varlen_attn: Any = torchs_varlen_attn
@@ -52,17 +53,7 @@ def ends(lengths: tuple[int, ...], device: str = "cpu") -> Tensor:
 
 def truth(q: Tensor, k: Tensor, v: Tensor, window: tuple[int, int] = (-1, -1), scale: float | None = None) -> Tensor:
     """Attention of [S, H, D] in float64; a window counts from the last key, and -1 is unbounded."""
-    q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
-    k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
-    Sq, Sk = q.shape[1], k.shape[1]
-    distance = torch.arange(Sk, device=q.device) - (torch.arange(Sq, device=q.device)[:, None] + Sk - Sq)
-    left, right = window
-    seen = torch.ones(Sq, Sk, dtype=torch.bool, device=q.device)
-    if left >= 0:
-        seen &= distance >= -left
-    if right >= 0:
-        seen &= distance <= right
-    return scaled_dot_product_attention(q, k, v, seen, scale=scale).transpose(0, 1)
+    return formula(*(x[None].double() for x in (q, k, v)), window_size=window, softmax_scale=scale)[0]
 
 
 def packed(heads: int = 2, device: str = "cpu", dtype: torch.dtype = torch.float64, D: int = 8) -> Any:

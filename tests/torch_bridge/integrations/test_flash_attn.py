@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -149,75 +150,57 @@ def test_dropout_is_of_torchs_generator(device: str) -> None:
 # --- packed tensors ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("count", [2, 3])
-def test_packed_batches(count: int, options: dict[str, Any], device: str) -> None:
-    """Results and gradients, of k and v, or q too, in one tensor."""
-    Sk, heads = (5, H) if count == 3 else (7, HKV)
-    q = drawn(B, 5, H, D, device=device).requires_grad_()
-    packed = drawn(B, Sk, count, heads, D, device=device, seed=1).requires_grad_()
-    options, (*of_packed, k, v) = on(device, options), packed.unbind(2)
-    if count == 3:
-        leaves = [packed]
-        found, expected = flash_attn_qkvpacked_func(packed, **options), truth(of_packed[0], k, v, **options)
+PACKED = ("qkvpacked", "kvpacked", "varlen_qkvpacked", "varlen_kvpacked")
+
+
+def packed(name: str, device: str) -> tuple[list[Tensor], Callable[..., Any], Callable[..., Any]]:
+    """Leaves, of which the last one is packed; a call with them; and the call with q, k and v of their own."""
+    ends_q, ends_k = (torch.tensor(n, dtype=torch.int32, device=device) for n in ([0, 2, 5], [0, 4, 6]))
+    rows_q, rows_k = ((5,), (6,)) if "varlen" in name else ((B, 5), (B, 7))
+    if "qkv" in name:
+        leaves = [drawn(*rows_q, 3, H, D, device=device)]
+        lengths, of_plain = (ends_q, 3), (ends_q, ends_q, 3, 3)
     else:
-        leaves = [q, packed]
-        found, expected = flash_attn_kvpacked_func(q, packed, **options), truth(q, k, v, **options)
+        leaves = [drawn(*rows_q, H, D, device=device), drawn(*rows_k, 2, HKV, D, device=device, seed=1)]
+        lengths = of_plain = (ends_q, ends_k, 3, 4)
+    if "varlen" not in name:
+        lengths = of_plain = ()
+    *first, last = (x.requires_grad_() for x in leaves)
+    plain = flash_attn_varlen_func if "varlen" in name else flash_attn_func
+    return (
+        leaves,
+        partial(getattr(flash_attn, f"flash_attn_{name}_func"), *leaves, *lengths),
+        partial(plain, *first, *last.unbind(-3), *of_plain),
+    )
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_tensors(name: str, options: dict[str, Any], device: str) -> None:
+    """Results, logsumexp and gradients are those of the parts."""
+    leaves, call, plain = packed(name, device)
+    options = on(device, options)
+    (found, lse, nothing), (expected, expected_lse, _) = (
+        each(**options, return_attn_probs=True) for each in (call, plain)
+    )
+    assert nothing is None
     same(found, expected)
+    same(lse, expected_lse)
+    same(call(**options), expected)
     incoming = drawn(*found.shape, device=device, seed=5)
     for x, y in zip(*(torch.autograd.grad(o, leaves, incoming) for o in (found, expected)), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_packed_sequences(options: dict[str, Any], device: str) -> None:
-    options = on(device, options)
-    ends_q, ends_k = (torch.tensor(n, dtype=torch.int32, device=device) for n in ([0, 2, 5], [0, 4, 6]))
-    qkv, q, kv = (drawn(*n, D, device=device, seed=i) for i, n in enumerate([(5, 3, H), (5, H), (6, 2, HKV)]))
-    lengths = (ends_q, ends_q, 3, 3)
-    same(
-        flash_attn_varlen_qkvpacked_func(qkv, ends_q, 3, **options),
-        flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], *lengths, **options),
-    )
-    lengths = (ends_q, ends_k, 3, 4)
-    same(
-        flash_attn_varlen_kvpacked_func(q, kv, *lengths, **options),
-        flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *lengths, **options),
-    )
-
-
-def test_packed_tensors_are_read_where_they_are(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_tensors_are_read_where_they_are(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    for name in ("flash_attention", "flash_attention_varlen"):
-        original = getattr(flash_attn, name)
-        spy = partial(
-            lambda original, q, k, v, *rest, **more: seen.append((q, k, v)) or original(q, k, v, *rest, **more),
-            original,
-        )
-        monkeypatch.setattr(flash_attn, name, spy)
-    qkv = drawn(B, 5, 3, H, D, device=device)
-    ends = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
-    flash_attn_qkvpacked_func(qkv)
-    flash_attn_kvpacked_func(qkv[:, :, 0], qkv[:, :, 1:])
-    flash_attn_varlen_qkvpacked_func(qkv[0], ends, 3)
-    flash_attn_varlen_kvpacked_func(qkv[0, :, 0], qkv[0, :, 1:], ends, ends, 3, 3)
-    places = [qkv[:, :, i].data_ptr() for i in range(3)]
-    assert [[x.data_ptr() for x in each] for each in seen] == [places] * 4
-
-
-def test_logsumexp_of_packed_tensors(device: str) -> None:
-    qkv, ends = drawn(B, 5, 3, H, D, device=device), torch.tensor([0, 5], dtype=torch.int32, device=device)
-    q, k, v = qkv.unbind(2)
-    _, expected, _ = flash_attn_func(q, k, v, return_attn_probs=True)
-    first = (q[0], qkv[0, :, 1:], ends, ends, 5, 5)
-    for _, lse, nothing in (
-        flash_attn_qkvpacked_func(qkv, return_attn_probs=True),
-        flash_attn_kvpacked_func(q, qkv[:, :, 1:], return_attn_probs=True),
-        flash_attn_varlen_qkvpacked_func(qkv[0], ends, 5, return_attn_probs=True),
-        flash_attn_varlen_kvpacked_func(*first, return_attn_probs=True),
-    ):
-        same(lse, expected if lse.ndim == 3 else expected[0])
-        assert nothing is None
+    function = "flash_attention_varlen" if "varlen" in name else "flash_attention"
+    original = getattr(flash_attn, function)
+    monkeypatch.setattr(flash_attn, function, lambda *args, **more: seen.extend(args[:3]) or original(*args, **more))
+    (*first, last), call, _ = packed(name, device)
+    call()
+    assert [x.data_ptr() for x in seen] == [x.data_ptr() for x in (*first, *last.unbind(-3))]
 
 
 def test_shapes_of_packed_tensors(device: str) -> None:
