@@ -250,7 +250,7 @@ def test_gradients_are_computed_where_they_are_wanted(name: str, case: Case, dev
 
 @every_gradient
 def test_gradients_that_arrive_broadcast(name: str, case: Case, device: str) -> None:
-    """As that of a sum does, with strides of 0."""
+    """As that of a sum does, with strides of 0. Other strides may have another kernel."""
     call = bridge_call(name, device, "float64", case)
     results, leaves = [x for x in call() if x.requires_grad], [*call.leaves.values()]
     ones = [torch.ones((), dtype=x.dtype, device=device).expand(x.shape) for x in results]
@@ -258,7 +258,7 @@ def test_gradients_that_arrive_broadcast(name: str, case: Case, device: str) -> 
         torch.autograd.grad(results, leaves, incoming, retain_graph=True)
         for incoming in (ones, [x.contiguous() for x in ones])
     )
-    equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11, check_stride=True)
 
 
 @pytest.mark.parametrize(("name", "keys"), CONSTANTS.items(), ids=CONSTANTS)
