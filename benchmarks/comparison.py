@@ -2,9 +2,9 @@
 
 All results are in torch's memory and are compared with the float64 reference. Then come the rounds. In each round the
 roof, dualops and every peer are timed one after another, in a new order, after a warm-up, in bursts and in single
-calls. A turn begins with the original data and fresh memory, and frees everything that it allocated. dualops must be
-right before anything is timed. A peer's error is shown, but has no limit. For a peer that is missing or fails, a line
-gives the reason.
+calls. Those that take long for a call are timed in the first round only. A turn begins with the original data and fresh
+memory, and frees everything that it allocated. dualops must be right before anything is timed. A peer's error is shown,
+but has no limit. For a peer that is missing or fails, a line gives the reason.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ COLUMNS = {  # heading -> width
     "error / baseline": 16,
     "extra memory": 12,
 }
+SLOW = 0.25  # seconds of a call of a contestant that takes one turn only
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ class Entrant:
         accuracy = workload.check(self.contestant, self.found.direction, same_bits=False)
         self.contestant.release()
         self.found = self.found.judged(accuracy)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Return whether it takes another turn: it has not failed, and is not too slow to take several."""
+        return self.contestant is not None and not any(each.burst > SLOW for each in self.turns)
 
     def take_turn(self, workload: Workload) -> None:
         """Time it in one more turn; memory is measured in the first round."""
@@ -165,7 +171,7 @@ def take_rounds(workload: Workload, everybody: Sequence[Entrant], top: Roof) -> 
         for one in order:
             if one is None:
                 roofs.append(turn(top.call).burst * top.scale)
-            elif one.contestant is not None:
+            elif one.takes_turns:
                 try:
                     one.take_turn(workload)
                 except Exception as error:

@@ -160,6 +160,14 @@ def test_in_each_round_the_roof_and_everybody_have_a_turn(suite: Any, stage: Sta
     assert (dualops.roof, dualops.roof_spread) == (0.5e-3, pytest.approx(0.1))
 
 
+def test_who_is_slow_takes_one_turn(suite: Any, stage: Stage) -> None:
+    stage.milliseconds["inaccurate"] = [1e3 * comparison.SLOW + 1]
+    found = {m.name: m for m in comparison.run(suite, cases=["small"], peers=True, show=lambda text: None)[:5]}
+    assert sorted(stage.turns[:10]) == ["dualops"] * 3 + ["inaccurate"] + ["roof"] * 3 + ["torch eager"] * 3
+    assert found["inaccurate"].burst == pytest.approx(0.251)
+    assert found["inaccurate"].burst_spread == 0.0
+
+
 def test_who_fails_in_a_later_round_is_out_and_the_others_go_on(
     suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
