@@ -60,7 +60,18 @@ class Launcher:
         function, self.kinds = load(step.kernel, device.arch, self.shared_bytes)
         self.handle = driver.cu.CUfunction(int(function.handle))
         self.most_blocks = _resident_blocks(function, step, self.shared_bytes) if step.resident else None
-        self.places = _places(step, names)
+        self._prepare(_places(step, names))
+
+    def _prepare(self, places: Sequence[tuple[int, int]]) -> None:
+        """Sort arguments by how they are written. places: of those that are arrays."""
+        count = len(self.kinds)
+        floats = {i: kind for i, kind in enumerate(self.kinds) if kind is f32 or kind is f64}
+        # a launch passes the bytes of a tensor map, so it writes the map's address itself
+        behind = [count * isinstance(kind, TensorMapType) for kind in self.kinds]
+        self.single, self.runs = _runs([(i + behind[i], which) for i, which in places if i not in floats])
+        self.floats = [*floats.items()]
+        self.float_arrays = [(i, which, floats[i]) for i, which in places if i in floats]
+        self.words = c_uint64 * (2 * count)
 
     def numbers(self) -> tuple[tuple[Any, ...], list[Any]]:
         """Return the step's grid, and its arguments without their tuples; in a traced call some are sizes."""
@@ -76,13 +87,14 @@ class Launcher:
         The driver reads each argument at its address: that of a tensor map, which the launch passes, or of 8 bytes in
         `words`. Each launch writes the words of the arguments, then their addresses.
         """
-        count = len(args)
-        words = (c_uint64 * (2 * count))(*(_word(value, kind) for value, kind in zip(args, self.kinds, strict=True)))
-        addresses = addressof(words) + 8 * count
-        words[count:] = [*range(addressof(words), addresses, 8)]
-        behind = {i: count * isinstance(kind, TensorMapType) for i, kind in enumerate(self.kinds)}
-        single, runs = _runs([(i + behind[i], which) for i, which in self.places if self.kinds[i] not in (f32, f64)])
-        floats = [(i, which, self.kinds[i]) for i, which in self.places if self.kinds[i] in (f32, f64)]
+        count, numbers = len(args), [*args]
+        for i, kind in self.floats:
+            numbers[i] = _word(args[i], kind)
+        words = self.words()
+        begin = addressof(words)
+        addresses = begin + 8 * count
+        words[:] = [*map(int, numbers), *range(begin, addresses, 8)]
+        single, runs, floats = self.single, self.runs, self.float_arrays
         launch, function, lock = driver.cu.cuLaunchKernelEx, self.handle, Lock()
         configs: dict[int, Any] = {}  # stream -> launch configuration
 
