@@ -18,9 +18,12 @@ def test_the_script_draws_the_picture_of_the_page(tmp_path):
 
 
 def test_head_and_tail_of_each_document():
-    """1152 tokens are nine tiles in eight chunks. 646 tokens have 134 in the last of five chunks, 250 are whole."""
+    """1152 tokens are nine tiles in eight chunks. 646 tokens have 134 in the last of five chunks, 250 are whole.
+
+    The first rank of a document gets its last chunk.
+    """
     expected = [rank for rank in (0, 0, 1, 2, 3, 3, 2, 1, 0) for _ in range(128)] + [2] * 250
-    for rank, length in ((1, 128), (2, 128), (3, 128), (0, 128), (1, 134)):
+    for rank, length in ((1, 128), (0, 128), (3, 128), (2, 128), (1, 134)):
         expected += [rank] * length
     assert draw.owners("head_tail").tolist() == expected
     runs = ((0, 512), (1, 512), (2, 506), (3, 518))  # 1536 is 134 tokens into the last document: 128 are a tile
