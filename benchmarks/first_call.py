@@ -26,7 +26,7 @@ class First(NamedTuple):
     gradient: bool = False
 
 
-CALLS = {
+FIRST_CALLS = {
     "forward": First("first attention call, causal", {"causal": True}, 3.0),
     "gradient": First("first attention call and its gradient, causal", {"causal": True}, 4.0, gradient=True),
     "softcap": First("first attention call, causal with softcap", {"causal": True, "softcap": 30.0}, 4.5),
@@ -36,7 +36,7 @@ CALLS = {
 def main() -> None:
     from dualops import torch_bridge as bridge
 
-    first = CALLS[sys.argv[1]]
+    first = FIRST_CALLS[sys.argv[1]]
     heads = [torch.randn(2, 8, 2048, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     inputs, do = [head.requires_grad_(first.gradient) for head in heads[:3]], heads[3]
 

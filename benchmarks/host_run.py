@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from .cases import require_gpu
 from .comparison import commit
-from .first_call import CALLS as FIRST_CALLS
+from .first_call import FIRST_CALLS
 from .tree import ROOT
 
 Call = Callable[[], object]

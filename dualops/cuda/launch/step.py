@@ -66,7 +66,7 @@ class Launcher:
         """Sort arguments by how they are written. places: of those that are arrays."""
         count = len(self.kinds)
         floats = {i: kind for i, kind in enumerate(self.kinds) if kind is f32 or kind is f64}
-        # a launch passes the bytes of a tensor map, so it writes the map's address itself
+        # the driver reads a tensor map at the map's own address, which each launch writes instead of a word's address
         behind = [count * isinstance(kind, TensorMapType) for kind in self.kinds]
         self.single, self.runs = _runs([(i + behind[i], which) for i, which in places if i not in floats])
         self.floats = [*floats.items()]

@@ -83,8 +83,9 @@ def _choices(
         return
     if not p.B * p.H:
         return
-    wide, stepwise, width = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, {"q": p.D, "k": p.D}
-    widths = [(int(width.get(names[0], p.Dv)), int(width.get(names[2], p.Dv))) for names in roles]  # of q and v
+    wide, stepwise = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays
+    width = {"q": int(p.D), "k": int(p.D), "v": int(p.Dv), "do": int(p.Dv)}
+    widths = [(width[names[0]], width[names[2]]) for names in roles]  # of each pass's q and v
     config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
     blocks = [int(p.B * p.H * config.slices(*each)) for each in widths]
     segments = segments_of(p, blocks)

@@ -79,7 +79,7 @@ def constant_decay(chunk: int, width: int, back: bool) -> Members:
 
     @verb
     def pairs(scores, row, log2_gamma, scale):
-        """Multiply a chunk's scores with their decay and scale; 0 where a pair is not seen.
+        """Multiply a chunk's scores by their decay and scale; 0 where a pair is not seen.
 
         From a row's nearest pair on, because the factor falls by gamma^8 from quad to quad.
         """
@@ -97,7 +97,7 @@ def constant_decay(chunk: int, width: int, back: bool) -> Members:
 
     @verb
     def rows(o, row, count, log2_gamma, scale):
-        """Multiply o with scale and what is left of the state at each row."""
+        """Multiply o by scale and by the decay from the state to each row."""
         for h in range(2):
             r = i32(row + my_row() + 8 * h)
             factor = power(log2_gamma, max(i32(count - 1 - r), i32(0)) if back else i32(r + 1)) * scale
@@ -107,31 +107,31 @@ def constant_decay(chunk: int, width: int, back: bool) -> Members:
 
     @verb
     def weight(args, token):
-        """Return what is left of a token in the next state; 0 from token number count on."""
+        """Return the decay from a token to the next state; 0 from token number count on."""
         log2_gamma, count, scale = args
         value = power(log2_gamma, i32(token + 1)) * scale if back else power(log2_gamma, i32(count - 1 - token))
         return value if token < count else num.zero
 
     @verb
     def of_pair(log2_gamma, r, c):
-        """Return what is left of c at r, a pair that is seen."""
+        """Return the decay from c to r, for a pair that is seen."""
         return power(log2_gamma, i32(c - r) if back else i32(r - c))
 
     @verb
     def of_row(log2_gamma, r, count):
-        """Return what is left of the state at row r."""
+        """Return the decay from the state to row r."""
         return power(log2_gamma, i32(count - 1 - r) if back else i32(r + 1))
 
     @verb
     def forgets(log2_gamma):
-        """Return whether it is so fast that the rounding errors of neighbouring tokens' scores count."""
+        """Return whether the decay is so fast that the rounding errors of neighbouring tokens' scores count."""
         return log2_gamma < LEAST_KEPT
 
     return members(
         locals(),
         argument=number_type(DTYPE, 1),  # the type of a kernel's argument `decay`
         of=own.log2,  # (decay, call, h) -> log2_gamma
-        fade=power,  # (log2_gamma, count) -> what is left of a state after a chunk
+        fade=power,  # (log2_gamma, count) -> the decay of the state over a chunk
     )
 
 
