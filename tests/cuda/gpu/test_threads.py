@@ -88,18 +88,11 @@ def mixed(works: Sequence[Work], expected: Sequence[Tensors], seed: int, start: 
         return int(total)
 
 
-@pytest.fixture
-def expected() -> tuple[list[Work], list[Tensors]]:
-    """Work, and what comes of it in this thread; all plans are forgotten again."""
+def test_many_threads_at_once():
     works = every_work()
     results = [work() for work in works]
     torch.cuda.synchronize()
     forget()
-    return works, results
-
-
-def test_many_threads_at_once(expected):
-    works, results = expected
     start = threading.Barrier(THREADS)
     found: dict[int, Any] = {}
 
@@ -116,13 +109,6 @@ def test_many_threads_at_once(expected):
     for thread in threads:
         thread.join()
     assert found == dict.fromkeys(range(THREADS), 0)
-
-
-def test_a_pool_of_threads(expected):
-    works, results = expected
-    with ThreadPoolExecutor(THREADS) as pool:
-        found = list(pool.map(lambda pair: int(differing(*pair)), 20 * list(zip(works, results, strict=True))))
-    assert set(found) == {0}
 
 
 def test_a_pool_of_threads_with_numba_arrays():
