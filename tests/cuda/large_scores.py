@@ -116,12 +116,6 @@ CALLS = (
 )
 
 
-def fits(call: Large, dtype: str) -> bool:
-    """Whether a dtype holds q and k of these magnitudes, and gradients of a score_mod whose slope is 1e30."""
-    too_large = ("by_2e4", "by_1e5", "by_1e15", "tiny_scale", "sink_beside", "softcap", "score_mod")
-    return dtype != "float16" or not call.name.startswith(too_large)
-
-
 def drawn(call: Large, dtype: str, shape: Shape) -> tuple[Arrays, dict[str, Any]]:
     wide, params = call.make(dtype, shape, np.random.default_rng(len(call.name)))
     return {name: x.astype(np.float32 if name == "sinks" else DTYPES[dtype]) for name, x in wide.items()}, params

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -50,9 +51,9 @@ class BridgeCall(NamedTuple):
 
 
 def bridge_call(name: str, device: str, dtype: str = "float32", case: Case | None = None) -> BridgeCall:
-    """Of a case in this dtype: as a rule a small one that has elements, and a gradient where the operator has one."""
+    """Of a case in this dtype: as a rule the operator's `richest_case`."""
     spec = OPERATORS[name]
-    case = case or next(each for each in whole_cases(spec) if each.dtype == dtype)
+    case = case or richest_case(name)
     if case.dtype != dtype:  # precision is of float32 alone
         params = {key: value for key, value in case.params.items() if key != "precision"}
         case = replace(case, dtype=dtype, dtypes={}, params=params)
@@ -72,6 +73,12 @@ def whole_cases(spec: Spec) -> list[Case]:
     return [case for case in small if all(map(prod, case.shapes.values())) and (case.backward or not spec.gradients)]
 
 
+def richest_case(name: str) -> Case:
+    """Of the covering cases that any dtype has, the one with most inputs."""
+    return max((case for case in covering_cases(name) if "precision" not in case.params), key=lambda c: len(c.shapes))
+
+
+@cache
 def covering_cases(name: str) -> list[Case]:
     """A few small cases that have all of an operator: each input given and left out, each kind of each parameter."""
     spec, seen, chosen = OPERATORS[name], set[Any](), list[Case]()

@@ -24,10 +24,9 @@ def joined(found: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> np
     return torch.cat(parts).numpy()
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.25])
-def test_the_model_is_torchs(dropout: float, device: str) -> None:
+def test_the_model_is_torchs(device: str) -> None:
     """In float64 nothing but rounding is left between the two."""
-    mode = Mode(dtype=torch.float64, dropout=dropout)
+    mode = Mode(dtype=torch.float64, dropout=0.25)
     truth = gradients(mode, TORCHS, "cpu")
     found = gradients(mode, OURS, device)
     assert np.abs(joined(found, truth) - joined(truth, truth)).max() < 1e-12

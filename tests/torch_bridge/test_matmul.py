@@ -40,7 +40,7 @@ class Arguments:
 # --- memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "offset"])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_results_are_row_major_and_gradients_lie_as_their_inputs(layout: str, device: str) -> None:
     arguments = Arguments("linear", torch.float32, device, LAYOUTS[layout])
     y, z = arguments(return_preactivation=True)
@@ -52,14 +52,14 @@ def test_results_are_row_major_and_gradients_lie_as_their_inputs(layout: str, de
 # --- gradients -----------------------------------------------------------------------------------
 
 
-def test_the_preactivation_is_kept_only_where_backward_needs_it(device: str) -> None:
+def test_the_preactivation_is_kept_only_where_backward_needs_it() -> None:
     def asked(arguments: Arguments) -> bool:
         with Recorder() as recorder:
             arguments()
         return recorder.calls[0][1]["return_preactivation"]
 
-    arguments = Arguments("linear", torch.float32, device)
-    assert asked(arguments) and not asked(Arguments("nn", torch.float32, device))
+    arguments = Arguments("linear", torch.float32, "cpu")
+    assert asked(arguments) and not asked(Arguments("nn", torch.float32, "cpu"))
     with torch.no_grad():
         assert not asked(arguments)
     for x in arguments.tensors:
@@ -67,8 +67,8 @@ def test_the_preactivation_is_kept_only_where_backward_needs_it(device: str) -> 
     assert not asked(arguments)
 
 
-def test_backward_without_the_preactivation_is_an_error(device: str) -> None:
-    a, b, _ = Arguments("linear", torch.float32, device).tensors
+def test_backward_without_the_preactivation_is_an_error() -> None:
+    a, b, _ = Arguments("linear", torch.float32, "cpu").tensors
     y, _ = FORWARD(a, b, None, False, True, "gelu")
     with pytest.raises(TypeError, match="matmul_backward: preactivation is missing, expected it with activation"):
         y.sum().backward()

@@ -33,8 +33,7 @@ def same(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None 
     torch.testing.assert_close(found, expected, rtol=0, atol=most)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize(("with_sinks", "dtype"), [(False, torch.float32), (True, torch.bfloat16)], ids=str)
 def test_attention(with_sinks: bool, dtype: torch.dtype, device: str) -> None:
     ends, count = torch.tensor(ENDS, dtype=torch.int32, device=device), ENDS[-1]
     leaves = tokens(count, dtype, device, q=(4, 64), k=(2, 64), v=(2, 64))
@@ -59,8 +58,7 @@ def test_attention(with_sinks: bool, dtype: torch.dtype, device: str) -> None:
         assert x.ndim == 1 or not x[count:].any()
 
 
-@pytest.mark.parametrize("normalize", [None, "signed"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("dtype", "normalize"), [(torch.float32, "signed"), (torch.bfloat16, None)], ids=str)
 def test_retention(dtype: torch.dtype, normalize: str | None, device: str) -> None:
     ends, count = torch.tensor(ENDS, dtype=torch.int32, device=device), ENDS[-1]
     leaves = tokens(count, dtype, device, q=(2, 64), k=(2, 64), v=(2, 64))

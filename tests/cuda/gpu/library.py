@@ -9,8 +9,11 @@ import numpy as np
 import torch
 
 from dualops.cuda.compiler.backend import cuda
+from dualops.spec import Tag
 from dualops.spec.meta import numpy_dtype
-from tests.checks import Library
+from tests.checks import Library, gradient_inputs
+from tests.cuda.operators import Direction
+from tests.problems import values
 
 LATE = 1_000_000_000  # clock cycles, half a second: more than a host needs that others keep busy
 
@@ -40,6 +43,17 @@ def numpy(array: torch.Tensor) -> np.ndarray:
 
 def tensors(arrays: Mapping[str, np.ndarray]) -> list[torch.Tensor]:
     return [tensor(array) for array in arrays.values()]
+
+
+def inputs_of(direction: Direction) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
+    """A TEST case in bfloat16 that is not small, on the GPU, and its parameters."""
+    cases = [
+        c for c in direction.spec.tagged(Tag.TEST) if c.dtype == "bfloat16" and (c.backward or not direction.backward)
+    ]
+    sizes = [int(np.prod(next(iter(case.shapes.values())))) for case in cases]
+    case = cases[next((i for i, size in enumerate(sizes) if size > 1000), int(np.argmax(sizes)))]
+    arrays = gradient_inputs(direction.spec, case) if direction.backward else values(direction.spec, case)
+    return {name: tensor(array) for name, array in arrays.items()}, case.params
 
 
 def _torch_view(flat: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:

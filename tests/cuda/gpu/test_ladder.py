@@ -1,4 +1,4 @@
-"""softmax's ladder on a GPU: every step in every dtype, up to the longest rows that it does."""
+"""softmax's ladder on a GPU: every step, up to the longest rows that it does. The simulator has every dtype."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from dualops.cuda.tile.storage import storage
 from dualops.spec import OPERATORS, Case
-from dualops.spec.meta import FLOATS
 from examples.ladder.softmax import STEPS, run_step
 from tests.checks import check
 from tests.cuda.gpu.library import NUMBA, TORCH, same_bits, tensor
@@ -18,7 +17,7 @@ SPEC = OPERATORS["softmax"]
 COLUMNS = (1, 31, 256, 1000, 4097, 8192, 16384, 50000, 65536, 300000)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", STEPS)
 def test_step(name, dtype):
     configure, vector = STEPS[name].configure, storage(dtype).vector

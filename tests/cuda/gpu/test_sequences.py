@@ -15,6 +15,9 @@ import dualops.cuda
 QUERIES = 2, 70, 33, 0, 64, 9, 5, 1, 300, 1
 KEYS = 1100, 90, 512, 600, 513, 40, 0, 16384, 300, 17000
 LENGTHS = 0, 5, 300, 1, 517, 64, 129, 0, 1000, 193, 192, 385, 384  # by two kernels and by one
+CAUSAL: dict[str, Any] = {"causal": True}
+WINDOW: dict[str, Any] = {"window": (700, 0), "softcap": 3.0}
+SINKS: dict[str, Any] = {"causal": True, "sinks": True}
 
 
 def tokens(count: int, H: int, D: int, seed: int) -> torch.Tensor:
@@ -43,9 +46,15 @@ def parts(x: torch.Tensor, lengths: Sequence[int], axis: int = 0) -> Any:
 
 
 @pytest.mark.parametrize(
-    "params", [{"causal": True}, {"window": (700, 0), "softcap": 3.0}, {"causal": True, "sinks": True}], ids=str
+    ("H", "Hkv", "D", "Dv", "params"),
+    [
+        (4, 2, 128, 128, CAUSAL),
+        (2, 2, 64, 64, SINKS),
+        (8, 1, 192, 128, WINDOW),
+        (4, 1, 64, 256, CAUSAL),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize(("H", "Hkv", "D", "Dv"), [(4, 2, 128, 128), (2, 2, 64, 64), (8, 1, 192, 128), (4, 1, 64, 256)])
 def test_forward(H, Hkv, D, Dv, params):
     params = {**params, "sinks": torch.linspace(-1.0, 2.0, H, device="cuda")} if "sinks" in params else params
     q, k, v = tokens(sum(QUERIES), H, D, 0), tokens(sum(KEYS), Hkv, D, 1), tokens(sum(KEYS), Hkv, Dv, 2)
@@ -65,8 +74,7 @@ def test_forward(H, Hkv, D, Dv, params):
     assert torch.equal(again, picked[3]) and torch.equal(again_lse, torch.cat([lses[b] for b in few], 1))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize(("D", "causal"), [(64, False), (128, True)])
 def test_gradient(D, causal):
     q, k, v, do = (tokens(sum(LENGTHS), 2, D, seed) for seed in range(4))
     o, lse = attend((q, k, v), LENGTHS, LENGTHS, causal=causal)
@@ -82,9 +90,10 @@ def test_gradient(D, causal):
             assert all(torch.equal(even(x), y) for x, y in zip((dq, dk, dv), alone, strict=True))
 
 
-@pytest.mark.parametrize("params", [{"causal": True}, {"window": (700, 0), "softcap": 3.0}], ids=str)
 @pytest.mark.parametrize(
-    ("H", "Hkv", "D", "dtype"), [(4, 2, 128, "bfloat16"), (2, 2, 64, "bfloat16"), (4, 1, 64, "float32")]
+    ("H", "Hkv", "D", "dtype", "params"),
+    [(4, 2, 128, "bfloat16", WINDOW), (2, 2, 64, "bfloat16", CAUSAL), (4, 1, 64, "float32", CAUSAL)],
+    ids=str,
 )
 def test_key_ranges(H, Hkv, D, dtype, params):
     """The bits of a call on a copy of their keys; of dk and dv the sums of what its sequences have."""

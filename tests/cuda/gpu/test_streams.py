@@ -5,29 +5,14 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import dualops.cuda
 from dualops.cuda.compiler.backend import cuda
 from dualops.cuda.launch.operation import OPERATIONS
-from dualops.spec import Tag
-from tests.checks import gradient_inputs
-from tests.cuda.gpu.library import LATE, as_returned, same_bits, several, tensor
+from tests.cuda.gpu.library import LATE, as_returned, inputs_of, same_bits, several
 from tests.cuda.operators import every_direction
-from tests.problems import values
-
-
-def inputs_of(direction, seed=0):
-    """A TEST case in bfloat16 that is not small, on the GPU, and its parameters."""
-    cases = [
-        c for c in direction.spec.tagged(Tag.TEST) if c.dtype == "bfloat16" and (c.backward or not direction.backward)
-    ]
-    sizes = [int(np.prod(next(iter(case.shapes.values())))) for case in cases]
-    case = cases[next((i for i, size in enumerate(sizes) if size > 1000), int(np.argmax(sizes)))]
-    arrays = gradient_inputs(direction.spec, case) if direction.backward else values(direction.spec, case)
-    return {name: tensor(array) for name, array in arrays.items()}, case.params
 
 
 def copies(inputs: dict[str, Any]) -> dict[str, Any]:

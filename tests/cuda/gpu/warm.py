@@ -19,7 +19,7 @@ from tests.cuda.calls import Call, call_of, calls_of_case, steps_of
 from tests.cuda.gpu.cover import choose
 from tests.cuda.kinds import batch
 
-MOST_KERNELS = 700  # of cases and random problems; all other tests build some 1,500 more
+MOST_KERNELS = 700  # of cases and random problems; all other tests build some 750 more
 SAMPLE = 300  # of those that did not change
 
 
