@@ -11,10 +11,10 @@ import pytest
 from numba.cuda.core.bytecode import ByteCode, FunctionIdentity  # pyright: ignore[reportMissingImports]
 
 from dualops.cuda.compiler.backend import Kernel, NumbaError, cuda, f32, i32, kernel, pointer, verb
-from dualops.cuda.compiler.compile import link, lto_ir
-from dualops.cuda.compiler.frontend import cycles, verbs
+from dualops.cuda.compiler.compile import link, lto_ir, without_collections
+from dualops.cuda.compiler.frontend import verbs
 from dualops.cuda.compiler.frontend.inlining import Inliner
-from tests.cuda.compile.small import build, build_wrong
+from tests.cuda.compile.small import build, build_wrong, run
 from tests.cuda.compile.test_frontend import ARCH, machine_code, settled, usual  # noqa: F401  settled: for all of them
 
 FACTOR = f32(2)
@@ -244,15 +244,28 @@ def test_the_collector_is_left_as_it_was(enabled):
 
 def test_collections_wait_within_and_come_back_after_an_error():
     def fail() -> None:
-        with cycles.without_collections():
+        with without_collections():
             assert not gc.isenabled()
             raise KeyError
 
-    with cycles.without_collections():
+    with without_collections():
         with pytest.raises(KeyError):
             fail()
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_nothing_is_collected_while_the_first_kernel_imports_the_front_end():
+    done = run("""
+import gc
+from dualops.cuda.compiler.compile import lto_ir
+from tests.cuda.compile.small import ARCH, build
+kernel, begun = build(3), []
+gc.callbacks.append(lambda phase, info: phase == "start" and begun.append(info["generation"]))
+assert len(lto_ir(kernel, ARCH)) > 0
+print(begun in ([], [0]))  # of what is new, when collections come back
+""")
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_a_kernel_leaves_little_to_collect():

@@ -6,22 +6,7 @@ function. The collector took 0.3 to 0.6 s for them, after builds of 3 s.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Automatic collections wait until it is over, in all threads."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def untie(state: Any) -> None:
