@@ -268,6 +268,24 @@ print(begun in ([], [0]))  # of what is new, when collections come back
     assert done.stdout == "True\n", done.stderr
 
 
+def test_exceptions_that_numba_keeps_hold_neither_statements_nor_types():
+    done = run("""
+import gc
+from dualops.cuda.compiler.compile import lto_ir
+from dualops.cuda.compiler.frontend import prepare
+from tests.cuda.compile.small import ARCH, build
+prepare()
+gc.collect()
+gc.disable()
+gc.set_debug(gc.DEBUG_SAVEALL)
+assert len(lto_ir(build(3), ARCH)) > 0
+gc.collect()
+left = {type(each).__name__ for each in gc.garbage}
+print("TypingError" in left, left & {"Assign", "Expr", "TypeVar"})
+""")
+    assert done.stdout == "True set()\n", done.stderr
+
+
 def test_a_kernel_leaves_little_to_collect():
     """Numba's own passes leave many times as much."""
     kernel = calling(through_another)

@@ -13,6 +13,9 @@ def untie(state: Any) -> None:
     """Numba's state of a kernel, when its passes are over: its IR, and the compiler that holds it."""
     if state.func_ir is not None:
         untie_function(state.func_ir)
+    if state.type_annotation is not None:  # the result of the passes holds both
+        vars(state.type_annotation).clear()
+        state.calltypes.clear()
     state.clear()
 
 

@@ -76,7 +76,7 @@ def interpreted(interpreter: type, identity: Any) -> Any:
 
 
 def _decoded(identity: Any) -> Any:
-    """The bytecode without Python 3.11's CACHE entries, more than half of it, which Numba would interpret to no effect."""
+    """The bytecode without the CACHE entries of Python 3.11: more than half of it, and without an effect."""
     made = bytecode.ByteCode(identity)
     for each in reversed(made.table.values()):
         following = made.table.get(each.next)
