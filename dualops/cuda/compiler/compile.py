@@ -6,8 +6,11 @@ LTO-IR and not PTX is linked: from PTX, ptxas would make relocatable code, ignor
 
 from __future__ import annotations
 
+import gc
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..launch.device import compute_capability, known
@@ -56,6 +59,28 @@ def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0, ltoir: byte
     return Binary(_entry(cubin), cubin, report)
 
 
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Automatic collections of garbage wait until it is over, in all threads. What is then new counts as old.
+
+    Else the first collection would look through all of it, 0.05 s after a first kernel. So garbage of before is
+    collected first: the next full collection might be far off.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    if enabled:
+        gc.collect(1)
+    try:
+        yield
+    finally:
+        if enabled:
+            if gc.get_freeze_count() < 1000:  # Python 3.12 starts with 375; what the program froze must stay so
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
+
+
+@without_collections()  # what Numba's modules and passes make lives until the kernel is done
 def lto_ir(kernel: Kernel, arch: str) -> bytes:
     """Compile a kernel with Numba to LTO-IR for the linker: most of the work.
 

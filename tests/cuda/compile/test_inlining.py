@@ -11,10 +11,10 @@ import pytest
 from numba.cuda.core.bytecode import ByteCode, FunctionIdentity  # pyright: ignore[reportMissingImports]
 
 from dualops.cuda.compiler.backend import Kernel, NumbaError, cuda, f32, i32, kernel, pointer, verb
-from dualops.cuda.compiler.compile import link, lto_ir
-from dualops.cuda.compiler.frontend import cycles, verbs
+from dualops.cuda.compiler.compile import link, lto_ir, without_collections
+from dualops.cuda.compiler.frontend import verbs
 from dualops.cuda.compiler.frontend.inlining import Inliner
-from tests.cuda.compile.small import build, build_wrong
+from tests.cuda.compile.small import build, build_wrong, run
 from tests.cuda.compile.test_frontend import ARCH, machine_code, settled, usual  # noqa: F401  settled: for all of them
 
 FACTOR = f32(2)
@@ -244,15 +244,76 @@ def test_the_collector_is_left_as_it_was(enabled):
 
 def test_collections_wait_within_and_come_back_after_an_error():
     def fail() -> None:
-        with cycles.without_collections():
+        with without_collections():
             assert not gc.isenabled()
             raise KeyError
 
-    with cycles.without_collections():
+    with without_collections():
         with pytest.raises(KeyError):
             fail()
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+GARBAGE = """
+import gc
+from weakref import ref
+from dualops.cuda.compiler.compile import without_collections
+
+def garbage():
+    function = lambda: function
+    return ref(function)
+
+gc.collect()
+before = garbage()
+with without_collections():
+    print("collected before" if before() is None else "")
+    within = garbage()
+print(gc.get_freeze_count(), gc.collect(0))
+gc.collect()
+print("collected after" if within() is None else "")
+gc.freeze()
+frozen = gc.get_freeze_count()
+with without_collections():
+    pass
+print("still frozen" if gc.get_freeze_count() == frozen > 0 else "")
+"""
+
+
+def test_garbage_is_collected_before_and_after_and_what_is_frozen_stays_frozen():
+    done = run(GARBAGE)  # pytest's own process has frozen objects
+    assert done.stdout == "collected before\n0 0\ncollected after\nstill frozen\n", done.stderr
+
+
+def test_nothing_is_collected_while_the_first_kernel_imports_the_front_end():
+    done = run("""
+import gc
+from dualops.cuda.compiler.compile import lto_ir
+from tests.cuda.compile.small import ARCH, build
+kernel, begun = build(3), []
+gc.callbacks.append(lambda phase, info: phase == "start" and begun.append(info["generation"]))
+assert len(lto_ir(kernel, ARCH)) > 0
+print(begun)  # before it: of what was new
+""")
+    assert done.stdout == "[1]\n", done.stderr
+
+
+def test_exceptions_that_numba_keeps_hold_neither_statements_nor_types():
+    done = run("""
+import gc
+from dualops.cuda.compiler.compile import lto_ir
+from dualops.cuda.compiler.frontend import prepare
+from tests.cuda.compile.small import ARCH, build
+prepare()
+gc.collect()
+gc.disable()
+gc.set_debug(gc.DEBUG_SAVEALL)
+assert len(lto_ir(build(3), ARCH)) > 0
+gc.collect()
+left = {type(each).__name__ for each in gc.garbage}
+print("TypingError" in left, left & {"Assign", "Expr", "TypeVar"})
+""")
+    assert done.stdout == "True set()\n", done.stderr
 
 
 def test_a_kernel_leaves_little_to_collect():

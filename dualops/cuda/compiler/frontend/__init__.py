@@ -20,8 +20,8 @@ What is done less often:
     lifetimes    of variables are computed after each of nine passes, and to count references. Here: never, since nobody
                  counts them (`passes`).
     rewrites     of strings, constant arrays, closures and `with` look through each function. Here: where there are any.
-    collections  of garbage run while Numba makes objects that live until it is done. Here: afterwards, when those
-                 have been taken apart (`cycles`).
+    collections  of garbage run while Numba makes objects that live until it is done. Here: afterwards
+                 (`compile.without_collections`), when those have been taken apart (`cycles`).
 
 This is the one package that uses internals of Numba's compiler: of numba-cuda 0.30, see `known`.
 """
@@ -53,7 +53,7 @@ from . import (  # noqa: F401  their passes
     verbs,
 )
 from .by_value import take_by_value
-from .cycles import untie, untie_module, without_collections
+from .cycles import untie, untie_module
 from .passes import leaner
 from .read_arrays import in_global_memory
 
@@ -70,7 +70,7 @@ def ltoir(
     flags.nvvm_options = {"fastmath": False, "opt": 3, "gen-lto": None}
     flags.compute_capability = cc
     typing, target = cuda_target.typing_context, cuda_target.target_context
-    with global_compiler_lock, utils.numba_target_override(), without_collections(), in_global_memory():
+    with global_compiler_lock, utils.numba_target_override(), in_global_memory():
         made = compile_extra(
             typing,
             target,

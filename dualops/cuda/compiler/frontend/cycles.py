@@ -6,28 +6,16 @@ function. The collector took 0.3 to 0.6 s for them, after builds of 3 s.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Automatic collections wait until it is over, in all threads."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def untie(state: Any) -> None:
     """Numba's state of a kernel, when its passes are over: its IR, and the compiler that holds it."""
     if state.func_ir is not None:
         untie_function(state.func_ir)
+    if state.type_annotation is not None:  # the result of the passes holds both
+        vars(state.type_annotation).clear()
+        state.calltypes.clear()
     state.clear()
 
 

@@ -23,23 +23,23 @@ from numba.cuda.core.typeinfer import TypeInferer
 
 def inferred(state: Any) -> tuple[Any, Any, Any, Any]:
     """What `type_inference_stage` gives: types of variables, of the result and of calls, and errors."""
-    kernel, context = state.func_ir, state.typingctx
-    if len(state.args) != kernel.arg_count:
+    if len(state.args) != state.func_ir.arg_count:
         raise TypeError("Mismatch number of argument types")
-    fixer = errors.WarningsFixer(errors.NumbaWarning)
-    inferer = Inferer(context, kernel, fixer)
-    with context.callstack.register(state.targetctx.target, inferer, kernel.func_id, state.args), fixer:
-        for index, (name, kind) in enumerate(zip(kernel.arg_names, state.args, strict=True)):
-            inferer.seed_argument(name, index, kind)
-        if state.return_type is not None:
-            inferer.seed_return(state.return_type)
-        for name, kind in (state.locals or {}).items():
-            inferer.seed_type(name, kind)
-        inferer.build_constraint()
-        failed = inferer.propagate()
-        found = *inferer.unify(), failed
-    inferer.__dict__.clear()  # a function within Numba's `unify` holds it, and itself
-    return found
+    context, fixer = state.typingctx, errors.WarningsFixer(errors.NumbaWarning)
+    inferer = Inferer(context, state.func_ir, fixer)
+    try:
+        with context.callstack.register(state.targetctx.target, inferer, state.func_ir.func_id, state.args), fixer:
+            for index, (name, kind) in enumerate(zip(state.func_ir.arg_names, state.args, strict=True)):
+                inferer.seed_argument(name, index, kind)
+            if state.return_type is not None:
+                inferer.seed_return(state.return_type)
+            for name, kind in (state.locals or {}).items():
+                inferer.seed_type(name, kind)
+            inferer.build_constraint()
+            failed = inferer.propagate()
+            return *inferer.unify(), failed
+    finally:
+        inferer.untie()
 
 
 def _of_call(each: Any) -> list[str]:
@@ -127,6 +127,12 @@ class Inferer(TypeInferer):
         self.others = set[type]()  # of constants that are neither numbers nor functions
         self.numbers: dict[Any, Any] = {}  # kind, number and whether it is a literal -> type
 
+    def untie(self) -> None:
+        """Let go of what Numba's frames hold, which exceptions hold that Numba keeps."""
+        self.typevars.clear()
+        self.constraints.constraints.clear()
+        self.__dict__.clear()  # a function within Numba's `unify` holds this, and itself
+
     def propagate(self, raise_errors: bool = True) -> Any:
         return None if self._settle() else super().propagate(raise_errors)
 
@@ -148,6 +154,7 @@ class Inferer(TypeInferer):
                 now = self._round(now, constraints, readers, failed, heard)
                 others += [each for each in heard if not issubclass(each.category, errors.NumbaWarning)]
                 heard.clear()
+        readers.clear()
         for each in others:
             warnings.warn_explicit(str(each.message), each.category, each.filename, each.lineno)
         return not failed and all(var.type is None or var.type.is_precise() for var in self.typevars.values())

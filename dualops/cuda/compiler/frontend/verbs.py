@@ -65,7 +65,7 @@ def interpreted(interpreter: type, identity: Any) -> Any:
     kept, code = INTERPRETED[interpreter], identity.code
     found = kept.get(code)
     if found is None or found.loc.filename != identity.filename:  # equal code of two files has two places
-        found = interpreter(identity).interpret(bytecode.ByteCode(identity))
+        found = interpreter(identity).interpret(_decoded(identity))
         found.func_id = None  # it holds the code object, which holds this alive
         for block in found.blocks.values():
             for statement in block.body:
@@ -73,6 +73,16 @@ def interpreted(interpreter: type, identity: Any) -> Any:
                     statement.value.value = None
         kept[code] = found
     return _of(found, identity)
+
+
+def _decoded(identity: Any) -> Any:
+    """The bytecode without the CACHE entries of Python 3.11: more than half of it, and without an effect."""
+    made = bytecode.ByteCode(identity)
+    for each in reversed(made.table.values()):
+        following = made.table.get(each.next)
+        if following is not None and following.opname == "CACHE":
+            each.next = following.next
+    return made
 
 
 def _of(kept: Any, identity: Any) -> Any:
