@@ -48,6 +48,10 @@ class Device:
         return self.compute_capability[0] == 9
 
     @property
+    def is_blackwell(self) -> bool:
+        return self.compute_capability >= (10, 0)
+
+    @property
     def has_fast_memory(self) -> bool:
         """Return whether memory delivers an SM's rows faster than a few warps can process them."""
         return self.memory_bandwidth > FAST_MEMORY * self.sms

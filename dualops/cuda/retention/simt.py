@@ -42,7 +42,7 @@ def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) 
     """Tiles for retention, or for its gradient, best first."""
     p, backward = problem, "do" in problem.arrays
     keys = max(p.D, p.Dv) if backward else p.D  # two passes of the gradient exchange D and Dv
-    for config, reason in configs(p, keys):
+    for config, reason in configs(p, keys, device):
         how, shared_bytes = _how(p, results, config), config.shared_bytes(p.dtype, keys)
         if backward and "log_decay" in p.arrays:
             tile = config.states if isinstance(config, SimtConfig) else LEAST[1]
@@ -50,9 +50,9 @@ def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) 
         yield choice_of("simt", p, results, how, config, reason, shared_bytes)
 
 
-def configs(problem: Problem, keys: int) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
+def configs(problem: Problem, keys: int, device: Device) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
     """Yield tiles, best first. keys: the widest q of all passes."""
-    return _recurrent_configs(problem, keys) if problem.form == "recurrent" else tiled_configs(problem)
+    return _recurrent_configs(problem, keys) if problem.form == "recurrent" else tiled_configs(problem, device)
 
 
 def _recurrent_configs(problem: Problem, D: int) -> Iterator[tuple[RecurrentConfig, str]]:
@@ -68,13 +68,13 @@ def _recurrent_configs(problem: Problem, D: int) -> Iterator[tuple[RecurrentConf
         yield RecurrentConfig(rows, columns), f"token after token, {tile}"
 
 
-def tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
+def tiled_configs(problem: Problem, device: Device) -> Iterator[tuple[SimtConfig, str]]:
     """Yield tiles for all forms except the recurrent one, best first."""
     p = problem
     wide, tokens = max(p.D, p.Dv), min(p.Sq, p.Sk)
     found = variant_of(p)
     plain = found.aligned and not (found.normalized or found.mask)
-    blocks = 2 if plain else 1  # on an SM; other kernels need more registers
+    blocks = 2 if plain and not device.takes_more_registers else 1  # on an SM; other kernels need more registers
     large = RowsConfig(4, 4, 2, 128, min_blocks=blocks), StatesConfig(8, 2, min_blocks=2)
     medium = RowsConfig(4, 4, 1, 64, min_blocks=blocks), StatesConfig(4, 1, min_blocks=2)
     small = RowsConfig(2, 2, 1, 64), StatesConfig(4, 1)

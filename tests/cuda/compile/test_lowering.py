@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dualops.cuda.compiler.backend import cuda, f32, i32, i64, kernel, pointer, types
-from dualops.cuda.compiler.compile import link, lto_ir
+from dualops.cuda.compiler.compile import compile_kernel, link, lto_ir
 from dualops.cuda.compiler.frontend import lowering
 from tests.cuda.compile.test_frontend import ARCH, assigned_again, machine_code, usual
 
@@ -162,3 +162,23 @@ def test_an_implementation_is_looked_for_once(monkeypatch):
     lto_ir(divided, ARCH)
     assert len(asked) == len(set(asked)) > 5
     assert "static_setitem" in {fn for fn, _ in asked}, "of which there is none"
+
+
+@kernel(pointer(f32), pointer(f32), i32, threads=32)
+def rotated(y, x, n):
+    """Each element of a local array moves several times, in loops over constants within one that is not."""
+    mine = cuda.local.array(32, f32)
+    for k in range(n):
+        for j in range(8):
+            for half in range(2):
+                for e in range(0, 2, 1):
+                    at = 4 * j + 2 * half + e
+                    mine[at] = x[32 * k + at] + mine[(at + 5) % 32]
+    for j in range(32):
+        y[j] = mine[j]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
+def test_loops_over_constants_are_unrolled(arch):
+    """An array of a thread is in registers."""
+    assert compile_kernel(rotated, arch).report.stack_bytes == 0

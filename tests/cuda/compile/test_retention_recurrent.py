@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from dualops.cuda.launch.device import known
 from dualops.cuda.retention.arguments import Variant
 from dualops.cuda.retention.simt import configs
 from dualops.cuda.retention.simt_recurrent import RecurrentConfig, build_recurrent
@@ -43,7 +44,7 @@ def test_as_many_blocks_fit_as_are_asked_for(dtype, width, blocks, options) -> N
     """Of one token's kernel, where D or Dv is so wide; and nothing is spilled for it."""
     q, v = (ArrayMeta((1, 1, 1, n), dtype, (n, n, n, 1), "cuda:0", 0) for n in (16, width))
     problem = SPEC.bind_backward({"q": q, "k": q, "v": v, "do": v}, {"form": "recurrent"})
-    (config, _), *_ = configs(problem, max(problem.D, problem.Dv))
+    (config, _), *_ = configs(problem, max(problem.D, problem.Dv), known(ARCH))
     assert isinstance(config, RecurrentConfig) and (config.tokens, config.min_blocks) == (1, blocks)
     report = sound(build_recurrent(config, Variant(dtype, **options)), ARCH, config.shared_bytes(dtype, width))
     assert report.registers * THREADS * blocks <= REGISTERS

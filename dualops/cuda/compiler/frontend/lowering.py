@@ -32,7 +32,7 @@ from numba.cuda.lowering import CUDALower
 from .division import division
 from .elements import element
 from .names import names_read
-from .ranges import PAIR, loop
+from .ranges import PAIR, has_constants, loop, next_element
 from .slots import slot
 
 # NVVM's time grows faster than the number of blocks and of zeros: of 1,986 blocks of Numba's it made 12 s, and 1.5 with
@@ -40,6 +40,9 @@ from .slots import slot
 # some of them in another order. Smaller kernels gain little, and their code stays Numba's.
 MANY_BLOCKS = 1500
 
+
+# the compute capability from which NVVM has a newer LLVM, which left the arrays of 25 kernels in local memory
+STRAIGHT_FROM = (10, 0)
 
 # types of variables that stay on the stack, since LLVM would else take loops apart in another order of its passes
 ON_STACK = (types.IteratorType, types.RangeType)
@@ -52,6 +55,8 @@ class Lower(CUDALower):
         self.tries = self.whole = False
         self.many = len(self.func_ir.blocks) > MANY_BLOCKS
         self.operations: dict[Any, Any] = {}
+        self.straight = self.flags.compute_capability >= STRAIGHT_FROM
+        self.counted = set[str]()  # iterators over a range of constants
         super().init()
         self.context.get_function = Implementations(self.context, self.many)  # of this kernel's own copy of the context
 
@@ -122,6 +127,11 @@ class Lower(CUDALower):
     def _lower_assign(self, statement: Any) -> None:
         name = statement.target.name
         value = self.lower_assign(self.fndesc.typemap[name], statement)
+        if self.straight and isinstance(self.fndesc.typemap[name], types.RangeIteratorType):
+            source = statement.value
+            copied = isinstance(source, ir.Var)
+            if source.name in self.counted if copied else has_constants(self.loadvar(source.value.name)):
+                self.counted.add(name)
         if name in self._singly_assigned_vars:
             self._blk_local_varmap[name] = value
             return
@@ -144,6 +154,8 @@ class Lower(CUDALower):
     def lower_expr(self, resty: Any, expr: Any) -> Any:
         if expr.op in PAIR and isinstance(self.fndesc.typemap[expr.value.name], types.Pair):
             return self.builder.extract_value(self.loadvar(expr.value.name), PAIR.index(expr.op))
+        if expr.op == "iternext" and expr.value.name in self.counted:
+            return next_element(True, self.builder, [self.loadvar(expr.value.name)])
         return super().lower_expr(resty, expr)
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:

@@ -8,6 +8,7 @@ stack has to: an iterator and a pair, since LLVM's order of passes depends on th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,10 +26,19 @@ def loop(context: Any, fn: Any, sig: Any) -> Callable[..., Any] | None:
     if fn == "getiter" and isinstance(sig.args[0], types.RangeType):
         return partial(_iterator, context)
     if fn == "iternext" and isinstance(sig.args[0], types.RangeIteratorType):
-        return _next
+        return partial(next_element, False)
     if getattr(fn, "typing_key", fn) is range and all(type(each) is types.Integer for each in sig.args):
         return _range
     return None
+
+
+def has_constants(made: Any) -> bool:
+    """Return whether the numbers of a range are constants."""
+    numbers = []
+    while isinstance(made, ir.InsertValue):
+        numbers.append(made.operands[1])
+        made = made.operands[0]
+    return bool(numbers) and all(isinstance(number, ir.Constant) for number in numbers)
 
 
 def _struct(builder: Any, *fields: Any) -> Any:
@@ -66,7 +76,10 @@ def _iterator(context: Any, builder: Any, args: Sequence[Any], loc: Any = None) 
     return _struct(builder, element, stop, step, left)
 
 
-def _next(builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
+def next_element(straight: bool, builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
+    """The next element of an iterator, and whether there is one. straight: the iterator counts on after its end, too:
+    newer versions of LLVM find out only then how often a loop runs, and unroll it.
+    """
     element, step, left = (builder.extract_value(args[0], place) for place in (0, 2, 3))
     kind = element.type.pointee
     pair = slot(builder, ir.LiteralStructType([kind, ir.IntType(1)]))
@@ -75,7 +88,7 @@ def _next(builder: Any, args: Sequence[Any], loc: Any = None) -> Any:
     count = builder.load(left)
     valid = builder.icmp_signed(">", count, kind(0))
     builder.store(valid, second)
-    with builder.if_then(valid):
+    with nullcontext() if straight else builder.if_then(valid):
         value = builder.load(element)
         builder.store(value, first)
         builder.store(builder.sub(count, kind(1), flags=["nsw"]), left)

@@ -34,7 +34,7 @@ FEW = 32  # tokens for which simt comes first, as for narrow heads: a warp would
 
 def configs(dtype: str, D: int, Dv: int, rich: bool) -> Iterator[tuple[Sm80Config, str]]:
     """Yield tiles for rows of these widths, best first. rich: with log_decay or a mask, which need registers, as tf32
-    does.
+    does, most of all on Blackwell.
 
     Forward and gradient of (8, 2048, 16, 128, 128) on an H100 took 0.389 and 1.141 ms; with 128 rows a block 0.410 and
     1.208, with 32 columns of scores 0.398 and 1.181, with chunks of 128 tokens 0.532 and 1.586.
@@ -55,12 +55,13 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device,
     if _vector(p) == 1 and max(p.D, p.Dv) > BOX:  # such copies go through registers, and wide heads have none left
         return
     D, Dv = (int(max(p.D, p.Dv)),) * 2 if "do" in p.arrays else (int(p.D), int(p.Dv))
-    rows_of_steps = (config.rows for config, _ in tiled_configs(p))
+    rows_of_steps = (config.rows for config, _ in tiled_configs(p, device))
     fitting = (rows for rows in rows_of_steps if step_gradient_bytes(p, rows) <= device.shared_memory_per_block)
     step_rows = next(fitting, None)
     if step_rows is None:
         return
-    for config, reason in configs(p.dtype, D, Dv, "log_decay" in p.arrays or "mask" in p.arrays):
+    rich = "log_decay" in p.arrays or "mask" in p.arrays or (p.dtype == "float16" and device.is_blackwell)
+    for config, reason in configs(p.dtype, D, Dv, rich):
         how = _how(p, results, config, step_rows)
         shape = Shape(boxes_of(D), columns_of(Dv), 1, False, False)
         shared_bytes = config.rows.min_blocks * config.rows.shared_bytes(shape)
