@@ -64,6 +64,7 @@ if SIMULATED:
 Function = TypeVar("Function", bound=Callable[..., Any])
 Arguments = ParamSpec("Arguments")
 VERB = "_dualops_verb"  # a function's attribute
+CALLED = "_dualops_called"  # a verb's attribute
 
 
 def verb(function: Function) -> Function:
@@ -72,6 +73,17 @@ def verb(function: Function) -> Function:
     It stays that until a kernel that calls it is compiled (`frontend.members`): nouns are laid out for their sizes too.
     """
     setattr(function, VERB, True)
+    return function
+
+
+def called_verb(function: Function) -> Function:
+    """A verb that is compiled once and called, and that NVVM inlines: a long one that stands at dozens of places.
+
+    It costs nothing in a kernel either, which compiles sooner. But its parameters are variables, also where an argument
+    is a constant: none sizes an array, is an immediate, or decides an `if` while compiling. It returns None, numbers,
+    or tuples of them.
+    """
+    setattr(verb(function), CALLED, True)
     return function
 
 

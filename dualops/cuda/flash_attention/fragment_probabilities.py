@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Namespace, f32, i32, i64, verb
+from ..compiler.backend import Namespace, called_verb, f32, i32, i64, verb
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_f32
 from ..tile.rows import FULL_WARP, vote_any
@@ -144,18 +144,22 @@ def _of_curves(
 
     measure = one_after_another([measured(group) for group in groups])
 
-    def made(group: range, less: Callable[..., Any]) -> Callable[..., None]:
-        FIRST, END = group.start, group.stop
+    def from_first(group: range, some: Callable[..., None]) -> Callable[..., None]:
+        FIRST = group.start
 
         @verb
-        def some(scores, base, numbers, _):
-            for e in range(FIRST, END):
-                scores[e] = num.exp2(less(scores[e], numbers, base[e // 2 % 2]))
+        def make(scores, base, numbers, _):
+            some(scores, base, numbers, FIRST)
 
-        return some
+        return make
 
     def through(less: Callable[..., Any]) -> Callable[..., None]:
-        make, ANY = one_after_another([made(group, less) for group in groups]), less is curve.any
+        @called_verb
+        def some(scores, base, numbers, first):
+            for e in range(GROUP):
+                scores[first + e] = num.exp2(less(scores[first + e], numbers, base[e // 2 % 2]))
+
+        make, ANY = one_after_another([from_first(group, some) for group in groups]), less is curve.any
 
         @verb
         def exponentials(largest, scores, rows, numbers, options, where):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, u64, verb
+from ..compiler.backend import Members, Noun, called_verb, cuda, f32, i32, members, noun, u32, u64, verb
 from ..launch.views import start
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
@@ -14,7 +15,7 @@ from ..tile.unrolled import one_after_another
 from .options import OptionChain
 from .score_coords import is_marked, mark, my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
 from .score_masks import dropout_mask, fragment_keys
-from .score_mod import PairBends, PairProbabilities, fragment_score_mod, pair_probabilities, pair_slopes
+from .score_mod import PairProbabilities, fragment_score_mod, pair_probabilities, pair_slopes
 
 GROUP = 2  # quads whose loop the compiler unrolls: an option may take many instructions for one
 
@@ -189,21 +190,43 @@ def fragment_scores(
             if chain.picks:
                 pick(scores, options, seen, where)
 
-    def bends_of(j: int, h: int, near: bool, *, skips: bool) -> PairBends:
-        return pair_slopes(chain, places, j, h, near=near and j in change.near_quads, skips=skips, word=word)
+    @cache
+    def slopes_of(*, near: bool) -> Callable[..., Any]:
+        own = pair_slopes(chain, places, near=near, skips=False, word=word)
+
+        @called_verb
+        def slopes(products, held, options, scale, bases, where, j, h):
+            return own(products, held, options, scale, bases, where, j, h)
+
+        return slopes
 
     def pair(j: int, h: int, near: bool) -> PairProbabilities:
-        return pair_probabilities(chain, bends_of(j, h, near, skips=False))
+        slopes = slopes_of(near=near and j in change.near_quads)
+
+        @verb
+        def bends(products, held, options, scale, bases, where):
+            return slopes(products, held, options, scale, bases, where, j, h)
+
+        return pair_probabilities(chain, bends)
+
+    @cache
+    def bend_of(*, near: bool) -> Callable[..., None]:
+        slopes = pair_slopes(chain, places, near=near, skips=True, word=word)
+
+        @called_verb
+        def bend_one(scores, held, options, factors, where, j, h):
+            at, (scale, base) = 4 * j + 2 * h, factors
+            _, found = slopes((scores[at], scores[at + 1]), held, options, scale, (base, base), where, j, h)
+            scores[at], scores[at + 1] = found
+
+        return bend_one
 
     def bent_pair(j: int, h: int, near: bool) -> Callable[..., None]:
-        own = bends_of(j, h, near, skips=True)
+        bend_one = bend_of(near=near and j in change.near_quads)
 
         @verb
         def bend_pair(both, options, factors, where):
-            scores, held = both
-            at, base = 4 * j + 2 * h, factors[1 + h]
-            _, found = own((scores[at], scores[at + 1]), held, options, factors[0], (base, base), where)
-            scores[at], scores[at + 1] = found
+            bend_one(both[0], both[1], options, (factors[0], factors[1 + h]), where, j, h)
 
         return bend_pair
 

@@ -177,9 +177,10 @@ class Given(NamedTuple):
 
 
 def pair_slopes(
-    chain: OptionChain, places: Places, j: int, h: int, *, near: bool, skips: bool, word: Callable[..., Any] | None
-) -> PairBends:
-    """For quad j and row h of a thread: P = exp(score - lse), 0 if a product is marked. bases: of `saved_lse`.
+    chain: OptionChain, places: Places, *, near: bool, skips: bool, word: Callable[..., Any] | None
+) -> Callable[..., Any]:
+    """Return the verb of all pairs, with the arguments of `PairBends` and the pair's quad and row: P = exp(score -
+    lse), 0 if a product is marked. bases: of `saved_lse`.
 
     near: products are valid for `OptionChain.near_score`, and none is masked. skips: a branch skips hidden products,
         which takes fewer registers in kernels of queries, and more in kernels of keys. word: as in `fragment_scores`.
@@ -231,7 +232,7 @@ def pair_slopes(
     prob_of = prob_of_near if near else far
 
     @verb
-    def pair(products, held, options, scale, bases, where):
+    def pair(products, held, options, scale, bases, where, j, h):
         row, first = i32(my_row() + 8 * h), places.first(where)
         distance, bits = places.ahead(where, row, first), word_of(held, 2 * j + h)
         at = places.at(where, row, first, 8 * j, distance)

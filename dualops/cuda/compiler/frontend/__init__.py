@@ -7,6 +7,7 @@ What is done less often:
     bytecode     of a function is interpreted for each closure of it. Here: once for a code object (`verbs`).
     verbs        Numba inlines a function into its caller, and both into the caller's caller, by deep copies. Here: each
                  statement is copied once, into the kernel (`inlining`).
+    calls        of a long verb at many places are calls: Numba compiles it once, and NVVM inlines it (`called`).
     assignments  Numba walks through the whole kernel twice for each variable that is assigned to again. Here: through
                  the statements that mention it (`assignments`).
     types        Numba asks all constraints in rounds until no type changes. Here: those again whose variables changed
@@ -38,9 +39,8 @@ from typing import Any
 from numba.core import types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.cuda import utils
-from numba.cuda.compiler import CUDACompiler, compile_extra, kernel_fixup
+from numba.cuda.compiler import compile_extra, kernel_fixup
 from numba.cuda.core.callconv import CUDACallConv
-from numba.cuda.core.compiler_machinery import PassManager
 from numba.cuda.cudadrv import nvvm
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.flags import CUDAFlags
@@ -53,8 +53,9 @@ from . import (  # noqa: F401  their passes
     verbs,
 )
 from .by_value import take_by_value
-from .cycles import untie, untie_module
-from .passes import leaner
+from .called import calls_of_a_kernel
+from .cycles import untie_module
+from .passes import Compiler
 from .read_arrays import in_global_memory
 
 
@@ -70,7 +71,7 @@ def ltoir(
     flags.nvvm_options = {"fastmath": False, "opt": 3, "gen-lto": None}
     flags.compute_capability = cc
     typing, target = cuda_target.typing_context, cuda_target.target_context
-    with global_compiler_lock, utils.numba_target_override(), in_global_memory():
+    with global_compiler_lock, utils.numba_target_override(), in_global_memory(), calls_of_a_kernel():
         made = compile_extra(
             typing,
             target,
@@ -99,16 +100,3 @@ def prepare() -> None:
     with global_compiler_lock:
         cuda_target.typing_context.refresh()
         cuda_target.target_context.refresh()
-
-
-class Compiler(CUDACompiler):
-    """Numba's pipeline for CUDA with our passes."""
-
-    def compile_extra(self, func: Callable[..., None]) -> Any:
-        try:
-            return super().compile_extra(func)
-        finally:
-            untie(self.state)
-
-    def define_pipelines(self) -> list[PassManager]:
-        return [leaner(manager) for manager in super().define_pipelines()]

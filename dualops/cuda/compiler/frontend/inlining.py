@@ -19,6 +19,8 @@ from numba.cuda.core.ir_utils import build_definitions, find_topo_order, simplif
 from numba.cuda.core.transforms import canonicalize_cfg
 from numba.cuda.core.untyped_passes import InlineInlinables
 
+from ..backend import CALLED
+from .called import call_of
 from .cycles import untie_function
 from .names import names_read, renamed, renamed_expression
 from .passes import instead_of
@@ -170,8 +172,12 @@ class Inliner:
 
     def _inline(self, function: Callable[..., Any], own: Verb, statement: Any, names: Names, here: Any) -> Any:
         """A call of it. Returns the block where the caller goes on."""
-        called, call, name = self.verbs[function], statement.value, statement.target.name
+        call, name = statement.value, statement.target.name
         arguments = [renamed(each, names) for each in arguments_of(call, function, statement.loc, own.func_ir)]
+        if getattr(function, CALLED, False):
+            here.body += self._call(function, arguments, names[name], statement.loc)
+            return here
+        called = self.verbs[function]
         self.instances += 1
         inner = Names(self.scope, self.instances)
         if own.function is None:
@@ -191,6 +197,19 @@ class Inliner:
             after = self._block(here.loc, (*self.call, 0) if own.function is None else ())
             self._expand(called, inner, arguments, here, after, names[name])
         return after
+
+    def _call(self, function: Callable[..., Any], arguments: Any, target: Any, loc: Any) -> list[Any]:
+        """The call of a verb that NVVM inlines."""
+        self.instances += 1
+        own = Names(self.scope, self.instances)
+        values = ir.Global(function.__name__, call_of(function), loc), *arguments
+        called, *passed = (each if type(each) is ir.Var else own[f"given{n}"] for n, each in enumerate(values))
+        made = [
+            ir.Assign(value, name, loc)
+            for value, name in zip(values, (called, *passed), strict=True)
+            if value is not name
+        ]
+        return [*made, ir.Assign(ir.Expr.call(called, passed, (), loc), target, loc)]
 
 
 def arguments_of(call: Any, function: Any, loc: Any, func_ir: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from numba.core import types
+from numba.cuda.compiler import CUDACompiler
 from numba.cuda.core import errors, ir, rewrites
 from numba.cuda.core.compiler_machinery import PassManager, _pass_registry, register_pass
 from numba.cuda.core.ir_utils import enforce_no_phis, is_operator_or_getitem
@@ -24,6 +25,7 @@ from numba.cuda.core.untyped_passes import (
     WithLifting,
 )
 
+from .cycles import untie
 from .members import settle_members
 
 Pass = TypeVar("Pass", bound=type)
@@ -69,6 +71,19 @@ def leaner(manager: PassManager) -> PassManager:
             made.add_pass(REPLACED.get(each, each), description)
     made.finalize()
     return made
+
+
+class Compiler(CUDACompiler):
+    """Numba's pipeline for CUDA with our passes: of a kernel, or of a function that it calls."""
+
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        try:
+            return super().compile_extra(func)
+        finally:
+            untie(self.state)
+
+    def define_pipelines(self) -> list[PassManager]:
+        return [leaner(manager) for manager in super().define_pipelines()]
 
 
 @instead_of(IRProcessing)
