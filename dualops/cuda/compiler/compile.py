@@ -61,22 +61,13 @@ def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0, ltoir: byte
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Automatic collections of garbage wait until it is over, in all threads. What is then new counts as old.
-
-    Else the first collection would look through all of it, 0.05 s after a first kernel. So garbage of before is
-    collected first: the next full collection might be far off.
-    """
+    """Automatic collections of garbage wait until it is over, in all threads."""
     enabled = gc.isenabled()
     gc.disable()
-    if enabled:
-        gc.collect(1)
     try:
         yield
     finally:
         if enabled:
-            if gc.get_freeze_count() < 1000:  # Python 3.12 starts with 375; what the program froze must stay so
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()
 
 

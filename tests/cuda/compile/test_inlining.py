@@ -255,36 +255,6 @@ def test_collections_wait_within_and_come_back_after_an_error():
     assert gc.isenabled()
 
 
-GARBAGE = """
-import gc
-from weakref import ref
-from dualops.cuda.compiler.compile import without_collections
-
-def garbage():
-    function = lambda: function
-    return ref(function)
-
-gc.collect()
-before = garbage()
-with without_collections():
-    print("collected before" if before() is None else "")
-    within = garbage()
-print(gc.get_freeze_count(), gc.collect(0))
-gc.collect()
-print("collected after" if within() is None else "")
-gc.freeze()
-frozen = gc.get_freeze_count()
-with without_collections():
-    pass
-print("still frozen" if gc.get_freeze_count() == frozen > 0 else "")
-"""
-
-
-def test_garbage_is_collected_before_and_after_and_what_is_frozen_stays_frozen():
-    done = run(GARBAGE)  # pytest's own process has frozen objects
-    assert done.stdout == "collected before\n0 0\ncollected after\nstill frozen\n", done.stderr
-
-
 def test_nothing_is_collected_while_the_first_kernel_imports_the_front_end():
     done = run("""
 import gc
@@ -293,9 +263,9 @@ from tests.cuda.compile.small import ARCH, build
 kernel, begun = build(3), []
 gc.callbacks.append(lambda phase, info: phase == "start" and begun.append(info["generation"]))
 assert len(lto_ir(kernel, ARCH)) > 0
-print(begun)  # before it: of what was new
+print(begun in ([], [0]))  # of what is new, when collections come back
 """)
-    assert done.stdout == "[1]\n", done.stderr
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_exceptions_that_numba_keeps_hold_neither_statements_nor_types():
