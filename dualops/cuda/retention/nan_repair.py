@@ -24,7 +24,6 @@ from ..tile.non_finite import non_finite_of
 from ..tile.numbers import numbers
 from ..tile.products import opaque_f32, opaque_i32
 from ..tile.storage import storage
-from ..tile.unrolled import one_after_another
 from .arguments import OF_COLUMNS, Variant
 from .decays import decays_of
 
@@ -57,16 +56,12 @@ def repair_with(size: int, place_of: Callable[..., Any], recomputed: Callable[..
     """
     doubts = non_finite_of(size)
 
-    def take_one(e: int) -> Callable[..., None]:
-        @verb
-        def take_if(value, acc, element, nothing):
-            if e == element:
+    @verb
+    def take(value, acc, element):
+        """Registers have fixed numbers: one at a time. Opaque values keep the compiler from indexing them."""
+        for e in range(size):
+            if opaque_i32(e) == element:
                 value[0] = opaque_f32(acc[e])
-
-        return take_if
-
-    # registers have fixed numbers; opaque values keep the compiler from indexing them
-    take = one_after_another([take_one(e) for e in range(size)])
 
     @verb
     def put(acc, element, value):
@@ -79,7 +74,7 @@ def repair_with(size: int, place_of: Callable[..., Any], recomputed: Callable[..
         if not is_finite(upper + lower):
             one, element = cuda.local.array(1, f32), i32(0)
             while element < size:
-                take(one, acc, element, 0)
+                take(one, acc, element)
                 value = one[0]
                 row, column, there = place_of(where, element, call)
                 if not is_finite(value) and there:
