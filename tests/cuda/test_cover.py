@@ -70,6 +70,18 @@ def test_no_more_kernels_than_may_be(needs, kernels):
     assert choose(needs, kernels, given, 40).kernels == {*given}
 
 
+def test_facts_count_as_pairs_do(calls, needs, kernels):
+    """With facts, few kernels serve calls with more of them, such as a bias of each head."""
+    facts = warm.facts_of_tests(calls)
+
+    def covered(chosen: set[str]) -> set[tuple[Any, ...]]:
+        return set().union(*(facts[name] for name, wanted in needs.items() if wanted <= chosen))
+
+    every = set().union(*facts.values())
+    few, without = choose(needs, kernels, (), 60, facts).kernels, choose(needs, kernels, (), 60).kernels
+    assert len(few) <= 60 and len(covered(without)) < len(covered(few)) <= len(every)
+
+
 def test_what_is_chosen_does_not_depend_on_the_order(needs, kernels):
     assert choose(needs, kernels, (), 60) == choose(dict(reversed(needs.items())), kernels, (), 60)
 

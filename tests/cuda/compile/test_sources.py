@@ -156,7 +156,7 @@ def test_an_edit_compiles_no_other_kernel():
     ):
         assert find_spec(f"dualops.cuda.{module}")
         assert share(module)[0] == 0, module
-    for module, most in (("norm.ring", 0.05), ("tile.softmax_rows", 0.2), ("flash_attention.sm90.forward", 0.05)):
+    for module, most in (("norm.ring", 0.05), ("tile.softmax_rows", 0.25), ("flash_attention.sm90.forward", 0.05)):
         changed, count = share(module)
         assert 0 < changed <= most * count, module
     for module in ("compiler.compile", "compiler.frontend", "compiler.backend", "ptx.emitter"):

@@ -6,7 +6,7 @@ What is timed runs alone. Then tests are chosen and their kernels compiled, and 
 compile what they need. Exit code 1 if anything failed or did not end.
 
 All cases and random problems need some 4,400 kernels. By default tests are chosen whose kernels have most pairs of
-values (`cover`), at most 700 kernels. All other tests build some 750 more. With --since every test runs whose kernels
+values (`cover`), at most 700 kernels. All other tests build some 870 more. With --since every test runs whose kernels
 are made of an edited module, and a sample of the others. With --all all tests run. DUALOPS_TEST_CHANGED lists edited
 modules where there is no git.
 """

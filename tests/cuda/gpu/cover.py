@@ -5,6 +5,9 @@ Most errors show with one value or with two together (Kuhn, Wallace, Gallo 2004,
 https://doi.org/10.1109/TSE.2004.24), so a test is taken while it brings a pair that no other has. The rungs
 naive and simt are plain code: of these each value is taken once. A test whose kernels others need runs
 too: it costs no compiling.
+
+A kernel also reads what it is not built with, such as the stride of a table per sequence. So a test's calls have facts,
+too: which arrays they have, and how many axes of each are longer than 1.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from dualops.spec.attention import OPTIONS
 
 Value = tuple[str, ...]  # a build, then the place of an argument and its value
 PLAIN = (".naive", ".simt")
+# new pairs that count as much as a new fact. With 700 kernels, tests have 92.9 % of all pairs and 1,019 of 1,123 facts.
+# If a fact counts as 3 pairs, 93.5 % and 973; as 25, 90.2 % and 1,092
+FACT = 6
 
 
 def values_of(kernel: Kernel) -> frozenset[Value]:
@@ -61,22 +67,46 @@ class Chosen(NamedTuple):
     share: float
 
 
-def choose(
-    needs: Mapping[str, frozenset[str]], kernels: Mapping[str, Kernel], given: Iterable[str], most: int
-) -> Chosen:
-    """The kernels given, and those of tests that are taken, the most new pairs a kernel first, up to `most` kernels.
+Facts = frozenset[tuple[Any, ...]]
 
-    needs: the kernels of each test.
+
+def choose(
+    needs: Mapping[str, frozenset[str]],
+    kernels: Mapping[str, Kernel],
+    given: Iterable[str],
+    most: int,
+    facts: Mapping[str, Facts] | None = None,
+) -> Chosen:
+    """The kernels given, and those of tests that are taken, the most new pairs and facts a kernel first, up to `most`
+    kernels.
+
+    needs: the kernels of each test. facts: what a test's calls have that no kernel is built with.
     """
+    facts = facts or {}
     has = {name: covered_by(kernel) for name, kernel in kernels.items()}
-    chosen, tests = set(given), list[str]()
-    seen = set[frozenset[Value]]().union(*(has[name] for name in chosen if name in has))
+    chosen, tests = set[str](), list[str]()
+    seen, seen_facts = set[frozenset[Value]](), set[tuple[Any, ...]]()
+    users: dict[str, list[str]] = {}
+    for test, wanted in needs.items():
+        for name in wanted:
+            users.setdefault(name, []).append(test)
+
+    def take(names: frozenset[str]) -> None:
+        """Take kernels, and note what the tests have that need no others."""
+        new = names - chosen
+        chosen.update(new)
+        seen.update(*(has[name] for name in new if name in has))
+        for test in {test for name in new for test in users.get(name, ())}:
+            if needs[test] <= chosen:
+                seen_facts.update(facts.get(test, ()))
 
     def gain(test: str) -> float:
         new = needs[test] - chosen
         found = set[frozenset[Value]]().union(*(has[name] for name in new)) - seen
-        return len(found) / len(new) if found else 0.0
+        new_facts = facts.get(test, frozenset()) - seen_facts
+        return (FACT * len(new_facts) + len(found)) / len(new) if new else 0.0
 
+    take(frozenset(given))
     # a gain only falls: what was best when it was last looked at, and still is, is the best
     best = [(-float("inf"), test) for test in sorted(needs)]
     while best:
@@ -85,8 +115,7 @@ def choose(
         if found and best and found < -best[0][0]:
             heapq.heappush(best, (-found, test))
         elif found and len(chosen | needs[test]) <= most:
-            seen.update(*(has[name] for name in needs[test]))
-            chosen |= needs[test]
+            take(needs[test])
             tests.append(test)
     every = set[frozenset[Value]]().union(*has.values())
     return Chosen(chosen, tests, len(seen) / len(every) if every else 1.0)

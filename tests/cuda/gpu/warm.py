@@ -16,10 +16,10 @@ from dualops.cuda.compiler.binaries import binary
 from dualops.cuda.launch import device as devices
 from dualops.cuda.launch.device import Device
 from tests.cuda.calls import Call, call_of, calls_of_case, steps_of
-from tests.cuda.gpu.cover import choose
+from tests.cuda.gpu.cover import Facts, choose
 from tests.cuda.kinds import batch
 
-MOST_KERNELS = 700  # of cases and random problems; all other tests build some 750 more
+MOST_KERNELS = 700  # of cases and random problems; all other tests build some 870 more
 SAMPLE = 300  # of those that did not change
 
 
@@ -86,6 +86,19 @@ def kernels_of_tests(
     return {name: known[id(each)] for name, each in calls.items()}, kernels
 
 
+def facts_of_tests(calls: Mapping[str, tuple[Call, ...]]) -> dict[str, Facts]:
+    """What tests' calls have on rungs other than naive: each array, and how many of its axes are longer than 1."""
+    return {
+        name: frozenset(
+            (call.operator, call.backward, call.rung, array, sum(size > 1 for size in meta.shape))
+            for call in each
+            if call.rung != "naive"
+            for array, meta in call.arrays.items()
+        )
+        for name, each in calls.items()
+    }
+
+
 class Selection(NamedTuple):
     """The tests that run, by their names, of those whose calls are known."""
 
@@ -105,7 +118,7 @@ def select(calls: Mapping[str, tuple[Call, ...]], most: int, changed: frozenset[
     if changed is not None:
         given = {name for name, kernel in kernels.items() if changed & sources.made_of(kernel.modules)}
         most = len(given) + SAMPLE
-    chosen = choose(needs, kernels, given, most)
+    chosen = choose(needs, kernels, given, most, facts_of_tests(calls))
     kept = {name for name, wanted in needs.items() if wanted <= chosen.kernels}
     told = (
         f"{len(kept)} of {len(needs)} tests of cases and random problems; they need "
