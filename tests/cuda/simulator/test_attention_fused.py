@@ -57,6 +57,8 @@ def test_a_sequence_alone_and_in_a_batch(D, Sq):
         (2048, 2048, {}, True),
         (2048, 2048, {"causal": True}, True),
         (2048, 2048, {"causal": True, "window": (100, None)}, False),
+        (2048, 2048, {"causal": True, "window": (1000, None)}, True),
+        (2048, 2048, {"window": (100, 100)}, True),
         (2048, 2048, {"softcap": 20.0, "causal": True}, True),
         (2048, 2048, {"dropout_p": 0.1, "seed": 3}, True),
         (2048, 2048, {"softcap": 20.0, "dropout_p": 0.1, "seed": 3}, False),
@@ -64,7 +66,7 @@ def test_a_sequence_alone_and_in_a_batch(D, Sq):
     ],
 )
 def test_who_is_served(Sq, Sk, params, whole):
-    """Few queries would be waited for by one block after another."""
+    """Few queries, or a short window, would be waited for by one block after another."""
     q, k = (np.empty((1, 2, S, 128), np.float16) for S in (Sq, Sk))
     lse = np.empty((1, 2, Sq), np.float32)
     plan = dualops.cuda.plan("flash_attention", q, k, k, o=q, lse=lse, do=q, backward=True, **params)
@@ -88,7 +90,9 @@ def by_fused(*arrays: np.ndarray, **params: Any) -> Any:
         return gradient_varlen(*given, **params), given, params
 
 
-@pytest.mark.parametrize(("D", "Hkv", "params"), [(128, 1, {}), (64, 2, {"causal": True})], ids=str)
+@pytest.mark.parametrize(
+    ("D", "Hkv", "params"), [(128, 1, {}), (64, 2, {"causal": True}), (128, 2, {"window": (30, 5)})], ids=str
+)
 def test_a_sequence_alone_and_among_others(D, Hkv, params):
     """The same bits, whatever the order of blocks: one with more tiles than one, some without queries or keys."""
     ends_q, ends_k = (0, 5, 5, 75, 77, 90), (0, 30, 47, 47, 60, 210)
@@ -212,6 +216,7 @@ def test_numbers_of_tiles(section, left):
         (2048, {}, True),
         (2048, {"causal": True}, True),
         (2048, {"causal": True, "window": (100, None)}, False),
+        (2048, {"causal": True, "window": (1000, None)}, True),
         (2048, {"softcap": 20.0}, True),
         (100, {"causal": True}, False),
     ],

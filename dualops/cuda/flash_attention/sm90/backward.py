@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
+from ....spec.attention.band import band
 from ....spec.meta import itemsize
 from ...launch.arrays import cdiv
 from ...launch.device import Device
@@ -65,9 +66,9 @@ class FusedConfigs(NamedTuple):
 
 
 def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield tiles for the gradient, best first. Each key must be seen from some query on to the last."""
+    """Yield tiles for the gradient, best first."""
     p = problem
-    if p.window is not None or not results["dq"].size or not results["dk"].size:
+    if not results["dq"].size or not results["dk"].size:
         return
     if not serves(p, device, p.arrays, LOADED):
         return
@@ -75,7 +76,8 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
     names = [option.name for option, _ in having(p).variants]
     for config, reason in fused_configs(D, Dv, names, boxed_bias(p) is not None, p.group, is_varlen(p)):
         fits = config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block
-        if fits and p.Sq > most_by_two_kernels(config):
+        most = most_by_two_kernels(config)
+        if fits and p.Sq > most and queries_in_window(p) > most:
             others, _ = next(simt.backward_configs(p))
             dbias, of_dbias = dbias_choice(p, results, device)
             configs = FusedConfigs(config, others, dbias)
@@ -93,6 +95,12 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
 def most_by_two_kernels(config: FusedConfig) -> int:
     """Return up to how many queries of a sequence two kernels are faster."""
     return (LEAST_TILES - 1) * config.block_q
+
+
+def queries_in_window(problem: Problem) -> int:
+    """Return how many queries see a key at most, but for the length of sequences."""
+    args = band(problem)
+    return args.left + args.right + 1
 
 
 def fused_section_of(problem: Problem, config: FusedConfig) -> Any:
