@@ -56,8 +56,7 @@ def test_a_sequence_alone_and_in_a_batch(D, Sq):
     [
         (2048, 2048, {}, True),
         (2048, 2048, {"causal": True}, True),
-        (2048, 2048, {"causal": True, "window": (100, None)}, False),
-        (2048, 2048, {"causal": True, "window": (1000, None)}, True),
+        (2048, 2048, {"causal": True, "window": (100, None)}, True),
         (2048, 2048, {"window": (100, 100)}, True),
         (2048, 2048, {"softcap": 20.0, "causal": True}, True),
         (2048, 2048, {"dropout_p": 0.1, "seed": 3}, True),
@@ -66,7 +65,7 @@ def test_a_sequence_alone_and_in_a_batch(D, Sq):
     ],
 )
 def test_who_is_served(Sq, Sk, params, whole):
-    """Few queries, or a short window, would be waited for by one block after another."""
+    """Few queries would be waited for by one block after another."""
     q, k = (np.empty((1, 2, S, 128), np.float16) for S in (Sq, Sk))
     lse = np.empty((1, 2, Sq), np.float32)
     plan = dualops.cuda.plan("flash_attention", q, k, k, o=q, lse=lse, do=q, backward=True, **params)
@@ -215,8 +214,7 @@ def test_numbers_of_tiles(section, left):
     [
         (2048, {}, True),
         (2048, {"causal": True}, True),
-        (2048, {"causal": True, "window": (100, None)}, False),
-        (2048, {"causal": True, "window": (1000, None)}, True),
+        (2048, {"causal": True, "window": (100, None)}, True),
         (2048, {"softcap": 20.0}, True),
         (100, {"causal": True}, False),
     ],

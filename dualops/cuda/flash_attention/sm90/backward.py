@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ....spec.attention.band import band
 from ....spec.meta import itemsize
 from ...launch.arrays import cdiv
 from ...launch.device import Device
@@ -76,8 +75,7 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
     names = [option.name for option, _ in having(p).variants]
     for config, reason in fused_configs(D, Dv, names, boxed_bias(p) is not None, p.group, is_varlen(p)):
         fits = config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block
-        most = most_by_two_kernels(config)
-        if fits and p.Sq > most and queries_in_window(p) > most:
+        if fits and p.Sq > most_by_two_kernels(config):
             others, _ = next(simt.backward_configs(p))
             dbias, of_dbias = dbias_choice(p, results, device)
             configs = FusedConfigs(config, others, dbias)
@@ -95,12 +93,6 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
 def most_by_two_kernels(config: FusedConfig) -> int:
     """Return up to how many queries of a sequence two kernels are faster."""
     return (LEAST_TILES - 1) * config.block_q
-
-
-def queries_in_window(problem: Problem) -> int:
-    """Return how many queries see a key at most, but for the length of sequences."""
-    args = band(problem)
-    return args.left + args.right + 1
 
 
 def fused_section_of(problem: Problem, config: FusedConfig) -> Any:
