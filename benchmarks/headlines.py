@@ -83,8 +83,8 @@ def table(peers: Mapping[str, Peers]) -> str:
     if source is None:
         return "\n".join(markdown(COLUMNS, rows))
     short = next(run.short for peer in peers.values() for run in peer.runs.values() if run.commit == source.commit)
-    told = f"On one {source.device}, {' to '.join(dict.fromkeys((min(days), max(days))))}, commit `{short}`."
-    return "\n".join([*markdown(COLUMNS, rows), "", told])
+    caption = f"On one {source.device}, {' to '.join(dict.fromkeys((min(days), max(days))))}, commit `{short}`."
+    return "\n".join([*markdown(COLUMNS, rows), "", caption])
 
 
 def _cells(key: Key | None, peers: Mapping[str, Peers]) -> tuple[str, str]:

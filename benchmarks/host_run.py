@@ -164,16 +164,16 @@ def started(cache: str, program: str, *words: str) -> dict[str, float]:
 
 def line(row: Row) -> str:
     """`bridge softmax, forward     12.3 µs   torch 8.1 µs   1.52 x, at most 2.0 x: reached`."""
-    parts = [f"{row.name:48}", f"{told(row.seconds):>10}"]
+    parts = [f"{row.name:48}", f"{format_seconds(row.seconds):>10}"]
     if row.torch is not None:
-        parts.append(f"torch {told(row.torch):>10}   {row.seconds / row.torch:5.2f} x")
+        parts.append(f"torch {format_seconds(row.torch):>10}   {row.seconds / row.torch:5.2f} x")
     if row.reached is not None:
-        limit = f"{row.times} x" if row.times is not None else told(row.most or 0.0)
+        limit = f"{row.times} x" if row.times is not None else format_seconds(row.most or 0.0)
         parts.append(f"at most {limit}: {'reached' if row.reached else 'MISSED'}")
     return "   ".join(parts)
 
 
-def told(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds:.3f} s"
 
 

@@ -83,8 +83,8 @@ def sources(used: Collection[Key], peers: Mapping[str, Peers]) -> list[str]:
     runs: dict[str, dict[str, set[Key]]] = {}
     for key in used:
         run = peers[key.operator].runs[key]
-        told = f"{run.day}, one {run.device}, commit `{run.short}`"
-        runs.setdefault(told, {}).setdefault(key.operator, set()).add(key)
+        source = f"{run.day}, one {run.device}, commit `{run.short}`"
+        runs.setdefault(source, {}).setdefault(key.operator, set()).add(key)
     of_each = Counter(key.operator for key in {*used})
 
     def name(operator: str, keys: Collection[Key]) -> str:
@@ -92,10 +92,10 @@ def sources(used: Collection[Key], peers: Mapping[str, Peers]) -> list[str]:
             return operator
         cases, every = {key.case for key in keys}, {key for key in used if key.operator == operator}
         whole = len(keys) == sum(key.case in cases for key in every)
-        told = "" if whole else f", {' and '.join(sorted({key.direction for key in keys}))}"
-        return f"{operator} ({len(cases)} of {len({key.case for key in every})} cases{told})"
+        directions = "" if whole else f", {' and '.join(sorted({key.direction for key in keys}))}"
+        return f"{operator} ({len(cases)} of {len({key.case for key in every})} cases{directions})"
 
-    return [f"{', '.join(starmap(name, found.items()))}: {told}." for told, found in runs.items()]
+    return [f"{', '.join(starmap(name, found.items()))}: {source}." for source, found in runs.items()]
 
 
 class SummaryRow(NamedTuple):
@@ -167,7 +167,7 @@ def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
         cells = milliseconds(seconds), f"{work.rate(seconds):.2f} {work.unit}", share, peer, ratio, f"`{commit}`", since
         rows.append((key.operator, key.case, key.direction, *cells))
     commits = {f"`{one.commit[:8]}` on {one.measured:%Y-%m-%d}": one.device for one in newest.values()}
-    by_asv_at = [f"asv, median over bursts of 20 calls: {told}, one {device}." for told, device in commits.items()]
+    by_asv_at = [f"asv, median over bursts of 20 calls: {text}, one {device}." for text, device in commits.items()]
     lines = ["All but asv's, one process each:", *sources(used, peers), *by_asv_at]
     return "\n".join([*lines, "", *markdown(COLUMNS, rows)])
 

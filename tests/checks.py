@@ -183,11 +183,11 @@ def _call(
     actual = {}
     for name, meta in wanted.items():
         actual[name] = library.to_host(returned[name])
-        told = library.strides(returned[name])
+        strides = library.strides(returned[name])
         dtype = numpy_dtype(meta.dtype)
         assert actual[name].dtype == dtype, f"{name} has dtype {actual[name].dtype}, expected {dtype}"
         assert actual[name].shape == meta.shape, f"{name} has shape {actual[name].shape}, expected {meta.shape}"
-        assert _same_strides(meta, told), f"{name} has strides {told}, expected {meta.strides}"
+        assert _same_strides(meta, strides), f"{name} has strides {strides}, expected {meta.strides}"
     return actual
 
 
@@ -198,8 +198,8 @@ def _differing(one: np.ndarray, two: np.ndarray) -> int:
     return int((unlike & ~(np.isnan(one.astype(np.float64)) & np.isnan(two.astype(np.float64)))).sum())
 
 
-def _same_strides(meta: ArrayMeta, told: Sequence[int]) -> bool:
+def _same_strides(meta: ArrayMeta, strides: Sequence[int]) -> bool:
     """Whether strides are those of `meta` where they mean something: an axis of size 1 may have any."""
     return 0 in meta.shape or all(
-        size == 1 or mine == theirs for size, mine, theirs in zip(meta.shape, meta.strides, told, strict=True)
+        size == 1 or mine == theirs for size, mine, theirs in zip(meta.shape, meta.strides, strides, strict=True)
     )

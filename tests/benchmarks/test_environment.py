@@ -115,8 +115,8 @@ def test_without_a_gpu_nothing_is_begun(words: tuple[str, ...]) -> None:
     """Not even a machine is asked for, and no benchmark is discovered."""
     done = asv(*words)
     assert done.returncode == 1, done.stdout
-    (told,) = [line for line in done.stdout.splitlines() if line]
-    assert "benchmarks need a GPU that torch can use. " in told and told.endswith("Nothing was timed.")
+    (output,) = [line for line in done.stdout.splitlines() if line]
+    assert "benchmarks need a GPU that torch can use. " in output and output.endswith("Nothing was timed.")
 
 
 def test_what_times_nothing_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

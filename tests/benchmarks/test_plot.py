@@ -106,8 +106,8 @@ class TestRecorded:
 class TestTable:
     def test_rates_follow_from_the_specs_cost(self, tree: Path) -> None:
         table = plot.table(recordings(tree / "results", "h200"), {})
-        told = "asv, median over bursts of 20 calls: `bbbbbbbb` on 1970-01-08, one NVIDIA H200."
-        assert table.startswith(f"All but asv's, one process each:\n{told}\n\n|")
+        source = "asv, median over bursts of 20 calls: `bbbbbbbb` on 1970-01-08, one NVIDIA H200."
+        assert table.startswith(f"All but asv's, one process each:\n{source}\n\n|")
         found = rows_of(table)
         assert len(found) == len(BY_ASV)
         # 32768 x 1024 bfloat16: 2 x 64 MiB forward, 3 x 64 MiB backward, in 0.1 ms
@@ -152,10 +152,10 @@ class TestTable:
         new = {**old, "commit": "e" * 40, "measurements": [m for m in old["measurements"] if m["case"] == NARROW.case]}
         old["measurements"] = [m for m in old["measurements"] if m["case"] != NARROW.case]
         path.write_text(json.dumps({**content, "runs": [old, new]}))
-        told = plot.summary(peer_runs(tree / "peers")).splitlines()[-2:]
+        lines = plot.summary(peer_runs(tree / "peers")).splitlines()[-2:]
         every = len(BENCH["softmax"])
-        assert f"softmax (1 of {every} cases): 1970-01-09, one NVIDIA H200, commit `eeeeeeee`." in told
-        assert f"softmax ({every - 1} of {every} cases): 1970-01-09, one NVIDIA H200, commit `ffffffff`." in told
+        assert f"softmax (1 of {every} cases): 1970-01-09, one NVIDIA H200, commit `eeeeeeee`." in lines
+        assert f"softmax ({every - 1} of {every} cases): 1970-01-09, one NVIDIA H200, commit `ffffffff`." in lines
 
     def test_it_lands_between_the_markers_and_nowhere_else(self) -> None:
         readme = f"before\n{plot.BEGIN}\nold\n{plot.END}\nafter"

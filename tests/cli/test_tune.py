@@ -96,20 +96,20 @@ def test_only_all_of_an_operator_is_forgotten(run, folder, arguments):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (RuntimeError("too many resources"), "too many resources"),
         (OSError("no space left"), "no space left"),
         (MemoryError(), "MemoryError"),
     ],
 )
-def test_one_line_for_what_goes_wrong_meanwhile(run, monkeypatch: pytest.MonkeyPatch, error, told):
+def test_one_line_for_what_goes_wrong_meanwhile(run, monkeypatch: pytest.MonkeyPatch, error, message):
     def stand_in(*given: Any) -> int:
         raise error
 
     monkeypatch.setattr(command, "missing", lambda: ())
     monkeypatch.setattr(command, "_tune", stand_in)
-    assert run("tune", "softmax", "--problem", "x=3x8") == (2, "", f"dualops tune: {told}\n")
+    assert run("tune", "softmax", "--problem", "x=3x8") == (2, "", f"dualops tune: {message}\n")
 
 
 def test_nothing_is_timed_before_all_of_it_can_be(run, monkeypatch: pytest.MonkeyPatch):
@@ -124,7 +124,7 @@ def test_nothing_is_timed_before_all_of_it_can_be(run, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("softmin",), "no operator softmin, expected one of flash_attention, "),
         ((), "no operator, expected one of flash_attention, "),
@@ -138,8 +138,8 @@ def test_nothing_is_timed_before_all_of_it_can_be(run, monkeypatch: pytest.Monke
         (("softmax", "--dry-run", "--problem", "x=3x4 axis=5"), "softmax: axis is 5"),
     ],
 )
-def test_one_line_for_what_is_wrong(run, monkeypatch: pytest.MonkeyPatch, arguments, told):
+def test_one_line_for_what_is_wrong(run, monkeypatch: pytest.MonkeyPatch, arguments, message):
     monkeypatch.setattr(command, "missing", lambda: ("There is no driver.",))
     code, out, err = run("tune", *arguments)
     assert code == 2 and not out
-    assert err.startswith("dualops tune: ") and told in err and len(err.splitlines()) == 1
+    assert err.startswith("dualops tune: ") and message in err and len(err.splitlines()) == 1

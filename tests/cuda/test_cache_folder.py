@@ -156,9 +156,9 @@ def test_files_of_this_user_and_root_are_read(path, owned, user, trusted):
 
 def refused(path: Path, reason: str) -> None:
     """One warning, and neither read nor written."""
-    with pytest.warns(RuntimeWarning, match=f"dualops does not use the cache {path.parent}: {reason}") as told:
+    with pytest.warns(RuntimeWarning, match=f"dualops does not use the cache {path.parent}: {reason}") as caught:
         assert [cache.read(path), cache.read(path)] == [None, None]
-    assert len(told) == 1 and not cache.holds(path)
+    assert len(caught) == 1 and not cache.holds(path)
     for call in (lambda: cache.write(path, b""), cache.kernels, cache.prepare, lock):
         with pytest.raises(cache.RefusedFolder, match=reason):
             call()

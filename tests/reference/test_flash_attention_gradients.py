@@ -134,8 +134,8 @@ def test_blocked_is_as_near_the_truth_as_plain_is(special):
         for name, actual, truth, plain in zip(problem.outputs(SPEC.gradients), tiled, truths, plains, strict=True):
             strange += int(not np.isfinite(truth).all())
             rule = {"dtype": case.dtype, "floor": SPEC.floor, "terms": terms[name]}
-            for each, told in ((plain, "plain"), (actual, "blocked")):
-                found = compare(each, truth, plain, **rule, name=f"{case}: {told} {name}")
+            for each, label in ((plain, "plain"), (actual, "blocked")):
+                found = compare(each, truth, plain, **rule, name=f"{case}: {label} {name}")
                 assert found.passed, found.message
     assert strange > 20 if special else strange == 0
 

@@ -171,8 +171,8 @@ def test_schema(form: str) -> None:
     name = f"dualops::{FORMS[form][0].__name__}"
     backward = OPERATORS[form].backward
     assert backward is not None
-    told = (str(OPERATORS[form].overload._schema), str(backward.overload._schema))
-    assert told == (f"{name}({expected[form][0]}", f"{name}_backward({expected[form][1]}")
+    schemas = (str(OPERATORS[form].overload._schema), str(backward.overload._schema))
+    assert schemas == (f"{name}({expected[form][0]}", f"{name}_backward({expected[form][1]}")
 
 
 # --- compilation ---------------------------------------------------------------------------------

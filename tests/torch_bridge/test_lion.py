@@ -179,8 +179,8 @@ ERRORS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name: str) -> None:
-    args, options, error, told = ERRORS[name]
-    with pytest.raises(error, match=re.escape(told)):
+    args, options, error, message = ERRORS[name]
+    with pytest.raises(error, match=re.escape(message)):
         lion(*args, **options)
 
 

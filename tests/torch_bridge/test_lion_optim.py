@@ -354,7 +354,7 @@ def test_lr_of_a_new_group_goes_beside_its_parameters(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "told"),
+    ("options", "error", "message"),
     [
         ({"lr": -0.1}, ValueError, "Lion: lr is -0.1, expected 0 or more"),
         ({"lr": "0.1"}, TypeError, "Lion: lr is a str, expected a number"),
@@ -366,8 +366,8 @@ def test_lr_of_a_new_group_goes_beside_its_parameters(device: str) -> None:
         ({"maximize": None}, TypeError, "Lion: maximize is None, expected True or False"),
     ],
 )
-def test_options_out_of_their_domain(options: dict[str, Any], error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_options_out_of_their_domain(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         Lion(pair(), **options)
 
 

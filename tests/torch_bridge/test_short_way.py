@@ -163,7 +163,7 @@ def test_a_recorded_call_has_its_gradients_kernels_built_ahead(monkeypatch: pyte
     """Where new kernels are needed, before those of forward are built."""
     asked: list[Any] = []
     monkeypatch.setattr(
-        import_module("dualops.cuda.compiler.offline"), "build_gradient_ahead", lambda *told: asked.append(told)
+        import_module("dualops.cuda.compiler.offline"), "build_gradient_ahead", lambda *args: asked.append(args)
     )
     new = SimpleNamespace(problem="problem", device="device")
 

@@ -83,7 +83,7 @@ HARMLESS = {
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}
 
 
-def reason(kernel: str, case: str, told: str) -> str | None:
+def reason(kernel: str, case: str, mutant: str) -> str | None:
     """Why the mutant of a kernel is harmless in a problem, None if it is not."""
-    names = f"{kernel} {told}", f"{kernel} {case}: {told}"
+    names = f"{kernel} {mutant}", f"{kernel} {case}: {mutant}"
     return next((why for pattern, why in HARMLESS.items() if any(re.fullmatch(pattern, name) for name in names)), None)

@@ -247,9 +247,9 @@ def test_ctrl_c_is_not_for_helpers():
         assert made.submit(os.getpid).result(LONG) == process
 
 
-@pytest.mark.parametrize(("told", "most"), [("", None), ("0", 0), ("7", 7)])
-def test_how_many(monkeypatch, told, most):
-    monkeypatch.setenv("DUALOPS_HELPERS", told)
+@pytest.mark.parametrize(("value", "most"), [("", None), ("0", 0), ("7", 7)])
+def test_how_many(monkeypatch, value, most):
+    monkeypatch.setenv("DUALOPS_HELPERS", value)
     monkeypatch.setattr(helpers, "cores", lambda: 6)
     assert most_helpers() == (3 if most is None else most)
 

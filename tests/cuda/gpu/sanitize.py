@@ -61,7 +61,7 @@ class Part:
     seconds: float = 0.0
     done: list[str] = field(default_factory=list)
     errors: int = 0
-    told: list[str] = field(default_factory=list)  # what went wrong
+    faults: list[str] = field(default_factory=list)  # what went wrong
     unended: str = ""  # the case that was killed, or STARTUP
 
     def start(self, command: list[str], log: Path, seconds: float, number: int) -> None:
@@ -99,7 +99,7 @@ class Part:
 
     def left(self) -> list[str]:
         """The cases that are still to be run, by another process."""
-        over = {*self.done, self.unended, *(line.split()[1] for line in self.told if line.startswith(BROKE))}
+        over = {*self.done, self.unended, *(line.split()[1] for line in self.faults if line.startswith(BROKE))}
         return [] if STARTUP in over else [case for case in self.cases if case not in over]
 
     def _judge(self) -> None:
@@ -109,18 +109,18 @@ class Part:
         lines = text.splitlines()
         found = SUMMARY.findall(text)
         self.errors = sum(map(int, found))
-        self.told = [line for line in lines if line.startswith((WRONG, BROKE))]
+        self.faults = [line for line in lines if line.startswith((WRONG, BROKE))]
         if found or self.errors:
             self.done = [line.split()[1] for line in lines if line.startswith(DONE)]
         code = self.process.returncode
         if self.errors:
-            self.told += complaints(lines)
+            self.faults += complaints(lines)
         elif self.unended:
-            self.told.append(f"{self.unended} did not end in its time")
-        elif not found or code not in (0, 1) or (code == 1 and not self.told):
+            self.faults.append(f"{self.unended} did not end in its time")
+        elif not found or code not in (0, 1) or (code == 1 and not self.faults):
             case = self._last(BEGINS) or STARTUP
-            self.told.append(f"{BROKE} {case} exit code {code}: {lines[-1] if lines else 'nothing was said'}")
-        self.errors += sum(line.startswith((WRONG, BROKE)) for line in self.told)
+            self.faults.append(f"{BROKE} {case} exit code {code}: {lines[-1] if lines else 'nothing was said'}")
+        self.errors += sum(line.startswith((WRONG, BROKE)) for line in self.faults)
 
     def _last(self, word: str) -> str:
         found = [line.split()[1] for line in self.log.read_text(errors="replace").splitlines() if line.startswith(word)]
@@ -230,7 +230,7 @@ class Campaign:
         """One line of a part, and what went wrong in it; which cases are over is kept."""
         span = f"{part.cases[0]} … {part.done[-1] if part.done else ''}"
         print(f"{part.tool:10}{len(part.done):5} cases{part.errors:4} errors{part.seconds:6.0f} s  {span}", flush=True)
-        for line in part.told:
+        for line in part.faults:
             print(f"    {line}", flush=True)
         if not part.errors:
             with (self.logs / "passed.txt").open("a") as file:

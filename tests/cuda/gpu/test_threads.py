@@ -175,9 +175,9 @@ def test_backward_on_a_side_stream(name):
 @pytest.fixture
 def complaints(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What destructors raised."""
-    told: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: told.append(repr(unraisable.exc_value)))
-    return told
+    messages: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: messages.append(repr(unraisable.exc_value)))
+    return messages
 
 
 def test_what_is_kept_is_given_up_in_a_thread_without_a_context(complaints):

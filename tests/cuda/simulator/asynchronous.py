@@ -173,14 +173,14 @@ def _bulk_copy() -> None:
 
         return copy
 
-    for to_index, index, nbytes, told in (
+    for to_index, index, nbytes, message in (
         (0, 1, 16, "not in multiples of 16"),
         (2, 0, 16, "not in multiples of 16"),
         (0, 0, 20, "not in multiples of 16"),
         (0, 40, 64, r"a0\[40\] copied as 16 elements, of 48"),
         (8, 0, 64, r"shared memory\[8\] copied as 16 elements, of 16"),
     ):
-        with pytest.raises(IndexError, match=told):
+        with pytest.raises(IndexError, match=message):
             run(refused(to_index, index, nbytes), x, threads=1)
 
 

@@ -292,6 +292,6 @@ def _registers() -> None:
     with pytest.raises(RuntimeError, match=message):
         run(handed_on(176, 240), np.zeros(384), threads=384)
     for count in (16, 25, 264, 24.0):
-        told = f"setmaxnreg_dec: count is {count}, expected a constant from 24 to 256 in steps of 8"
-        with pytest.raises(ValueError, match=told):
+        pattern = f"setmaxnreg_dec: count is {count}, expected a constant from 24 to 256 in steps of 8"
+        with pytest.raises(ValueError, match=pattern):
             run(handed_on(count, 240), np.zeros(384), threads=384)

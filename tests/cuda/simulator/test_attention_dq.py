@@ -114,14 +114,14 @@ def test_a_bias_in_boxes(config, shape, order):
 def test_which_biases_dq_has_in_boxes():
     q, k, v, do = arrays_for((1, 2, 70, 16), (1, 1, 72, 16), 16)
     o, lse = reference.flash_attention(q, k, v, return_lse=True)
-    for bias, told in (
+    for bias, reason in (
         (numbers(2, 70, 72), "the bias in boxes"),
         (numbers(1, 72), "the bias from memory"),
         (numbers(70, 1), "the bias from memory"),
         (numbers(72, 70).T, "the bias from memory"),
     ):
         plan = dualops.cuda.plan("flash_attention", q, k, v, o, lse, do, bias=bias, backward=True, bias_gradient=False)
-        assert told in plan.choice.reason, bias.shape
+        assert reason in plan.choice.reason, bias.shape
 
 
 def test_a_tile_of_dq_has_no_place_over_two_of_q():

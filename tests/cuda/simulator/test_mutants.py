@@ -60,8 +60,8 @@ def test_every_verb_that_waits_is_run():
 
 @pytest.mark.parametrize("problem", RINGS, ids=str)
 def test_ring(problem):
-    told = judged(problem, sample=2)
-    assert told.killed + told.harmless and not told.wrong
+    result = judged(problem, sample=2)
+    assert result.killed + result.harmless and not result.wrong
 
 
 @pytest.mark.parametrize("problem", OTHERS, ids=str)

@@ -133,13 +133,13 @@ def test_outside_a_shared_and_a_local_array():
     def into_local(y):
         cuda.local.array(4, f32)[-1 if cuda.threadIdx.x else 4] = 0
 
-    for function, told in (
+    for function, message in (
         (shared, r"shared memory\[4\] written"),
         (local, r"local array\[4\] read"),
         (before_local, r"local array\[-1\] read"),
         (into_local, r"local array\[4\] written, of 4 elements, by thread 0 of"),
     ):
-        with pytest.raises(IndexError, match=told):
+        with pytest.raises(IndexError, match=message):
             run(function, np.zeros(1))
     with simulator.order("reversed"), pytest.raises(IndexError, match=r"local array\[-1\] written"):
         run(into_local, np.zeros(1))
@@ -164,8 +164,8 @@ def test_vectors_must_be_aligned_and_inside():
     def loads(y, x, index):
         y[0] = ld_global_v4_b32(x, index, 1, 0)[0]
 
-    for index, told in ((1, r"x\[1\] is not aligned to 16 bytes"), (8, r"x\[8\] accessed as 4 elements, of 8")):
-        with pytest.raises(IndexError, match=told):
+    for index, message in ((1, r"x\[1\] is not aligned to 16 bytes"), (8, r"x\[8\] accessed as 4 elements, of 8")):
+        with pytest.raises(IndexError, match=message):
             simulator.launch(loads, (1,), (1,), [Pointer(np.zeros(1), "y"), Pointer(x, "x"), index])
 
 
@@ -262,8 +262,8 @@ def test_orders_of_threads_and_blocks():
     shuffled = [collected("shuffled", seed) for seed in range(9)]
     assert all(sorted(each) == sorted(forward) for each in shuffled) and len({*map(tuple, shuffled)}) > 3
     assert collected("shuffled", 1) == shuffled[1]
-    told = "order is 'random', expected one of forward, reversed, shuffled, scattered, lagging, straggling, awaited"
-    with pytest.raises(ValueError, match=told), simulator.order("random"):
+    message = "order is 'random', expected one of forward, reversed, shuffled, scattered, lagging, straggling, awaited"
+    with pytest.raises(ValueError, match=message), simulator.order("random"):
         pass
 
 

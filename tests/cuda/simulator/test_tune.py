@@ -91,8 +91,8 @@ def test_calls_of_one_kind_that_had_another_plan(timed, launched):
 def test_plans_say_what_was_measured(timed):
     timed(sm90_is_best)
     dualops.cuda.tune("softmax", X)
-    told = repr(dualops.cuda.plan("softmax", X))
-    assert "; measured: 1000.0 us, where the first way takes 2000.0" in told
+    text = repr(dualops.cuda.plan("softmax", X))
+    assert "; measured: 1000.0 us, where the first way takes 2000.0" in text
     lines = str(dualops.cuda.tune("softmax", X)).splitlines()
     assert lines[0] == "softmax x=4x64:float32 axis=1 on simulator; * is taken"
     assert lines[1].startswith("      1000.0 us * sm90  ChunksConfig(") and " us   simt  " in lines[2]
