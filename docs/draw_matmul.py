@@ -192,8 +192,8 @@ def recorded(name: str) -> tuple[int, list[Event]]:
         for module, function, noted in instead:
             stack.enter_context(mock.patch.object(module, function, noted))
         launches: Any = ladder.STEPS[name].launches  # of what builds the kernel, here one that is not kept
-        anew = partial(launches.func, launches.args[0].__wrapped__)
-        step = ladder.STEPS[name]._replace(config=config, launches=anew)
+        build = partial(launches.func, launches.args[0].__wrapped__)
+        step = ladder.STEPS[name]._replace(config=config, launches=build)
         stack.enter_context(mock.patch.dict(ladder.STEPS, {name: step}))
         stack.enter_context(mock.patch.multiple(ladder.forward, plans={}, families={}))
         K = SLICES * config.block_k

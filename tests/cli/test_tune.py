@@ -66,13 +66,13 @@ def test_what_is_timed(run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "missing", lambda: ())
     monkeypatch.setattr(command, "Bench", bench)
     monkeypatch.setattr(tuning, "tune", stand_in)
-    code, out, err = run("tune", "softmax", "--problem", "x=3x8 axis=0", "--anew", "--top", 3)
+    code, out, err = run("tune", "softmax", "--problem", "x=3x8 axis=0", "--remeasure", "--top", 3)
     assert (code, out) == (0, "the record of softmax\n" * 2)
     assert err == "[1/6] sm90  a Config\n[2/6] sm90  a Config\n"
     (_, forward), (_, backward) = asked
     assert forward["x"].shape == (3, 8) and forward["axis"] == 0 and forward["out"][0].shape == (3, 8)
-    assert {*backward} == {"y", "dy", "axis", "out", "backward", "top", "anew"}
-    assert backward["backward"] and backward["anew"] and backward["top"] == 3
+    assert {*backward} == {"y", "dy", "axis", "out", "backward", "top", "remeasure"}
+    assert backward["backward"] and backward["remeasure"] and backward["top"] == 3
 
 
 def test_what_was_measured_is_forgotten(run, folder):
@@ -89,7 +89,7 @@ def test_what_was_measured_is_forgotten(run, folder):
     assert run("tune", "--clear")[:2] == (0, "0 records forgotten\n")
 
 
-@pytest.mark.parametrize("arguments", [("--dry-run",), ("--problem", "x=3x8"), ("--forward",), ("--anew",)])
+@pytest.mark.parametrize("arguments", [("--dry-run",), ("--problem", "x=3x8"), ("--forward",), ("--remeasure",)])
 def test_only_all_of_an_operator_is_forgotten(run, folder, arguments):
     code, out, err = run("tune", "softmax", "--clear", *arguments)
     assert (code, out) == (2, "") and "expected no other option with it" in err and not list(folder.iterdir())

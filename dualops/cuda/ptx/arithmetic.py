@@ -310,9 +310,9 @@ def opaque_f32(x):
 
 
 @instruction("(i32) -> i32", "mov.b32 {d}, {x};", section="9.7.9.5")
-def anew_i32(x):
-    """Return x, as a number that the compiler takes for a new one.
+def recomputed_i32(x):
+    """Return x, as a number whose origin the compiler does not know.
 
-    So the compiler computes again what depends on it, and keeps no registers for that in between.
+    So the compiler recomputes what depends on it, and keeps no registers for that in between.
     """
     return int(x)

@@ -20,7 +20,7 @@ from functools import cache, partial
 from typing import Any
 
 from ..compiler.backend import Members, Noun, cuda, f32, i32, i64, members, noun, u32, verb
-from ..ptx.arithmetic import anew_i32, opaque_f32 as opaque_f32, opaque_i32
+from ..ptx.arithmetic import opaque_f32 as opaque_f32, opaque_i32, recomputed_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from ..ptx.fences import fence_proxy_async
@@ -53,7 +53,7 @@ def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
 @cache
 @noun
 def box_output(
-    dtype: str, columns: int, at: int, places: int, others: int, beside: int = 0, *, anew: bool = False
+    dtype: str, columns: int, at: int, places: int, others: int, beside: int = 0, *, recompute: bool = False
 ) -> Members:
     """Store a warpgroup's tile to memory as boxes, one part of columns after the other.
 
@@ -62,7 +62,7 @@ def box_output(
     others: axes of the result in addition to rows and columns. A tile makes a multiple of `places` stores. `beside`:
     the number of warpgroups whose places with the same number are adjacent, as in boxes with the rows of all of them;
     0: all places of a warpgroup are adjacent. With `beside` only `store_all` stores. Then no thread acquires a place,
-    and all stores before `finish` are one group of copies. `anew`: for 16 bits, see `put_matrices`.
+    and all stores before `finish` are one group of copies. `recompute`: for 16 bits, see `put_matrices`.
 
     Raises ValueError if columns are not a whole number of boxes.
     """
@@ -70,7 +70,9 @@ def box_output(
     _, along = output_box(columns, itemsize)
     if columns % along or along % 16:
         raise ValueError(f"{columns} columns, expected whole boxes of {along} columns")
-    put_pairs = partial(_put_pairs, along) if dtype == "float32" else partial(put_matrices, dtype, along, anew=anew)
+    put_pairs = (
+        partial(_put_pairs, along) if dtype == "float32" else partial(put_matrices, dtype, along, recompute=recompute)
+    )
     put, copy = put_pairs(), _copy_out(others)
     span, parts, size = itemsize * along, columns // along, along // 2
     box_bytes, most_pending = ROWS * span, places - 1
@@ -159,16 +161,16 @@ def box_output(
     )
 
 
-def put_matrices(dtype: str, along: int, first: int = 0, *, anew: bool = False) -> Callable[..., None]:
+def put_matrices(dtype: str, along: int, first: int = 0, *, recompute: bool = False) -> Callable[..., None]:
     """Return the verb (smem, at, values), which writes a part of 16-bit results to a box, from value `first` on.
 
-    `anew`: a thread recomputes its places each time, because it has no registers for them.
+    `recompute`: a thread recomputes its places each time, because it has no registers for them.
     """
     pair, put, span, steps = PAIRS[dtype], stmatrix(4), 2 * along, along // 16
 
     @verb
     def put_matrices(smem, at, values):
-        tid = anew_i32(i32(u32(cuda.threadIdx.x) % u32(128))) if anew else cuda.threadIdx.x % 128
+        tid = recomputed_i32(i32(u32(cuda.threadIdx.x) % u32(128))) if recompute else cuda.threadIdx.x % 128
         line = i32((tid // 32 * 16 + tid % 16) * span)  # the row whose address this lane passes
         flip = line >> 3 & span - 16
         words = cuda.local.array(4, u32)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import cache
 
 from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, u64, verb
-from ..ptx.arithmetic import anew_i32
+from ..ptx.arithmetic import recomputed_i32
 from ..ptx.memory import shared_address
 from ..ptx.warp import shfl_idx_i32
 from ..ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_rs, wgmma_tf32, wgmma_wait_group
@@ -123,7 +123,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
     def _issue(acc, smem, a_at, b_at, part, adds):
         wgmma_fence()
         if steps > KEPT_STEPS:
-            part = anew_i32(part)
+            part = recomputed_i32(part)
         a_first = first_of(smem, a_at, a_bits) + u64(u32(part) * u32(part_step))
         b_first = first_of(smem, b_at, b_bits)
         multiply_all(acc, a_first, b_first, adds)

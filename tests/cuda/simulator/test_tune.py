@@ -111,7 +111,7 @@ def test_what_was_timed_is_not_timed_again(timed):
     assert asked[2:] == ["simt", "simt"]
     timed(lambda choice: 1e-3 if choice.rung == "simt" else 2e-3)
     assert dualops.cuda.tune("softmax", X).best.rung == "sm90"
-    assert dualops.cuda.tune("softmax", X, anew=True).best.rung == "simt"
+    assert dualops.cuda.tune("softmax", X, remeasure=True).best.rung == "simt"
 
 
 def test_times_of_another_problem_are_not_compared(timed):
@@ -211,7 +211,7 @@ def test_a_way_that_fails_is_left_out(timed):
     assert rung_of(X) == "sm90"
     timed(fails)
     with pytest.warns(RuntimeWarning, match="is left out"):
-        dualops.cuda.tune("softmax", X, anew=True)
+        dualops.cuda.tune("softmax", X, remeasure=True)
     assert rung_of(X) == "simt"  # what it took before is forgotten
 
     def first_fails(choice: Any) -> float:

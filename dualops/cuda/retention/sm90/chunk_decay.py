@@ -48,7 +48,7 @@ from ...ptx.memory import ld_shared_b32, ld_shared_v2_f32, st_shared_v4_b32
 from ...tile.epilogue import opaque_f32
 from ...tile.numbers import LOG2_E, numbers
 from ...tile.pipeline import pipeline
-from ...tile.products import anew_i32, opaque_i32
+from ...tile.products import opaque_i32, recomputed_i32
 from ...tile.rows import FULL_WARP, shfl_idx_f32
 from ...tile.second_barrier import second_barrier
 from ..decays import LEAST_KEPT, decay, exp_of_step
@@ -177,7 +177,7 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
     @verb
     def _lane_again():
         """Return the lane. Registers keep nothing computed from it between chunks: a producer has few."""
-        return i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
+        return i32(u32(recomputed_i32(i32(cuda.threadIdx.x))) % u32(32))
 
     @verb
     def _fetch(own, logs, b, h, m0, rows):
@@ -296,7 +296,7 @@ def per_token_decay(width: int, at: int, back: bool) -> Members:
     @verb
     def my_thread():
         """Return the thread's number. Registers keep nothing computed from it between chunks."""
-        return anew_i32(i32(cuda.threadIdx.x))
+        return recomputed_i32(i32(cuda.threadIdx.x))
 
     @verb
     def pairs(scores, row, mine, scale):

@@ -26,7 +26,7 @@ from typing import Any
 from ...compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
 from ...tile.a_fragment import words_of_columns
-from ...tile.products import anew_i32
+from ...tile.products import recomputed_i32
 from ...tile.split_bf16x3 import PARTS, packed_parts, upper_part
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import register_mma
@@ -144,7 +144,7 @@ def _weighted(
 
     @verb
     def begin(left):
-        (x_at, args), tid = left, anew_i32(i32(cuda.threadIdx.x))
+        (x_at, args), tid = left, recomputed_i32(i32(cuda.threadIdx.x))
         return columns.first(x_at, tid), i32(2 * i32(u32(tid) % u32(4))), args
 
     @verb
