@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .plot import beside, markdown
+from .plot import comparison, markdown
 from .recorded import Key, PeerRun, Peers, known_cases, work_of
 from .tree import spec
 from .work import DIRECTIONS, directions
@@ -59,7 +59,7 @@ class Source(NamedTuple):
 def runs_of(headline: Headline, peers: Mapping[str, Peers]) -> dict[Key, PeerRun]:
     """The runs that timed a row, by its directions."""
     runs = peers[headline.operator].runs if headline.operator in peers else {}
-    return {key: runs[key] for key in headline.keys if key in runs and beside(key, peers)}
+    return {key: runs[key] for key in headline.keys if key in runs and comparison(key, peers)}
 
 
 def source_of(peers: Mapping[str, Peers]) -> Source | None:
@@ -89,7 +89,7 @@ def table(peers: Mapping[str, Peers]) -> str:
 
 def _cells(key: Key | None, peers: Mapping[str, Peers]) -> tuple[str, str]:
     """Rate and share of the roof; the fastest peer."""
-    measured = beside(key, peers) if key else None
+    measured = comparison(key, peers) if key else None
     if key is None or measured is None:
         return "–", "–"
     work = work_of(key)

@@ -75,7 +75,7 @@ def batch(call: Call) -> float:
     return seconds
 
 
-def beside(ours: Call, theirs: Call) -> tuple[float, float]:
+def paired(ours: Call, theirs: Call) -> tuple[float, float]:
     """Measure the seconds of both, in turns."""
     for call in (ours, theirs) * 2:
         batch(call)
@@ -94,24 +94,24 @@ def calls() -> Iterator[Row]:
     x, w, dy = numbers(128, 128), numbers(128), numbers(128, 128)
     q, k, v = numbers(1, 8, 128, 64), numbers(1, 8, 128, 64), numbers(1, 8, 128, 64)
     with torch.no_grad():
-        both = beside(lambda: cuda.softmax(x), lambda: torch.softmax(x, -1))
+        both = paired(lambda: cuda.softmax(x), lambda: torch.softmax(x, -1))
         yield Row("cuda.softmax", *both, times=1.3)
-        both = beside(lambda: bridge.softmax(x), lambda: torch.softmax(x, -1))
+        both = paired(lambda: bridge.softmax(x), lambda: torch.softmax(x, -1))
         yield Row("bridge softmax, no grad", *both, times=1.3)
-        both = beside(lambda: bridge.flash_attention(q, k, v), lambda: functional.scaled_dot_product_attention(q, k, v))
+        both = paired(lambda: bridge.flash_attention(q, k, v), lambda: functional.scaled_dot_product_attention(q, k, v))
         yield Row("bridge attention, no grad", *both)
     for leaf in (x, w, q, k, v):
         leaf.requires_grad_()
-    yield Row("bridge softmax, forward", *beside(lambda: bridge.softmax(x), lambda: torch.softmax(x, -1)), times=2.0)
-    both = beside(lambda: bridge.flash_attention(q, k, v), lambda: functional.scaled_dot_product_attention(q, k, v))
+    yield Row("bridge softmax, forward", *paired(lambda: bridge.softmax(x), lambda: torch.softmax(x, -1)), times=2.0)
+    both = paired(lambda: bridge.flash_attention(q, k, v), lambda: functional.scaled_dot_product_attention(q, k, v))
     yield Row("bridge attention, forward", *both, times=1.3)
-    both = beside(lambda: bridge.rms_norm(x, w), lambda: functional.rms_norm(x, (128,), w))
+    both = paired(lambda: bridge.rms_norm(x, w), lambda: functional.rms_norm(x, (128,), w))
     yield Row("bridge rms_norm, forward", *both)
 
     def step(forward: Callable[[], Tensor]) -> Call:
         return lambda: torch.autograd.grad(forward(), (x, w), dy)
 
-    both = beside(step(lambda: bridge.rms_norm(x, w)), step(lambda: functional.rms_norm(x, (128,), w)))
+    both = paired(step(lambda: bridge.rms_norm(x, w)), step(lambda: functional.rms_norm(x, (128,), w)))
     yield Row("bridge rms_norm, forward and backward", *both, times=1.5)
 
 

@@ -40,7 +40,7 @@ SUMMARY_COLUMNS = (
 MARKERS = {"dualops": "o", "torch eager": "v", "torch.compile": "^", "Liger": "s", "QuACK": "D"}
 
 
-class Beside(NamedTuple):
+class Comparison(NamedTuple):
     """dualops compared with its peers, on one direction of one case."""
 
     seconds: float
@@ -50,7 +50,7 @@ class Beside(NamedTuple):
     ratio: float | None  # its time over ours: above 1 dualops is faster
 
 
-def beside(key: Key, peers: Mapping[str, Peers]) -> Beside | None:
+def comparison(key: Key, peers: Mapping[str, Peers]) -> Comparison | None:
     """Return the recorded comparison, or None."""
     run = peers.get(key.operator)
     everybody = run.measurements.get(key, {}) if run else {}
@@ -64,7 +64,7 @@ def beside(key: Key, peers: Mapping[str, Peers]) -> Beside | None:
     peer = min(others, key=lambda name: others[name], default=None)
     error = ours["error"] / ours["baseline_error"] if ours["baseline_error"] else None
     share = None if precision_of(key) else ours["roof"] / ours["burst"]
-    return Beside(ours["burst"], share, error, peer, others[peer] / ours["burst"] if peer else None)
+    return Comparison(ours["burst"], share, error, peer, others[peer] / ours["burst"] if peer else None)
 
 
 def precision_of(key: Key) -> str | None:
@@ -109,9 +109,9 @@ class SummaryRow(NamedTuple):
 
 def summary_rows(peers: Mapping[str, Peers]) -> list[SummaryRow]:
     """Return a row for each operator and dtype, from the comparisons."""
-    found: dict[tuple[str, str], dict[Key, Beside]] = {}
+    found: dict[tuple[str, str], dict[Key, Comparison]] = {}
     for key in keys():
-        measured = beside(key, peers)
+        measured = comparison(key, peers)
         if measured:
             dtype, precision = known_cases(key.operator)[key.case].dtype, precision_of(key)
             label = f"{dtype} as {precision}" if precision else dtype
@@ -151,7 +151,7 @@ def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
     newest = {key: recording for recording in history for key in recording.seconds}
     rows, used = [], []
     for key in keys():
-        work, measured, by_asv = work_of(key), beside(key, peers), newest.get(key)
+        work, measured, by_asv = work_of(key), comparison(key, peers), newest.get(key)
         share = peer = ratio = since = "–"
         if measured:
             used.append(key)

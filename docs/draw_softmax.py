@@ -104,13 +104,13 @@ def draw_reads() -> Figure:
     from matplotlib.patches import Patch
 
     found = {name: reads(step) for name, step in steps_of_a_warp().items()}
-    alike: dict[bytes, list[str]] = {}  # steps that read the same places
+    same_reads: dict[bytes, list[str]] = {}  # steps that read the same places
     for name, one in found.items():
-        alike.setdefault(one.first.tobytes() + one.own.tobytes(), []).append(name)
-    figure = new_figure(9, 1.6 * len(alike) + 0.7)
+        same_reads.setdefault(one.first.tobytes() + one.own.tobytes(), []).append(name)
+    figure = new_figure(9, 1.6 * len(same_reads) + 0.7)
     colours = ListedColormap([GREY, BLUE, PALE, ORANGE])
-    panels = figure.subplots(len(alike), 1)
-    for axes, names in zip(panels, alike.values()):
+    panels = figure.subplots(len(same_reads), 1)
+    for axes, names in zip(panels, same_reads.values()):
         one = found[names[0]]
         kinds = np.where(one.own, 1, np.where(one.first, 3, np.where(one.fetched, 2, 0)))[:SHOWN]
         axes.imshow(kinds, cmap=colours, vmin=0, vmax=3, aspect="auto", interpolation="nearest")

@@ -124,8 +124,8 @@ class TestMemory:
         forward, backward = (draw.memory(S, backward=backward) for backward in (False, True))
         assert forward == (4 * 2 * wide + 4 * rows, {"sm90": 0, "sm80": 0, "simt": 0, "naive": 4 * rows * (S + 1)})
         fused = 4 * wide + 8 * (1 + rows // 128)
-        beside = {"sm90": 4 * rows + fused, "sm80": 4 * rows, "simt": 4 * rows, "naive": 4 * rows * (2 * S + 1)}
-        assert backward == (8 * 2 * wide + 4 * rows, beside)
+        extra = {"sm90": 4 * rows + fused, "sm80": 4 * rows, "simt": 4 * rows, "naive": 4 * rows * (2 * S + 1)}
+        assert backward == (8 * 2 * wide + 4 * rows, extra)
 
     @pytest.mark.parametrize(("power", "said"), [(0, "1 B"), (22, "4 MiB"), (37, "128 GiB"), (40, "1 TiB")])
     def test_binary(self, power, said):

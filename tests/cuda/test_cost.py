@@ -195,8 +195,8 @@ def test_rows_take_the_time_of_their_bytes(problem: str, directions: int, name: 
             assert row.candidate.estimate.shares.keys() == {"memory", "launches"}
         assert sum(row.taken for row in ranking.rows) == 1
         (taken,) = [row for row in ranking.rows if row.taken]
-        alike = [row for row in ranking.rows if row.candidate.estimate == taken.candidate.estimate]
-        assert alike[0].taken
+        same = [row for row in ranking.rows if row.candidate.estimate == taken.candidate.estimate]
+        assert same[0].taken
 
 
 SEGMENTS = [

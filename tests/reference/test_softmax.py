@@ -212,9 +212,9 @@ def test_a_nan_in_dy_poisons_its_row_alone():
     y = softmax(rng.standard_normal((4, 9)))
     dy = rng.standard_normal((4, 9))
     plain = softmax_backward(y, dy)
-    for strange in (np.nan, np.inf, -np.inf):
+    for special in (np.nan, np.inf, -np.inf):
         poisoned = dy.copy()
-        poisoned[2, 3] = strange
+        poisoned[2, 3] = special
         dx = softmax_backward(y, poisoned)
         assert not np.isfinite(dx[2]).any()
         assert np.array_equal(np.delete(dx, 2, 0), np.delete(plain, 2, 0))

@@ -46,7 +46,7 @@ def close(actual: Any, expected: Any) -> None:
 # --- values --------------------------------------------------------------------------------------
 
 
-def strange_rows() -> dict[str, tuple[Arguments, torch.Tensor | None]]:
+def special_rows() -> dict[str, tuple[Arguments, torch.Tensor | None]]:
     """Arguments of plain calls without masks, and a bias, by what is strange in row 1 or in all rows."""
     found = {}
     for name in ("NaN in q", "inf in a score", "NaN beside -inf", "inf beside -inf", "-inf alone"):
@@ -68,9 +68,9 @@ def strange_rows() -> dict[str, tuple[Arguments, torch.Tensor | None]]:
     return found
 
 
-@pytest.mark.parametrize("name", strange_rows())
+@pytest.mark.parametrize("name", special_rows())
 def test_strange_rows_are_those_of_torchs_math_backend(name: str) -> None:
-    arguments, bias = strange_rows()[name]
+    arguments, bias = special_rows()[name]
     tensors = [*arguments.tensors.values(), *([] if bias is None else [bias.requires_grad_()])]
     with sdpa_kernel(SDPBackend.MATH):
         expected = scaled_dot_product_attention(*tensors[:3], attn_mask=bias, enable_gqa=True)

@@ -53,15 +53,15 @@ def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
 @cache
 @noun
 def box_output(
-    dtype: str, columns: int, at: int, places: int, others: int, beside: int = 0, *, recompute: bool = False
+    dtype: str, columns: int, at: int, places: int, others: int, adjacent: int = 0, *, recompute: bool = False
 ) -> Members:
     """Store a warpgroup's tile to memory as boxes, one part of columns after the other.
 
     Results have `columns` columns per warpgroup, of 16 bits or float32. Shared memory begins at byte `at`.
 
-    others: axes of the result in addition to rows and columns. A tile makes a multiple of `places` stores. `beside`:
+    others: axes of the result in addition to rows and columns. A tile makes a multiple of `places` stores. `adjacent`:
     the number of warpgroups whose places with the same number are adjacent, as in boxes with the rows of all of them;
-    0: all places of a warpgroup are adjacent. With `beside` only `store_all` stores. Then no thread acquires a place,
+    0: all places of a warpgroup are adjacent. With `adjacent` only `store_all` stores. Then no thread acquires a place,
     and all stores before `finish` are one group of copies. `recompute`: for 16 bits, see `put_matrices`.
 
     Raises ValueError if columns are not a whole number of boxes.
@@ -76,7 +76,7 @@ def box_output(
     put, copy = put_pairs(), _copy_out(others)
     span, parts, size = itemsize * along, columns // along, along // 2
     box_bytes, most_pending = ROWS * span, places - 1
-    of_group, of_place = (1, beside) if beside else (places, 1)
+    of_group, of_place = (1, adjacent) if adjacent else (places, 1)
 
     @verb
     def fragment():
@@ -131,7 +131,7 @@ def box_output(
         """Store all parts unchanged, if each has a place; instead of the verbs above."""
         tid, group = i32(u32(cuda.threadIdx.x) % u32(128)), my_warpgroup()
         place = i32(at + group * of_group * box_bytes)
-        if not beside:
+        if not adjacent:
             if tid == 0:
                 cp_async_bulk_wait_group_read(0)
             bar_sync(1 + group, 128)
@@ -142,14 +142,14 @@ def box_output(
             for part in range(parts):
                 column = i32(corner.depth + part * along)
                 copy(tensor_map, column, i32(corner.row), corner.others, smem, i32(place + part * of_place * box_bytes))
-            if not beside:
+            if not adjacent:
                 cp_async_bulk_commit_group()
 
     @verb
     def finish():
         """Wait until all stores have read shared memory."""
         if u32(cuda.threadIdx.x) % u32(128) == u32(0):
-            if beside:
+            if adjacent:
                 cp_async_bulk_commit_group()
             cp_async_bulk_wait_group_read(0)
 
@@ -278,16 +278,16 @@ def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -
 
 @cache
 @noun
-def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], beside: int = 0) -> Members:
+def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], adjacent: int = 0) -> Members:
     """The verbs that round accumulators to 16 bits, in words of NEAR neighbours of a row, four words of 16 bytes.
 
     They handle `columns` columns per warpgroup, whole boxes. Shared memory begins at byte `at`, 128 * columns bytes for
-    each warpgroup. Boxes have the layout of `box_output` with `beside`; then the caller makes sure that the previous
+    each warpgroup. Boxes have the layout of `box_output` with `adjacent`; then the caller makes sure that the previous
     tile has been read. finish(words, results, m, n) is called for row m, from column n on, for rows below M.
     """
     boxes = box_output(dtype, columns, at, columns * 2 // SPAN, 1)
     put, box_bytes = put_matrices(dtype, boxes.columns), ROWS * SPAN
-    group_bytes, step_bytes = (box_bytes, beside * box_bytes) if beside else (ROWS * 2 * columns, box_bytes)
+    group_bytes, step_bytes = (box_bytes, adjacent * box_bytes) if adjacent else (ROWS * 2 * columns, box_bytes)
     parts, groups, of_box = boxes.parts, columns // NEAR, boxes.columns // NEAR
     items = ROWS * groups // 128
 
@@ -297,7 +297,7 @@ def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], 
         tid, group = i32(u32(cuda.threadIdx.x) % u32(128)), my_warpgroup()
         mine = i32(at + group * group_bytes)
         values = boxes.fragment()
-        if not beside:
+        if not adjacent:
             bar_sync(1 + group, 128)  # all threads have read the previous tile
         part = i32(0)
         while part < parts:

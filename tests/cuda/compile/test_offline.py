@@ -64,8 +64,8 @@ def test_lists_of_tensors():
 
 def test_the_order_of_axes_counts():
     """Heads that lie side by side are rotated by another kernel than those that lie apart."""
-    apart, beside = "rope q=2x8x64x64{0}:bfloat16 k=2x2x64x64{0} cos=64x32 sin=64x32", "@0213"
-    kernels = [to_warm([apart.format(order)], [known(ARCH)])[0].kernel for order in ("", beside)]
+    apart, by_token = "rope q=2x8x64x64{0}:bfloat16 k=2x2x64x64{0} cos=64x32 sin=64x32", "@0213"
+    kernels = [to_warm([apart.format(order)], [known(ARCH)])[0].kernel for order in ("", by_token)]
     assert kernels[0].identity != kernels[1].identity
 
 

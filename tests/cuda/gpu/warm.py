@@ -67,7 +67,7 @@ def calls_of_tests(items: Iterable[pytest.Item]) -> dict[str, tuple[Call, ...]]:
                 known[key] = tuple(calls_of_case(direction, rung, case, odd))
             found[item.nodeid] = known[key]
         elif {"direction", "number"} <= params.keys():
-            problems = batch(params["direction"], params["number"], devices.current(), alike=False)
+            problems = batch(params["direction"], params["number"], devices.current(), same=False)
             found[item.nodeid] = tuple(call_of(trial) for trial, served in problems if served)
     return found
 

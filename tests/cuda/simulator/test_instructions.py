@@ -285,7 +285,7 @@ def _opaque():
 
 
 @of("recomputed_i32")
-def _anew():
+def _recomputed():
     for x in (0, 7, -1, 2**31 - 1):
         assert recomputed_i32(x) == x and type(recomputed_i32(x)) is int
 

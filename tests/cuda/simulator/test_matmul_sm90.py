@@ -138,9 +138,9 @@ def test_what_is_infinite_in_float32(rung):
         expected = a @ b
     for precision in ("tf32", "3xtf32"):
         found = dualops.cuda.matmul(a, b, precision=precision, kernel=rung)
-        strange = ~np.isfinite(expected)
-        assert np.array_equal(found[strange], expected[strange], equal_nan=True)
-        assert np.isfinite(found[~strange]).all()
+        non_finite = ~np.isfinite(expected)
+        assert np.array_equal(found[non_finite], expected[non_finite], equal_nan=True)
+        assert np.isfinite(found[~non_finite]).all()
 
 
 @pytest.mark.parametrize("only", [TWO, BESIDE], indirect=True)
@@ -195,7 +195,7 @@ def test_what_it_is_chosen_for():
 
 
 def test_float32_in_a_precision_of_tensor_cores():
-    a, b, beside = of((256, 64), "float32"), of((64, 512), "float32"), of((7, 5), "float32")
+    a, b, small = of((256, 64), "float32"), of((64, 512), "float32"), of((7, 5), "float32")
     for precision in ("tf32", "3xtf32"):
         found = plan("matmul", a, b, precision=precision).choice
         assert found.rung == "sm90"
@@ -204,7 +204,7 @@ def test_float32_in_a_precision_of_tensor_cores():
         for rung in ("naive", "simt"):
             with pytest.raises(NotImplementedError, match=f"rung {rung} does not do"):
                 dualops.cuda.matmul(a, b, precision=precision, kernel=rung)
-    assert plan("matmul", beside, of((5, 7), "float32"), precision="tf32").choice.rung == "sm90"
+    assert plan("matmul", small, of((5, 7), "float32"), precision="tf32").choice.rung == "sm90"
     assert not plan("matmul", a, of((512, 64), "float32"), transpose_b=True, precision="tf32").choice.workspace
     assert plan("matmul", a, b).choice.rung == "simt"
 

@@ -231,9 +231,9 @@ def test_what_does_not_count_is_left_out_of_ab(looped):
         mma.add_counted(out, smem, 6)
 
     got = product(shared, mma, counted, f32, (a, A), (b, B))
-    met = ~((A == 0) & np.signbit(A))[:, :6]
+    counts = ~((A == 0) & np.signbit(A))[:, :6]
     with np.errstate(invalid="ignore"):
-        expected = sum(np.where(met[:, n, None], A[:, n, None] * B[n], 0) for n in range(6))
+        expected = sum(np.where(counts[:, n, None], A[:, n, None] * B[n], 0) for n in range(6))
     np.testing.assert_array_equal(got, expected)
     assert np.isnan(got[6:, 3]).all() and np.isinf(got[0, 1]) and np.isfinite(got[1:6]).all()
 

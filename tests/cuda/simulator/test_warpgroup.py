@@ -145,7 +145,7 @@ def the_first_product_adds_to_what_nobody_wrote(right):
 
 
 @of(Product, NAN)
-def every_step_begins_anew(right):
+def every_step_starts_again(right):
     return {"issue": lambda acc, frag, smem, stage, i: right.issue(acc, frag, smem, stage, i * 0)}
 
 

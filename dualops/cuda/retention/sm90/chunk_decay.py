@@ -234,9 +234,9 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
         smem, eights = tables
         lane = _lane_again()
         total = ((own[0] + own[1]) + own[2]) + own[3]
-        beside = num.shuffle(total, 1, FULL_WARP)  # an eight has two lanes
-        total += beside
-        begin, end = (num.zero, beside) if lane & 1 == 0 else (beside, num.zero)
+        neighbour = num.shuffle(total, 1, FULL_WARP)  # an eight has two lanes
+        total += neighbour
+        begin, end = (num.zero, neighbour) if lane & 1 == 0 else (neighbour, num.zero)
         within(smem, own, begin, EACH, lane)
         near(smem, own, begin if back else end, EACH, lane)
         if lane & 1 == 0:
