@@ -1,4 +1,4 @@
-"""What kernels need and a machine lacks: drivers that answer this and that, packages that are there or not."""
+"""What kernels need and a machine lacks: drivers that answer this and that, packages that are installed or not."""
 
 from __future__ import annotations
 

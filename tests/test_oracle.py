@@ -1,4 +1,4 @@
-"""`dualops.testing`: other people's operators, right and wrong, held against the references."""
+"""`dualops.testing`: other people's operators, right and wrong, compared with the references."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_references_pass_and_what_is_off_does_not(operator: str, backward: bool)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_results_times_a_tenth_more_are_wrong(operator: str, backward: bool):
-    """No operator's tolerance is blind: each result of each small case that is not 0 is told to be wrong."""
+    """No operator's tolerance is blind: each result of each small case that is not 0 is found wrong."""
     if backward and not OPERATORS[operator].gradients:
-        return  # told by the test above
+        return  # tested above
     function = getattr(reference, f"{operator}_backward" if backward else operator)
     checked = 0
     for problem in testing.cases(operator, Tag.SIM, backward=backward, dtype="float32"):
@@ -146,7 +146,7 @@ def test_where_any_result_would_pass_that_is_an_error():
 
 @pytest.mark.parametrize("operator", [name for name, spec in OPERATORS.items() if spec.gradients])
 def test_what_forward_saves_need_not_be_given(operator: str):
-    """A gradient from what forward took and what comes in: as truth has it, all of it in float64."""
+    """A gradient from forward's arguments and the incoming gradients: as in truth, all of it is computed in float64."""
     spec = OPERATORS[operator]
     for problem in testing.cases(operator, Tag.SIM, backward=True, dtype="float32"):
         saved = problem.arrays()
@@ -158,7 +158,7 @@ def test_what_forward_saves_need_not_be_given(operator: str):
 
 
 class Jax:
-    """An array as JAX has it: `np.asarray` makes NumPy's of it, of ml_dtypes' bfloat16."""
+    """An array like JAX's: `np.asarray` converts it to NumPy's, with ml_dtypes' bfloat16."""
 
     def __init__(self, array: np.ndarray):
         self.array = array

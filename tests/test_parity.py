@@ -247,7 +247,7 @@ def test_a_docstring_lists_the_options(package: ModuleType, op: str, backward: b
 
 
 def right(x, y, *, z=None, p=1.0, out=None):
-    """What a signature is held against."""
+    """What a signature is compared with."""
 
 
 WRONG_SIGNATURES = [
@@ -323,7 +323,7 @@ def test_nothing_is_left_to_be_written():
 
 
 def unsaid(spec: Spec) -> list[str]:
-    """What the fuzzer and the rule of accuracy can't know of an operator, or are told twice."""
+    """What the fuzzer and the rule of accuracy can't know of an operator, or what is stated twice."""
     found = []
     if spec.draw is None:
         found.append(f"{spec.name}: no draw in its Spec, expected a function that makes a random problem")

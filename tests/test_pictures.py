@@ -24,7 +24,7 @@ def test_the_script_draws_every_picture_of_the_page(tmp_path):
 
 class TestOnlineSoftmax:
     def test_each_state_follows_from_the_one_before(self):
-        """The rule as the page writes it, one key after another where the reference goes by tiles."""
+        """The rule as the page writes it, one key after another where the reference computes tiles."""
         q, k, v = draw.one_row()
         scores, values = draw.scores_of(q, k), v[0, 0, :, 0]
         states = draw.online_states(q, k, v)

@@ -68,7 +68,7 @@ def stage() -> Stage:
 
 @pytest.fixture
 def suite(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> Any:
-    """A softmax suite of one small case on the CPU, where dualops takes 2 ms and everybody else 3 ms."""
+    """A softmax suite of one small case on the CPU, where dualops takes 2 ms and every peer 3 ms."""
 
     def roof_call() -> None:
         pass

@@ -33,13 +33,13 @@ class Softmax:
     timer, number, rounds, repeat, warmup_time, version = CLOCK, 1, 1, 3, 0.0, "1"
 
     def time_forward(self, case):
-        import beside  # a package that only PYTHONPATH knows
-        CLOCK.advance(dualops.SECONDS * beside.FACTOR)
+        import settings  # a package that only PYTHONPATH knows
+        CLOCK.advance(dualops.SECONDS * settings.FACTOR)
 """
 
 
 def command(folder: Path, *words: str, home: Path) -> str:
-    """Run it in `folder`, with a home of its own and no path but `beside`'s; its output."""
+    """Run it in `folder`, with a home of its own and no path but that of `settings`; its output."""
     env = {
         **os.environ,
         "HOME": str(home),
@@ -60,7 +60,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "benchmarks").mkdir(parents=True)
     (root / "dualops").mkdir()
     (home / "packages").mkdir()
-    (home / "packages" / "beside.py").write_text("FACTOR = 4\n")
+    (home / "packages" / "settings.py").write_text("FACTOR = 4\n")
     command(root, "git", "init", "--quiet", home=home)
     for day, seconds in enumerate(COMMITS, 1):
         (root / "dualops" / "__init__.py").write_text(f"SECONDS = {seconds}\n")

@@ -201,7 +201,7 @@ def test_bench_cases_are_none_that_every_peer_refuses() -> None:
 
 
 def test_lengths_of_the_bench_case_differ_between_queries_and_keys() -> None:
-    """What the peer's alignment of the causal mask is held against."""
+    """What the peer's alignment of the causal mask is compared with."""
     operator = spec.OPERATORS["flash_attention_varlen"]
     case = packed()
     arrays = operator.generate(operator, case, np.random.default_rng(case.seed))

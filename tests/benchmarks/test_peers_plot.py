@@ -1,4 +1,4 @@
-"""The picture of attention and matmul beside their peers, from made-up runs."""
+"""The picture of attention and matmul next to their peers, from made-up runs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def record(results: Path, commit: str, day: int, seconds: float | None, *, dropp
 
 
 def record_peers(folder: Path, times: dict[str, float | None], roof: float) -> None:
-    """A run of softmax beside peers: the same times for each case and direction; None is a peer that failed."""
+    """A run of softmax and its peers: the same times for each case and direction; None is a peer that failed."""
     measurements = [
         {"case": case, "direction": direction, "name": name, "roof": roof, "burst": seconds, "single": seconds}
         | {"error": 3e-3 if case == NARROW.case else 2e-3, "baseline_error": 2e-3}

@@ -119,7 +119,7 @@ def test_attention_leads_in_both_directions_with_a_row_of_options_on_every_rung(
     arrays = [f"{name} {'×'.join(map(str, shapes[name]))}" for name in ("bias", "key_padding_mask")]
     for words in (*arrays, "softcap=1.5", "score_mod=bent"):
         assert out.count(words) == 2  # once a direction, however many rungs
-    assert "3 KiB" in out  # what the kernels hold beside
+    assert "3 KiB" in out  # the kernels' additional memory
 
 
 def test_the_reference_runs_once_for_all_rungs(run, simulator, monkeypatch):

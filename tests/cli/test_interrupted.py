@@ -30,7 +30,7 @@ def test_ctrl_c_is_a_line_and_130(run, monkeypatch: pytest.MonkeyPatch, name: st
     assert run(name, *words) == (130, "", f"dualops {name}: interrupted{KEPT.get(name, '')}\n")
 
 
-# in the place of what takes a while: it says so on stdout, and then waits for ever
+# in the place of what takes a while: it says so on stdout, and then waits forever
 WAITS = """
 import signal, sys, threading
 from types import SimpleNamespace

@@ -59,7 +59,7 @@ def patched(content: bytes, local: tuple[int, bytes] | None = None, central: tup
 
 
 def claims(size: int) -> bytes:
-    """A file whose directory says that x has so many bytes, with the header that goes with it."""
+    """A file whose directory says that x has this number of bytes, with the header that goes with it."""
     content = described(shape=f"({size // 4},)", data=b"")
     claimed = struct.pack("<I", len(content) + size)
     return patched(of(content), (22, claimed), (24, claimed))

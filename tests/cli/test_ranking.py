@@ -33,7 +33,7 @@ def test_the_problem_that_nobody_stated_is_told_in_80_columns(run, operator: str
 
 @pytest.mark.parametrize("operator", ["softmax", "rms_norm", "layer_norm"])
 def test_what_the_memory_bounds_has_bytes_a_second(run, operator: str):
-    """Rows are read and written once: 512 MiB in the time that is told."""
+    """Rows are read and written once: 512 MiB in the time that is printed."""
     code, out, _ = run("estimate", operator, "--problem", "M=32768 N=4096", "--forward", "--top", 1)
     assert code == 0 and "TFLOP/s" not in out
     for milliseconds, speed in re.findall(r"([\d.]+) ms +([\d.]+) TB/s", out):

@@ -260,7 +260,7 @@ def test_an_interrupted_write_leaves_nothing(path, monkeypatch, error):
 
 
 def test_what_a_killed_process_left_is_removed(path):
-    """When it is old; a file of somebody else's stays."""
+    """When it is old; a file of other code stays."""
     names = {f"{NAME}abcd_123.tmp": 7200, f"{NAME}wxyz_456.tmp": 0, "notes.tmp": 7200, f"{NAME}.tmp": 7200}
     for name, age in names.items():
         (path.parent / name).touch()

@@ -165,7 +165,7 @@ def test_every_candidate_has_launches_and_fits(problem: str, name: str):
         seconds = [row.candidate.estimate.seconds for row in ranking.rows]
         assert seconds == sorted(seconds)
         for row in ranking.rows:
-            for step in row.candidate.steps():  # so many blocks as its registers are for
+            for step in row.candidate.steps():  # as many blocks as its registers are for
                 room = ARCHITECTURES[name].device.shared_memory_per_block
                 assert step.kernel.min_blocks * step.shared_bytes <= room
 

@@ -89,7 +89,7 @@ def test_half_precision_rounds_the_probabilities_and_the_result_once_each(form, 
     exact, exact_lse = both(flash_attention, q64, k64, v64)
     unit = 2.0**-11 if dtype == "float16" else 2.0**-8
     # |o - exact| <= unit * sum p |v| for the probabilities, unit * |o| for the result, and 1 % for both together;
-    # a probability below float16's normal numbers, in units of the largest, is off by 2**-25 at the most
+    # a probability below float16's normal numbers, in units of the largest, is off by at most 2**-25
     spread = flash_attention(q64, k64, np.abs(v64))
     assert isinstance(spread, np.ndarray)
     tiny = 90 * 2.0**-25 * np.abs(v64).max() if dtype == "float16" else 0.0

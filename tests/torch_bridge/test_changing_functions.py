@@ -27,7 +27,7 @@ GLOBAL = 1
 
 
 class Mods(NamedTuple):
-    """Functions that read a variable: they scale scores by it, and let a query see so many keys after its own."""
+    """Functions that read a variable: they scale scores by it, and let a query see that many keys after its own."""
 
     score_mod: Callable[..., Any]
     mask_mod: Callable[..., Any]

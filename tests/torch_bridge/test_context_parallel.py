@@ -1,4 +1,4 @@
-"""Attention whose tokens are shared out among processes: as in one process, for any documents and options."""
+"""Attention whose tokens are split among processes: as in one process, for any documents and options."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ def close(actual: Any, expected: Any) -> None:
 
 
 def special_rows() -> dict[str, tuple[Arguments, torch.Tensor | None]]:
-    """Arguments of plain calls without masks, and a bias, by what is strange in row 1 or in all rows."""
+    """Arguments of plain calls without masks, and a bias, by what is not finite in row 1 or in all rows."""
     found = {}
-    for name in ("NaN in q", "inf in a score", "NaN beside -inf", "inf beside -inf", "-inf alone"):
+    for name in ("NaN in q", "inf in a score", "NaN with -inf", "inf with -inf", "-inf alone"):
         arguments, bias = plain(), None
         q, k, _ = (x.data for x in arguments.tensors.values())
         if name == "NaN in q":
@@ -179,8 +179,8 @@ def test_schema(form: str) -> None:
 
 
 def test_varlen_compiled_once_for_all_lengths(device: str) -> None:
-    """Their number and the longest of them too, be it more than all of them together; the first call alone takes all of
-    these for constants.
+    """Their number and the longest of them too, even if it is more than all of them together; only the first call takes
+    all of these for constants.
     """
     counter = CompileCounterWithBackend("aot_eager")
 
@@ -269,7 +269,7 @@ def test_autocast_lowers_data_and_leaves_weights(lower: torch.dtype, form: str, 
     for call in (function, compiled(function)):
         with torch.autocast(device, lower):
             results = arguments(call, return_lse=True)
-            # what a linear layer gave beside parameters as they are
+            # the result of a linear layer, with unchanged parameters
             mixed = call(**{**tensors, "q": lowered["q"]}, **arguments.more, return_lse=True)
         for found in (results, mixed):
             assert [x.dtype for x in found] == [lower, torch.float32]

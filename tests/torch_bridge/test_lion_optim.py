@@ -256,7 +256,7 @@ def test_options_that_a_state_dict_does_not_have_stay() -> None:
     (group,) = optimizer.param_groups
     assert [group[name] for name in OPTIONS] == [None, False, True, True, torch.float32, True]
     assert isinstance(group["lr"], torch.Tensor) and group["lr"].item() == pytest.approx(0.01)
-    assert torch.equal(optimizer.state[params[1]]["exp_avg"], torch.tensor([-0.02, 0.5]))  # not by way of bfloat16
+    assert torch.equal(optimizer.state[params[1]]["exp_avg"], torch.tensor([-0.02, 0.5]))  # not through bfloat16
     with_gradients(params, 0)
     optimizer.step()
     assert optimizer.state[params[0]]["master"].dtype is torch.float32

@@ -1,4 +1,4 @@
-"""Whole training steps of a small Llama: gradients beside torch's own operators, ways to run it, CUDA graphs."""
+"""Whole training steps of a small Llama: gradients against torch's own operators, ways to run it, CUDA graphs."""
 
 from __future__ import annotations
 

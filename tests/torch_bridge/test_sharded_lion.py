@@ -44,7 +44,7 @@ def optimizer_of(model: nn.Module, name: str) -> Lion:
 
 
 def with_gradients(model: nn.Module, turn: int) -> None:
-    """The same numbers, whoever has which of them."""
+    """The same numbers, whichever process has them."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     for i, param in enumerate(model.parameters()):
@@ -126,7 +126,7 @@ def resumed(name: str, mesh: Any) -> list[Tensor]:
 
 
 def moved(mesh: Any) -> list[Tensor]:
-    """A gradient that is a sum over processes, and one that is whole, beside sharded parameters and a plain one."""
+    """A gradient that is a sum over processes, and one that is whole, with sharded parameters and a plain one."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
     grad = values((5, 3), torch.float32, "cpu", seed=7)

@@ -128,7 +128,7 @@ class FakePlan:
 
 
 def test_cuda_tensors_go_to_the_kernels() -> None:
-    """In the spec's order, with None for arrays that are not there and the fixed parameters; results are told apart."""
+    """In the spec's order, with None for missing arrays and the fixed parameters; results are distinguished."""
     seen: list[Any] = []
     plans = [FakePlan([torch.ones(3, 5), torch.ones(3)]), FakePlan([torch.ones(3, 5)])]
 

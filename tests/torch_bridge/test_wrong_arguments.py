@@ -1,4 +1,4 @@
-"""The same of the bridge's functions, with torch's own values among the wrong ones."""
+"""What wrong arguments of the bridge's functions raise, with torch's own values among the wrong ones."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ from tests.checks import Rejected, check
 from tests.cuda.configs import Change, alone, changed
 from tests.cuda.operators import Direction
 
-NO_ROWS = (softmax_rungs, {"rows_config": lambda *_: None})  # a row is not kept in registers
+NO_ROWS = (softmax_rungs, {"rows_config": lambda *_: None})  # registers keep no row
 
 
 def _recomputed(*_: Any) -> NoReturn:

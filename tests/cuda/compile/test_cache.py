@@ -99,7 +99,7 @@ def test_a_damaged_file_is_built_anew(folder, compilations, damage):
     path.write_bytes(damage(whole))
     again = binary(KERNEL, ARCH)
     assert is_whole(again) and len(again.cubin) == len(first.cubin) and len(compilations) == 2
-    assert binary(KERNEL, ARCH) == again and len(compilations) == 2  # and kept anew
+    assert binary(KERNEL, ARCH) == again and len(compilations) == 2  # and written again
 
 
 FIELDS = compiler.Report("n", "sm_90a", 1, 0, 0, 0, 0, 3, ("a",), True, 0.5)

@@ -1,7 +1,7 @@
 """Kernels take no longer to build than was committed: a change of the front end, of Numba or of a kernel may cost that.
 
-Process CPU time in units of a fixed program, measured beside it; so another machine, and other work on it, change
-little. `python -m benchmarks compile --json benchmarks/compile/ratios.json` measures all of them anew.
+Process CPU time in units of a fixed program, measured before and after; so another machine, and other work on it,
+change little. `python -m benchmarks compile --json benchmarks/compile/ratios.json` measures all of them again.
 """
 
 from __future__ import annotations

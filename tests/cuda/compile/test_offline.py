@@ -1,4 +1,4 @@
-"""Which kernels a problem needs, told without a GPU, and building them ahead."""
+"""Which kernels a problem needs, known without a GPU, and building them ahead."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_forward_and_backward():
     forward, backward = "flash_attention.sm90.forward.build_forward", "flash_attention.simt"
     counted = ["launch.device_words.build_writer", forward]
     assert names(ATTENTION, backward=False) == counted
-    # forward once more, since it then returns lse
+    # forward again, since it then returns lse
     assert names(ATTENTION) == [
         *counted,
         forward,

@@ -22,7 +22,7 @@ if find_spec("torch") is None:
 
 @pytest.fixture(autouse=True)
 def memory_from_torch_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a kernel leaves unwritten, or reads before it is written, shows as NaN. What is large is given back."""
+    """What a kernel leaves unwritten, or reads before it is written, shows as NaN. Large memory is returned."""
     import torch
 
     from tests.poison import new_memory_is_nan

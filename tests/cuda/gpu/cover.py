@@ -107,7 +107,7 @@ def choose(
         return (FACT * len(new_facts) + len(found)) / len(new) if new else 0.0
 
     take(frozenset(given))
-    # a gain only falls: what was best when it was last looked at, and still is, is the best
+    # a gain only falls: what was best when it was last computed, and still is, is the best
     best = [(-float("inf"), test) for test in sorted(needs)]
     while best:
         _, test = heapq.heappop(best)

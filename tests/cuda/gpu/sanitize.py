@@ -7,8 +7,8 @@ Cases whose name holds all words run under each tool; without words those whose 
 kernels are built with (`cover`), or with --all every one. Many run in a process, several processes at a time, what
 takes longest first. A process stops after a while and the cases that it has left are given to another, so that only a
 single case can run out of its time; that one is killed and named. Before, each tool must complain of a kernel with a
-mistake. Exit code 1 for any complaint, wrong result, or case that did not end; what the time did not suffice for is
-told, and is no error.
+mistake. Exit code 1 for any complaint, wrong result, or case that did not end; cases for
+which the time did not suffice are listed, and are no error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.gpus import first_gpu
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = ("racecheck", "initcheck", "memcheck", "synccheck")  # the slowest first
 PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
-COMPLAINED = 9  # the exit code that a tool is told to give where Python's is 0
+COMPLAINED = 9  # the exit code that a tool is asked for where Python's is 0
 # cases that a process is given; and the directions of which a case takes longest, in that order
 CASES_OF_A_PART = {"racecheck": 80, "initcheck": 150, "memcheck": 250, "synccheck": 250}
 SLOWEST = ("retention_backward", "retention", "flash_attention", "matmul", "norm")

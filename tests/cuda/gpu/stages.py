@@ -1,4 +1,4 @@
-"""Runs of pytest in a process of their own: timed, logged, stopped when their time is over, and told in a line."""
+"""Runs of pytest in a process of their own: timed, logged, stopped when their time is over, summarized in a line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 
 
 def spread(processes: int) -> list[str]:
-    """The arguments for so many processes."""
+    """The arguments for this number of processes."""
     return ["-n", str(processes), "--dist", "loadgroup"] if processes > 1 else []
 
 

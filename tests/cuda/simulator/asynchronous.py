@@ -1,4 +1,4 @@
-"""What test_instructions.py runs for copies beside the threads, mbarriers and the barriers of a warp and of a block.
+"""What test_instructions.py runs for asynchronous copies, mbarriers and the barriers of a warp and of a block.
 
 The twins are late on purpose: nothing has landed before a wait says so, whatever order the threads run in.
 """
@@ -220,7 +220,7 @@ def _remote_load() -> None:
             mine[tid] = f32(10 * rank + tid)
         barrier_cluster_arrive()
         barrier_cluster_wait()
-        if tid < 2:  # fours of the block beside this one
+        if tid < 2:  # fours of the neighbouring block
             four = ld_shared_cluster_v4_f32(mine, 4 * tid, 1 - rank)
             for e in range(4):
                 y[8 * rank + 4 * tid + e] = four[e]

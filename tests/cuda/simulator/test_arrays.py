@@ -1,4 +1,4 @@
-"""Arrays that are not plain, and streams that are none: told before anything runs, the first time and ever after."""
+"""Arrays that are not plain, and streams that are none: refused before anything runs, the first time and later."""
 
 from __future__ import annotations
 

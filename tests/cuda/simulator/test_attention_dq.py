@@ -60,7 +60,7 @@ def test_softcaps_of_a_sequence_alone_and_before_another():
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("params", [{}, {"mask_mod": lambda b, h, i, j: j != 17}, {"softcap": 2.0}], ids=named)
 def test_what_a_mask_hides_stays_where_it_is(params, value):
-    """Few queries see it, and few keys are seen: rows are made anew key by key."""
+    """Few queries see it, and few keys are seen: rows are recomputed key by key."""
     q, k, v, do = arrays_for((1, 1, 26, 16), (1, 1, 20, 16), 24)
     v[0, 0, 17, 5] = k[0, 0, 18] = value
     dq, _, _ = checked_arrays(q, k, v, do, causal=True, **params)

@@ -82,7 +82,7 @@ def test_what_a_mask_hides_stays_where_it_is(rung, dtype, value):
 
 @pytest.mark.parametrize("rung", ["sm80", "sm90"])
 def test_scores_beyond_a_softcap(rung):
-    """Rows of a warp whose scores all lie below it go a way of their own; NaN and infinities stay what they are."""
+    """Rows of a warp whose scores all lie below it take another path; NaN and infinities are unchanged."""
     q, k, v = numbers(1, 1, 70, 64), numbers(1, 1, 80, 64, seed=1), numbers(1, 1, 80, 64, seed=2)
     q[0, 0, 16:20] *= 40
     q[0, 0, 40, 0] = np.inf

@@ -43,7 +43,7 @@ def arrays(B: int, H: int, Hkv: int, Sq: int, Sk: int) -> list[np.ndarray]:
 
 
 def is_seen(m: int, n: int, Sq: int, Sk: int, right: int) -> bool:
-    """Whether a query of a tile stands so that it sees a key of the other one, of those up to so many after its own."""
+    """Whether a query of a tile stands so that it sees a key of the other one, of those up to `right` after its own."""
     last_query, first_key = min((m + 1) * TILE, Sq) - 1, n * TILE
     return first_key <= last_query + Sk - Sq + right
 

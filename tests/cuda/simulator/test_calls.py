@@ -1,4 +1,4 @@
-"""Calls of dualops.cuda: results in the caller's memory, the same bits twice, and wrong calls told before they run."""
+"""Calls of dualops.cuda: results in the caller's memory, the same bits twice, wrong calls refused before they run."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_where_groups_begin():
     assert (dense.unit(halves), dense.unit(mixed)) == (8, 4)
     rows = [[64] * 5, [66] * 5, [78] * 5, [64, 64, 64, 66, 64], [65] * 5]
     assert dense.heads(halves, rows).tolist() == [0, 7, 1, -1, -1]
-    # params, momenta, master, master, grads, momenta: 8 bytes of the halves beside 16 of the others
+    # params, momenta, master, master, grads, momenta: 8 bytes of the halves and 16 of the others
     rows = [[64] * 6, [72, 64, 80, 80, 72, 64], [66, 68, 68, 68, 66, 68], [66, 64, 64, 64, 66, 64]]
     assert dense.heads(mixed, rows).tolist() == [0, 0, 3, -1]
 
@@ -165,7 +165,7 @@ def test_a_list_on_each_rung_and_into_arrays_of_the_callers(kernel):
     before = [[x.copy() for x in each] for each in lists]
     out = [np.full_like(x, 7) for x in lists[0]], [np.full_like(x, 7) for x in lists[2]]
     lr = np.array(0.1, np.float32)
-    betas: Any = [0.5, 0.25]  # as JSON has them
+    betas: Any = [0.5, 0.25]  # lists, as in JSON
     found = dualops.cuda.lion(*lists, lr=lr, betas=betas, out=out, kernel=kernel)
     assert found[0] is out[0] and found[1] is out[1]
     assert all_same(out, reference.lion(*lists, lr=lr, betas=(0.5, 0.25)))

@@ -1,4 +1,4 @@
-"""matmul's ladder, step by step, in small tiles: ragged products, strange values, what a step does not do.
+"""matmul's ladder, step by step, in small tiles: ragged products, special values, what a step does not do.
 
 In the tiles that a GPU gets, tests/test_pages.py runs all steps.
 """
@@ -48,7 +48,7 @@ def hold(name: str, M: int, N: int, K: int, special: bool = False) -> None:
 
 @every_step
 def test_step(name, order, small):
-    """In one order of threads; in the reverse strange values among the others."""
+    """In one order of threads; in the reverse special values among the others."""
     hold(name, *SIZES[name], special=order == "reversed")
 
 

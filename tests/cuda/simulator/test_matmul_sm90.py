@@ -41,7 +41,7 @@ TABLES = {False: ("TILES",), True: ("TF32_TILES", "PARTS_TILES")}  # by whether 
 
 @pytest.fixture
 def only(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The rung has this Config alone, and plans are made anew."""
+    """The rung has this Config alone, and plans are made again."""
     operation = OPERATIONS["matmul"][0]
     tables: dict[str, Any] = dict.fromkeys(TABLES[request.param.itemsize == 4], ((request.param, 1),))
     with (
@@ -129,7 +129,7 @@ def test_batches_of_copies(only, precision, batches):
 
 @pytest.mark.parametrize("rung", ["sm80", "sm90"])
 def test_what_is_infinite_in_float32(rung):
-    """And what is NaN: beside numbers that tf32 has, and such as are split in parts of two signs."""
+    """And what is NaN: with numbers that tf32 has, and such as are split in parts of two signs."""
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((24, 12), (12, 40)))
     a[2], b[:, 3] = a[2] * np.float32(1.1), b[:, 3] * np.float32(1.1)
@@ -159,7 +159,7 @@ def test_batches(only):
 
 @pytest.mark.parametrize("only", [ONE], indirect=True)
 def test_factors_that_are_copied(only, order, monkeypatch):
-    """Those whose rows are no multiple of 16 bytes, or lie beside them."""
+    """Those whose rows are not a multiple of 16 bytes, or begin elsewhere."""
     monkeypatch.setattr(parts, "OFTEN", 1)
     hold((72, 75, 73), "bfloat16", "nn", {}, bias=True)
     hold((40, 33, 41), "float16", "tt", {}, a=(2, 1), b=(3,), activation="relu")

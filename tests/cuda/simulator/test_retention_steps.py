@@ -28,7 +28,7 @@ def logs_of(S: int, dtype: str = "float32") -> np.ndarray:
 
 
 def made_of(logs: np.ndarray, tiles: int = 8) -> np.ndarray:
-    """The prefix sums of one head [S + 1, 2], by blocks of so many tiles."""
+    """The prefix sums of one head [S + 1, 2], by blocks of this number of tiles."""
     S = logs.size
     x = np.zeros((1, 1, S, 4), logs.dtype)
     metas: dict[str, ArrayMeta | None] = {name: ArrayMeta.of_numpy(x) for name in "qkv"}

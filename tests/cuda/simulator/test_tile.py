@@ -109,7 +109,7 @@ def test_load_fills_rows_with_zeros(order):
     assert not returned.any()
     x[1, 3] = np.nan
     assert filled(shared, tile.load, x, 1, 10, 3)[1].sum() == 1
-    assert not filled(shared, tile.load, x, 1, 10, 1)[1].any()  # a line that is not there
+    assert not filled(shared, tile.load, x, 1, 10, 1)[1].any()  # a line beyond the end
 
 
 @pytest.mark.parametrize("aligned", [False, True])
@@ -131,8 +131,8 @@ def test_load_by_vectors(aligned, order):
 
 
 def product(shared, mma, add, number, *tiles):
-    """What `add(mma, out, smem)` makes of a cleared fragment, as an array; tiles: (tile, values)."""
-    image = np.full(shared.count, np.nan)  # beside the tiles nothing may be read
+    """The result of `add(mma, out, smem)` for a cleared fragment, as an array; tiles: (tile, values)."""
+    image = np.full(shared.count, np.nan)  # outside the tiles nothing may be read
     for tile, values in tiles:
         for (r, c), value in np.ndenumerate(values):
             image[tile.place(r, c)] = value

@@ -40,7 +40,7 @@ def forget() -> None:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
-    """Has a function of the choice say how long a way takes; the rungs of those that were asked about."""
+    """Let a function of the choice say how long a way takes. Returns the rungs of the timed ways."""
     asked: list[str] = []
 
     def by(seconds: Callable[[Any], float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The same of the kernels' functions, `out=`, `kernel=` and `stream=` among their arguments.
+"""What wrong arguments of the kernels' functions raise, `out=`, `kernel=` and `stream=` among their arguments.
 
 Values that the reference takes are left out: a call with them would run a kernel.
 """

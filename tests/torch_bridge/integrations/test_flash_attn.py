@@ -1,4 +1,4 @@
-"""flash-attn's functions: options as it has them, against attention written out; views, caches, and what is refused."""
+"""flash-attn's functions: its options, against attention written out; views, caches, and what is refused."""
 
 from __future__ import annotations
 

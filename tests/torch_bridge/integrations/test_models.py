@@ -1,4 +1,4 @@
-"""The models that the package's docstring names work in full: tiny ones, of random weights, beside eager ones."""
+"""The models that the package's docstring names work in full: tiny ones with random weights, against eager ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .models import FAMILIES, SIZES, VOCABULARY, close, padding, randomize, toke
 NAMES = re.findall(r"\w+", re.findall(r"by `config\.model_type`:([\w\s]+)\.", str(package.__doc__))[0])
 NAMES.remove("gemma3")  # with images: below
 NEWER = {"flint", "iquestcoder", "internlm3", "kolibri1"}  # missing in some releases that the bridge supports
-# what of a config makes a model tiny; every token has all experts, for a choice could turn upon a rounding
+# what of a config makes a model tiny; every token has all experts, for a choice could depend on a rounding
 TINY: dict[str, Any] = {
     **SIZES,
     "hidden_size": 32,

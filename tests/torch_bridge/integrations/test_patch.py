@@ -1,4 +1,4 @@
-"""`patch` and its undo: one model and no other, all of it or nothing; and rope's tables beside transformers' own."""
+"""`patch` and its undo: one model and no other, all of it or nothing; rope's tables against transformers' own."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ def test_patching_twice_and_undoing_twice() -> None:
 @pytest.mark.parametrize("x", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lower", [False, True])
 def test_norms_keep_their_dtypes(kind: Any, weight: torch.dtype, x: torch.dtype, lower: bool, device: str) -> None:
-    """Weights kept in float32 beside bfloat16, as in GPT-OSS, and narrower ones; under autocast too."""
+    """Weights kept in float32 among bfloat16, as in GPT-OSS, and narrower ones; under autocast too."""
     norm = kind(16).to(device, weight)
     nn.init.normal_(norm.weight)
     ours = next(function for like, _, function in patching.NORMS if like is kind)

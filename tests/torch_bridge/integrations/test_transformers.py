@@ -1,4 +1,4 @@
-"""Hugging Face models on dualops' operators, beside themselves in eager: what they compute, trained and generating."""
+"""Hugging Face models on dualops' operators, compared with eager ones: what they compute, trained and generating."""
 
 from __future__ import annotations
 

@@ -120,12 +120,12 @@ def test_no_mask_is_made_where_none_is_needed() -> None:
         "config": SimpleNamespace(sliding_window=3),
     }
     assert shape(**window) == (0, 6, 1)
-    assert shape(**window, kv_length=9) == (0, 6, 1)  # keys that are not there yet
+    assert shape(**window, kv_length=9) == (0, 6, 1)  # keys that do not exist yet
     assert shape(q_length=1, q_offset=2, attention_mask=padding("left", B, 6, "cpu").bool()) == (B, 1, 1, 6)
     assert shape(mask_function=lambda b, h, q, k: (q + k) % 2 == 0) == (1, 1, 6, 6)
 
 
-# --- what transformers makes of its own arguments -------------------------------------------------
+# --- masks that transformers makes from its own arguments -----------------------------------------
 
 
 def masks_of(create: str, family: str, **more: Any) -> tuple[Any, Tensor]:
@@ -204,7 +204,7 @@ def test_looking_both_ways() -> None:
 
 @pytest.mark.parametrize("Sk", [1, 7])
 def test_attention_to_another_sequence(Sk: int) -> None:
-    """Of a decoder to an encoder, with padding there: as many keys as there are, one at the least."""
+    """Of a decoder to an encoder, with padding there: as many keys as there are, at least one."""
     kept = torch.ones(B, Sk).bool()
     kept[0, 1:] = False
     made = masks.attention_mask(
