@@ -192,6 +192,9 @@ def fragment_scores(
 
     @cache
     def slopes_of(*, near: bool) -> Callable[..., Any]:
+        """Return the verb for the probabilities and slopes of a pair of products (`pair_slopes`). It is
+        compiled once, and all pairs call it.
+        """
         own = pair_slopes(chain, places, near=near, skips=False, word=word)
 
         @called_verb

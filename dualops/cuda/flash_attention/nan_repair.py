@@ -92,7 +92,10 @@ class WarpRow(Namespace):
 
 
 def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
-    """For acc [64, 2 * acc_size] of a warpgroup and arrays of this width; of size 0 for another warpgroup's acc."""
+    """Return the verbs for acc [64, 2 * acc_size] of a warpgroup, and arrays of this width.
+
+    acc_size 0: another warpgroup has acc, and the verbs do nothing.
+    """
     if not acc_size:
         return _others_row()
     mem, num, slots = storage(dtype), numbers(f32), acc_size // 16

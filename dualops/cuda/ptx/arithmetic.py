@@ -298,7 +298,7 @@ def settle(x):
     convergent=True,
 )
 def settle_bits(x):
-    """Do the same for any 32 bits, such as the bitwise or of several numbers."""
+    """Force any 32 bits to be computed before the next code (`settle`), such as the bitwise or of several numbers."""
     if not 0 <= x < 1 << 32:
         raise RuntimeError(f"settle_bits: {x}, expected 32 bits")
 

@@ -53,7 +53,7 @@ DEPTH = 32  # numbers of a row that are multiplied at a time
 
 
 class StateTerms(NamedTuple):
-    """What each token of a pass has of the state before its chunk, and these states."""
+    """What the state before its chunk contributes to each token of a pass, and these states."""
 
     tokens: Any  # [B, H, S]: taken or given
     before: ChunkStates

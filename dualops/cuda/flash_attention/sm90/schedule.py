@@ -183,7 +183,7 @@ class Turns(Namespace):
 
 @cache
 def turns(count: int) -> Turns:
-    """For `count` warpgroups, number 0 first; for one, they do nothing."""
+    """Return the verbs by which `count` warpgroups take turns, number 0 first. For one warpgroup they do nothing."""
 
     @verb
     def nothing(warpgroup):
