@@ -210,7 +210,7 @@ X = RNG.standard_normal((2, 3), np.float32)
         ("softmax", "y", {"x": X}, {}, TypeError, "softmax: y: a builtins.str is no array of numbers"),
     ],
 )
-def test_a_call_that_asks_nothing_is_told_why(operator, got, arrays, params, error, words):
+def test_a_call_that_asks_nothing_raises_an_error_that_says_why(operator, got, arrays, params, error, words):
     with pytest.raises(error, match=f"^{re.escape(words)}"):
         testing.check(operator, got, arrays, params)
 
@@ -279,7 +279,7 @@ def test_an_operator_that_draws_nothing_has_no_random_cases(monkeypatch):
         testing.random_cases("softmax", 1)
 
 
-def test_what_cancels_is_told_by_the_record_or_else_by_a_module():
+def test_what_cancels_is_stated_by_the_record_or_else_by_a_module():
     softmax, norm, varlen = (OPERATORS[name] for name in ("softmax", "layer_norm", "flash_attention_varlen"))
     assert terms_of(softmax, True) is softmax.gradient_terms
     assert (terms_of(norm, False), terms_of(norm, True)) == (norm.terms, norm.gradient_terms)

@@ -299,7 +299,7 @@ def test_every_operator_has_its_benchmark(op):
 
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
-def test_every_operator_is_told_of(page):
+def test_every_operator_is_documented(page):
     """In README's table of what there is."""
     text = (ROOT / page).read_text("utf-8")
     lines = text.splitlines() if page == "CHANGELOG.md" else re.findall(r"^(\|(?: `\w+`,?)+ \|)", text, re.MULTILINE)
@@ -348,7 +348,7 @@ def test_an_operator_without_draw_is_found():
 
 
 @pytest.mark.parametrize(("op", "parent"), [("matmul", "matmul"), ("retention_varlen", "retention")])
-def test_terms_that_are_told_twice_are_found(op, parent):
+def test_terms_that_are_stated_twice_are_found(op, parent):
     terms = OPERATORS["rms_norm"].terms
     message = f"{op}: {{}} in its Spec and {{}} in dualops.testing.terms.{parent}, expected one of them"
     assert unsaid(replace(OPERATORS[op], terms=terms, gradient_terms=terms)) == [

@@ -112,7 +112,7 @@ def test_autograd_makes_its_graph_once_for_each_copy_of_the_data() -> None:
         assert [x.shape for x in found] == [(2, 4, 7, 8), (2, 4, 9, 8), (2, 4, 9, 8)]
 
 
-def test_autograd_makes_its_graphs_anew_after_a_release() -> None:
+def test_autograd_makes_its_graphs_again_after_a_release() -> None:
     work, seen = prepared("flash_attention", attention()), []
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

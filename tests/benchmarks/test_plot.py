@@ -117,7 +117,7 @@ class TestTable:
         # 4 x 2 x 16 x 2048 x 2048 x 128 flops
         assert found["flash_attention", "s2048d128-bfloat16", "forward"][1] == "687.19 TFLOP/s"
 
-    def test_peers_and_roof_are_of_the_run_beside_them(self, tree: Path) -> None:
+    def test_peers_and_roof_are_of_the_same_run(self, tree: Path) -> None:
         times = {"dualops": 2e-4, "dualops naive": 1e-4, "Liger": 3e-4, "QuACK": 1.5e-4, "torch eager": None}
         record_peers(tree / "peers", times, 1e-4)
         table = plot.table(recordings(tree / "results", "h200"), peer_runs(tree / "peers"))
@@ -144,7 +144,7 @@ class TestTable:
         assert summary[3] == "| softmax | float32 | 50% | 50% | 1.00 | 0.75 | 0.75 |"
         assert summary[-1] == "softmax: 1970-01-09, one NVIDIA H200, commit `ffffffff`."
 
-    def test_where_cases_are_of_two_runs_both_are_told(self, tree: Path) -> None:
+    def test_where_cases_are_of_two_runs_both_are_named(self, tree: Path) -> None:
         record_peers(tree / "peers", {"dualops": 2e-4}, 1e-4)
         path = tree / "peers" / "softmax.json"
         content = json.loads(path.read_text())

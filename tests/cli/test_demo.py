@@ -53,7 +53,7 @@ def test_what_to_try_next_are_calls_that_there_are():
             parser.parse_args(words)
 
 
-def test_a_fall_back_to_the_simulator_is_told_and_a_choice_is_not(run, simulator, monkeypatch):
+def test_a_fall_back_to_the_simulator_is_reported_and_a_choice_is_not(run, simulator, monkeypatch):
     simulator()
     words = ("demo", "rope_tables", "--dtype", "float32")
     message = "dualops demo: kernels run in the simulator. There is no driver.\n"
@@ -63,7 +63,7 @@ def test_a_fall_back_to_the_simulator_is_told_and_a_choice_is_not(run, simulator
     assert run(*words)[2].startswith("[1/")
 
 
-def test_what_is_not_checked_is_told_with_its_reason_unless_that_was_wanted(run, simulator, monkeypatch):
+def test_what_is_not_checked_is_reported_with_its_reason_unless_that_was_wanted(run, simulator, monkeypatch):
     simulator()
     words = ("demo", "softmax", "--kernel", "simt", "--dtype", "float32")
     code, out, _ = run(*words, "--no-check")
@@ -276,7 +276,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_told_in_a_line(run, tmp_path, monkeypatch, name):
+def test_what_is_refused_is_reported_in_a_line(run, tmp_path, monkeypatch, name):
     words, messages = REFUSED[name]
     monkeypatch.chdir(tmp_path)
     refused(run("demo", *words), *messages)

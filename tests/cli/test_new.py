@@ -63,7 +63,7 @@ def fill(tree: Path) -> None:
         path.write_text(path.read_text("utf-8").replace("WRITE", "written"), "utf-8")
 
 
-def test_what_is_missing_is_told_then_all_is_there(tree: Path) -> None:
+def test_what_is_missing_is_reported_until_nothing_is(tree: Path) -> None:
     pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
     own, kernels = f"tests/reference/test_{NAME}.py", "tests/cuda/simulator/test_cases.py"
     parity = ("tests/test_parity.py", "-k", f"({NAME} and not tests_of_kernels) or written")

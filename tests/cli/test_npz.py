@@ -178,7 +178,7 @@ def test_a_bad_file_is_one_line(refused, kind: str, monkeypatch: pytest.MonkeyPa
     assert message in refused(content), kind
 
 
-def test_a_problem_that_is_wrong_is_told_before_anything_is_inflated(refused, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_problem_is_reported_before_anything_is_inflated(refused, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(npz.Npz, "read", lambda self, name: pytest.fail(f"{name} was inflated"))
     q, k = np.zeros((1, 2, 5, 4), np.float32), np.zeros((1, 2, 5, 3), np.float32)
     message = refused(

@@ -46,7 +46,7 @@ def test_what_passes():
     assert line(row(0), width=9) == "softmax    1 of 1 within tolerance, worst at 0 % of allowed"
 
 
-def test_what_fails_is_counted_and_no_speed_is_told_of_it():
+def test_what_fails_is_counted_and_has_no_speed():
     assert line(row(0.1), row(8.3)) == "softmax  1 of 2 OVER TOLERANCE, worst at 830 % of allowed"
     assert line(row(np.inf, roof=0.9)) == "softmax  1 of 1 OVER TOLERANCE, worst at > 999 % of allowed"
 

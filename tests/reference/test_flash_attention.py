@@ -204,7 +204,7 @@ def test_infinite_scores(form, dtype):
     assert np.isnan(lse).all()
 
 
-def test_plain_and_blocked_put_special_values_alike():
+def test_plain_and_blocked_put_special_values_in_the_same_places():
     with_nan = 0
     for case in random_problems("flash_attention", 2, 150, max_elements=3000):
         arrays = values(SPEC, case, special=True)

@@ -196,7 +196,7 @@ def test_the_largest_numbers_do_not_overflow(form, dtype):
     assert form(x).astype(float).tolist() == [[0.5, 0.0, 0.5, 0.0]]
 
 
-def test_plain_and_online_put_special_values_alike():
+def test_plain_and_online_put_special_values_in_the_same_places():
     for case in problems(2, 150):
         x = values(SPEC, case, special=True)["x"]
         truth = softmax(x.astype(np.float64), **case.params)

@@ -69,7 +69,7 @@ def special_rows() -> dict[str, tuple[Arguments, torch.Tensor | None]]:
 
 
 @pytest.mark.parametrize("name", special_rows())
-def test_strange_rows_are_those_of_torchs_math_backend(name: str) -> None:
+def test_special_rows_are_those_of_torchs_math_backend(name: str) -> None:
     arguments, bias = special_rows()[name]
     tensors = [*arguments.tensors.values(), *([] if bias is None else [bias.requires_grad_()])]
     with sdpa_kernel(SDPBackend.MATH):

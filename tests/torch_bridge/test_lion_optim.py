@@ -342,7 +342,7 @@ def test_lr_as_a_tensor_of_the_callers(device: str) -> None:
     assert same(optimizer, params, plain)
 
 
-def test_lr_of_a_new_group_goes_beside_its_parameters(device: str) -> None:
+def test_lr_of_a_new_group_is_on_the_device_of_its_parameters(device: str) -> None:
     params = model(device, torch.float64)
     optimizer = Lion(params[:1], 0.5, capturable=True)
     optimizer.add_param_group({"params": params[1:], "lr": 0.25})

@@ -92,7 +92,7 @@ def test_the_second_call_reads_the_file(folder, compilations):
     ],
     ids=["empty", "no header", "truncated", "longer", "a bit of the cubin", "a bit of the header", "digest", "other"],
 )
-def test_a_damaged_file_is_built_anew(folder, compilations, damage):
+def test_a_damaged_file_is_built_again(folder, compilations, damage):
     first = binary(KERNEL, ARCH)
     path = only_file(folder)
     whole = path.read_bytes()
@@ -141,14 +141,14 @@ def test_headers_are_read(folder):
         header(more="1"),
     ],
 )
-def test_a_crafted_header_is_built_anew(folder, compilations, crafted):
+def test_a_crafted_header_is_built_again(folder, compilations, crafted):
     path = folder / f"{binaries._key(KERNEL, ARCH, 0)}.cubin"
     cache.write(path, crafted + b"\ncubin")
     assert binaries._read(path) is None
     assert is_whole(binary(KERNEL, ARCH)) and len(compilations) == 1
 
 
-def test_a_cubin_under_another_key_is_built_anew(folder, compilations):
+def test_a_cubin_under_another_key_is_built_again(folder, compilations):
     other = build(Config(4), "float32")
     binary(other, ARCH)
     only_file(folder).rename(folder / f"{binaries._key(KERNEL, ARCH, 0)}.cubin")

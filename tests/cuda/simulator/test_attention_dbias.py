@@ -112,7 +112,7 @@ def test_the_operators_own_tiles():
     ],
     ids=named,
 )
-def test_options_beside_a_bias(params):
+def test_options_with_a_bias(params):
     """Slopes of what comes before it are not its own."""
     with served(SMALL):
         checked(arrays_for(1, 2, 1, 70, 40), bias=numbers(70, 40, seed=9), **params)

@@ -115,7 +115,7 @@ def test_an_infinity_meets_every_part():
     checked(attend(q, k, v), reference.flash_attention, q, k, v)
 
 
-def test_rows_do_not_depend_on_what_is_beside_them():
+def test_rows_do_not_depend_on_other_rows():
     q, k, v, do = arrays((2, 1, 66, 16), (2, 1, 70, 16), 16)
     together = attend(q, k, v, causal=True, return_lse=True)
     alone = attend(q[1:2], k[1:2], v[1:2], causal=True, return_lse=True)

@@ -55,7 +55,7 @@ def test_sequences_one_after_another(rung, dtype, width, way, params):
     ("rung", "D", "Sq", "Sk"),
     [("sm80", 32, 70, 100), ("sm90", 72, 70, 150)],
 )
-def test_rows_do_not_depend_on_what_is_beside_them(rung, D, Sq, Sk):
+def test_rows_do_not_depend_on_other_rows(rung, D, Sq, Sk):
     """The same bits in a batch, alone, without lse, and as a sequence: of whatever width, varlen has the same tiles."""
     q, k, v = numbers(2, 2, Sq, D), numbers(2, 1, Sk, D, seed=1), numbers(2, 1, Sk, D, seed=2)
     together = attend(q, k, v, causal=True, return_lse=True, kernel=rung)

@@ -151,7 +151,7 @@ def test_ranges_of_the_list(params):
     ],
     ids=lambda params: next(iter(params)),
 )
-def test_beside_other_options(params):
+def test_with_other_options(params):
     visited(in_patches, (1, 1), arrays(1, 1, 1, 20, 300), **params)
 
 

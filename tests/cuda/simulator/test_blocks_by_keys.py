@@ -112,7 +112,7 @@ def test_wide_heads(Dv, config):
     [{"key_padding_mask": True, "softcap": 2.0}, {"bias": "full", "dropout_p": 0.3}],
     ids=lambda params: "-".join(params),
 )
-def test_beside_other_options(params):
+def test_with_other_options(params):
     checked((1, 1, 70, 16), (1, 140), 16, blocks=(1, 1), mask_mod=patches, **params)
 
 

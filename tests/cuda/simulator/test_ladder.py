@@ -32,7 +32,7 @@ def test_step(name, dtype, order):
 
 
 @every_step
-def test_what_is_strange_in_a_row_stays_there(name):
+def test_special_values_stay_in_their_row(name):
     x = np.random.default_rng(0).standard_normal((5, 40), np.float32)
     x[1, 7], x[2, 30], x[3] = np.nan, np.inf, -np.inf
     found = run_step(name, x)

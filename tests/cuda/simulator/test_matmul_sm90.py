@@ -144,7 +144,7 @@ def test_what_is_infinite_in_float32(rung):
 
 
 @pytest.mark.parametrize("only", [TWO, BESIDE], indirect=True)
-def test_what_comes_upon_a_product(only, order):
+def test_what_is_applied_to_a_product(only, order):
     for activation in ("gelu", "silu"):
         hold((72, 136, 72), "bfloat16", "nt", {}, bias=True, activation=activation, return_preactivation=True)
     hold((72, 130, 64), "float16", "nt", {}, bias=True, activation="relu", return_preactivation=True)

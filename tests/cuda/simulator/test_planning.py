@@ -54,7 +54,7 @@ def test_the_kernels_of_random_problems(direction, prepared):
     assert refused < 10
 
 
-def test_who_asks_is_told_of_a_call_before_its_kernels_are_built(prepared):
+def test_a_callback_gets_a_call_before_its_kernels_are_built(prepared):
     operation, seen = OPERATIONS["softmax"][0], []
 
     def before(settled):

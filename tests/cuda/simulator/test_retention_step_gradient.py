@@ -62,7 +62,7 @@ def test_a_nan_stays_in_its_head(name, token):
         assert np.array_equal(np.isnan(result), np.isnan(other))
 
 
-def test_the_same_bits_beside_other_heads_and_in_every_layout():
+def test_the_same_bits_with_other_heads_and_in_every_layout():
     """A head's result is its own, wherever it lies, and shared heads are as good as their copies."""
     q, k, v, do = inputs(1, 2, 140, 16, 24)
     logs = logs_of(1, 2, 140)

@@ -86,7 +86,7 @@ def test_lanes_at_different_instructions():
         run(torn, np.zeros(1))
 
 
-def test_a_barrier_holds_everybody_back(order):
+def test_a_barrier_holds_all_threads_back(order):
     """Each thread reads what its opposite wrote before the barrier, over and over."""
 
     def swap(y):
@@ -397,7 +397,7 @@ def test_an_error_leaves_the_next_launch_alone():
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         run(fails, np.zeros(1), blocks=2)
-    test_a_barrier_holds_everybody_back("forward")
+    test_a_barrier_holds_all_threads_back("forward")
 
 
 def test_instructions_and_indices_outside_a_kernel():

@@ -188,7 +188,7 @@ def test_abt(looped, dtype, order):
 
 
 @FAMILIES
-def test_a_part_of_abt_begins_where_it_is_told(looped):
+def test_a_part_of_abt_begins_at_the_given_place(looped):
     shared = Shared("float32", THREADS)
     a, b = shared.tile(LANES * 2, 8, stages=2), shared.tile(LANES, 8)
     mma = mma_abt(f32, a, b, 2, 1, LANES, looped=looped)

@@ -239,7 +239,7 @@ def test_an_interrupted_one_keeps_what_it_has(timed):
     assert asked == ["sm90", "simt", "simt"]
 
 
-def test_each_way_is_told_as_it_begins(timed):
+def test_each_way_is_reported_as_it_begins(timed):
     timed(sm90_is_best)
     begun: list[str] = []
     record = dualops.cuda.tune("softmax", X, begin=begun.append)
@@ -386,7 +386,7 @@ def test_the_lock_is_no_way_to_empty_another_file(timed, folder):
     assert (folder / "precious").read_text() == "something"
 
 
-def test_other_sources_begin_anew(timed, monkeypatch):
+def test_other_sources_begin_again(timed, monkeypatch):
     timed(sm90_is_best)
     dualops.cuda.tune("softmax", X)
     monkeypatch.setattr(records, "built_of", lambda: "other sources")

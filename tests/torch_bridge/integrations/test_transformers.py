@@ -72,7 +72,7 @@ def test_gradient_checkpointing(family: str, device: str) -> None:
     assert all(torch.equal(plain[name], again[name]) for name in plain)
 
 
-def test_dropout_is_drawn_anew_and_repeated_by_checkpointing(device: str) -> None:
+def test_dropout_is_drawn_again_and_repeated_by_checkpointing(device: str) -> None:
     pair = Pair.of("llama", device, attention_dropout=0.5)
     ids = tokens(B, S, device=device)
     model = pair.ours.train()
