@@ -353,7 +353,7 @@ def build(kind: Kind) -> Kernel:
 
 
 def problem(kind: Kind, rows: int = M) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """a and b as they lie in memory, of integers, and the product; rows of y that are there."""
+    """a and b as they are in memory, of integers, and the product. rows: of y."""
     rng = np.random.default_rng(0)
     high = 9 if kind.dtype == "e4m3" else 50
     a, b = rng.integers(-high, high, (rows, kind.k)), rng.integers(-high, high, (kind.k, kind.n))

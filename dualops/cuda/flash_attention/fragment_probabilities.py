@@ -39,7 +39,7 @@ class FoundLse(NamedTuple):
 
 
 class FragmentProbabilities(Namespace):
-    """The verbs. rows: `RowStatistics`."""
+    """Verbs of the online softmax on fragments: scores become probabilities. rows: `RowStatistics`."""
 
     factors: Callable[..., Any]  # (options, scale) -> factors for exponents; the first are the `units` of row maxima
     exponentials: Callable[..., None]  # (scores, rows, factors, options, where)
@@ -61,7 +61,7 @@ def are_curves(chain: OptionChain) -> bool:
 def fragment_probabilities(
     chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores, acc_size: int, *, sinks: bool
 ) -> FragmentProbabilities:
-    """For acc of this size. sinks: rows have sinks, which `softmax` adds."""
+    """Return the verbs for an acc of `acc_size` numbers per thread. sinks: rows have sinks, which `softmax` adds."""
     of_rows = _of_rows(chain, softmax, score, acc_size, sinks)
     return _of_curves(chain, softmax, score, of_rows) if are_curves(chain) else _of_scores(softmax, score, of_rows)
 
@@ -154,6 +154,10 @@ def _of_curves(
         return make
 
     def through(less: Callable[..., Any]) -> Callable[..., None]:
+        """Return the verb that turns products into probabilities of scores on the curve. less: the curve's verb
+        (product, numbers, row maximum) -> the exponent of 2.
+        """
+
         @called_verb
         def some(scores, base, numbers, first):
             for e in range(GROUP):

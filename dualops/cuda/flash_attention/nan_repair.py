@@ -88,11 +88,14 @@ class WarpRow(Namespace):
     clear: Callable[..., None]  # (own)
     add: Callable[..., None]  # (own, factor, x, place): adds a row of x. place: where it begins, and its first column
     put: Callable[..., None]  # (acc, own, upper, lower): to acc, if it is my upper row, or my lower one
-    doubts: Callable[..., Any]  # (acc) -> for my upper row and my lower one: 0, or NaN if not finite
+    zero_or_nan: Callable[..., Any]  # (acc) -> for my upper row and my lower one: 0, or NaN if not finite
 
 
 def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
-    """For acc [64, 2 * acc_size] of a warpgroup and arrays of this width; of size 0 for another warpgroup's acc."""
+    """Return the verbs for acc [64, 2 * acc_size] of a warpgroup, and arrays of this width.
+
+    acc_size 0: another warpgroup has acc, and the verbs do nothing.
+    """
     if not acc_size:
         return _others_row()
     mem, num, slots = storage(dtype), numbers(f32), acc_size // 16
@@ -125,7 +128,7 @@ def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
         return put
 
     add, put = (one_after_another([made(slot) for slot in range(slots)]) for made in (add_slot, put_slot))
-    return WarpRow.from_locals(locals(), doubts=non_finite_of(acc_size))
+    return WarpRow.from_locals(locals(), zero_or_nan=non_finite_of(acc_size))
 
 
 def _others_row() -> WarpRow:
@@ -142,7 +145,7 @@ def _others_row() -> WarpRow:
         pass
 
     @verb
-    def doubts(acc):
+    def zero_or_nan(acc):
         return f32(0), f32(0)
 
     return WarpRow.from_locals(locals(), slots=1)
@@ -221,7 +224,7 @@ def nan_repair(
         """Recompute rows of acc; by all lanes of a warp that has rows of it. lse: of my two rows. x: `Inputs` or
         `GradientInputs`. row: the warpgroup's first. column: the first of acc.
         """
-        upper_total, lower_total = of_row.doubts(acc)
+        upper_total, lower_total = of_row.zero_or_nan(acc)
         lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
         doubt = _doubtful(upper_total, lse[0]) + 2 * _doubtful(lower_total, lse[1])
         own = cuda.local.array(SLOTS, f32)
@@ -285,8 +288,8 @@ def nan_repair_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size:
         """Recompute rows of dk, before it is scaled, and of dv; by all lanes of a warp that has rows of them. x:
         `GradientInputs`. row: the warpgroup's first.
         """
-        k_upper, k_lower = of_k.doubts(dk_acc)
-        v_upper, v_lower = of_v.doubts(dv_acc)
+        k_upper, k_lower = of_k.zero_or_nan(dk_acc)
+        v_upper, v_lower = of_v.zero_or_nan(dv_acc)
         lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
         doubt = _doubtful(k_upper + v_upper) + 2 * _doubtful(k_lower + v_lower)
         own_k, own_v = cuda.local.array(K_SLOTS, f32), cuda.local.array(V_SLOTS, f32)

@@ -23,7 +23,7 @@ class NormAxes(RowAxes):
 
 @cache
 def norm_axes(variant: Variant) -> NormAxes:
-    """The verbs."""
+    """The verbs that find rows in memory, and read and write their statistics."""
     mem, num = storage(compute_dtype(variant.dtype)), numbers(storage(variant.dtype).number)
     axes = row_axes(variant.rank)
 

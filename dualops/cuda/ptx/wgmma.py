@@ -85,7 +85,7 @@ def wgmma_tf32(n):
 
 @family(n=WIDTHS)
 def wgmma_rs_tf32(n):
-    """The same with A in registers."""
+    """acc [64, n] (+)= A [64, 8] @ B [8, n] as `wgmma_tf32`, A in registers."""
     return _from_registers(n, "tf32")
 
 

@@ -202,7 +202,7 @@ DKV: Rows = [
     (16, 128, 128, "everything"),
     (64, 128, 128, "causal blocks:documents"),
     (32, 64, 64, "score_mod blocks:woven"),
-    # wide heads: as many queries as shared memory has room for, or registers beside the options
+    # wide heads: as many queries as shared memory has room for, or as registers that the options leave
     (48, 256, 256, "causal"),
     (48, 256, 256, "causal", "vectors"),
     (80, 256, 64, ""),
@@ -264,7 +264,7 @@ GRADIENT_F32: Rows = [
     ((48, 48), 128, 128, "causal softcap", "vectors"),
     ((32, 32), 128, 128, "blocks:documents"),
 ]
-# beside many options dP takes its registers when these have given theirs back, and there are fewer keys
+# with many options dP takes its registers when these have given theirs back, and there are fewer keys
 DBIAS: Rows = [
     (128, 128, 128, "bias"),
     (128, 128, 128, "bias softcap causal"),

@@ -308,4 +308,4 @@ def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDqConf
     args = (maps_of("dq"), *bias_maps, "counter", to, x, tiled_work(p, section_of(p), sizes(p)))
     blocks, shared_bytes = heads * cdiv(p.Sq, config.block_q), config.shared_bytes(padded(p.D), padded(p.Dv))
     step = Step(build, (blocks,), args, shared_bytes, resident=True)
-    return after_counter(step, alike=False)
+    return after_counter(step, static=False)

@@ -166,21 +166,21 @@ LIGHT_ALONE = ["key_padding_mask"]  # whose bits fit if no other option needs re
 # keys that one other option leaves registers for, and several. TFLOP/s of S = 4096 if tuned: softcap 494 (112 keys:
 # 474), ALiBi 565 (112: 531, not in turns 512; Q in registers later gained 3 and 2 %), dropout 467, a bias from memory
 # 417 to 468 (96: 401 to 431, 64: 364; 128 as 112); 660 without options
-KEYS_BESIDE = {"softcap": 128, "alibi": 128, "bias": 112, "dropout": 128}
+KEYS_WITH = {"softcap": 128, "alibi": 128, "bias": 112, "dropout": 128}
 IN_TURNS = ("softcap", "alibi", "bias")
-KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING, KEYS_BESIDE_MANY = 96, 64, 48, 32
+KEYS_WITH_ONE, KEYS_WITH_SOME, KEYS_WITH_READING, KEYS_WITH_MANY = 96, 64, 48, 32
 READING_OPTIONS = ("bias", "dropout")
 MANY = 5  # options, one of which reads
 ASKED_SELDOM = ("mask_mod", BLOCK_MASK)  # evaluated only in tiles that the mask cuts
 
 
-def keys_beside(heavy: Sequence[str]) -> int:
+def keys_with(heavy: Sequence[str]) -> int:
     """Return how many keys of a tile these options leave registers for."""
     if len(heavy) == 1:
-        return KEYS_BESIDE.get(heavy[0], KEYS_BESIDE_ONE)
+        return KEYS_WITH.get(heavy[0], KEYS_WITH_ONE)
     if are_many(heavy):
-        return KEYS_BESIDE_MANY
-    return KEYS_BESIDE_READING if _read(heavy) else KEYS_BESIDE_SOME
+        return KEYS_WITH_MANY
+    return KEYS_WITH_READING if _read(heavy) else KEYS_WITH_SOME
 
 
 def configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False) -> Iterator[tuple[Sm90Config, str]]:
@@ -203,7 +203,7 @@ def configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False
         # 1.26 of the speed with a bias from memory; Q not in registers 1.21, not in turns 1.16, 112 keys 1.13
         config = Sm90Config(2, 128, q_stages=1, most=True, held=True, bias_stages=1)
     elif heavy:
-        config = Sm90Config(2, keys_beside(heavy), turns=False)
+        config = Sm90Config(2, keys_with(heavy), turns=False)
         if heavy[0] in IN_TURNS and len(heavy) == 1:
             # softcap alone is 2 to 5 % faster without `most`; causal, it would spill
             config = replace(config, turns=True, most=list(options) != ["softcap"], held=heavy == ["alibi"])
@@ -226,7 +226,7 @@ def _wide_config(D: int, Dv: int, heavy: Sequence[str]) -> Sm90Config:
     D 192, Dv 128: 654 and 614.
     """
     slices = _slices(Dv, heavy)
-    most = KEYS_BESIDE_MANY if are_many(heavy) else WIDE_KEYS[max(slice_width(Dv, slices), 128)][bool(heavy)]
+    most = KEYS_WITH_MANY if are_many(heavy) else WIDE_KEYS[max(slice_width(Dv, slices), 128)][bool(heavy)]
     return _of_room(D, Dv, heavy, slices, range(most, 0, -16))
 
 
@@ -276,7 +276,7 @@ def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[S
     slices = -(-Dv // 128)  # with 256 columns too few registers are left
     width = D + slice_width(Dv, slices)
     if heavy or width > 256:
-        block_kv = KEYS_BESIDE_MANY if _read(heavy) and len(heavy) > 1 else 64
+        block_kv = KEYS_WITH_MANY if _read(heavy) and len(heavy) > 1 else 64
         stages = 3 if width > 256 else 5
     else:
         block_kv, stages = 128, 3 if width > 128 else 5
@@ -373,23 +373,23 @@ class DqThirdsConfig(_Queries):
 
 
 AnyDqConfig = DqConfig | DqThirdsConfig
-MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_ASKING, DQ_KEYS_BESIDE_SOME = 128, 112, 112, 96
-KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE, KEYS_BESIDE_DROPOUT_AND_MANY = 80, 64, 48
-KEYS_BESIDE_BOXES_AND_MORE = 80
+MOST_KEYS, KEYS_WITH_BIAS, KEYS_WITH_ASKING, DQ_KEYS_WITH_SOME = 128, 112, 112, 96
+KEYS_WITH_DROPOUT, KEYS_WITH_DROPOUT_AND_MORE, KEYS_WITH_DROPOUT_AND_MANY = 80, 64, 48
+KEYS_WITH_BOXES_AND_MORE = 80
 
 
-def dq_keys_beside(heavy: Sequence[str]) -> int:
+def dq_keys_with(heavy: Sequence[str]) -> int:
     """Return how many keys of a tile these options and 128 columns of dq leave registers for."""
     if "dropout" in heavy:
         if are_many(heavy):
-            return KEYS_BESIDE_DROPOUT_AND_MANY
-        return KEYS_BESIDE_DROPOUT if len(heavy) == 1 else KEYS_BESIDE_DROPOUT_AND_MORE
+            return KEYS_WITH_DROPOUT_AND_MANY
+        return KEYS_WITH_DROPOUT if len(heavy) == 1 else KEYS_WITH_DROPOUT_AND_MORE
     if len(heavy) > 1:
-        return DQ_KEYS_BESIDE_SOME
-    return KEYS_BESIDE_BIAS if "bias" in heavy else MOST_KEYS
+        return DQ_KEYS_WITH_SOME
+    return KEYS_WITH_BIAS if "bias" in heavy else MOST_KEYS
 
 
-WIDE_KEYS_BESIDE_ONE, WIDE_KEYS_BESIDE_DROPOUT, WIDE_KEYS_OF_BLOCKS = 48, 32, 32
+WIDE_KEYS_WITH_ONE, WIDE_KEYS_WITH_DROPOUT, WIDE_KEYS_OF_BLOCKS = 48, 32, 32
 
 
 def dq_wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
@@ -397,11 +397,11 @@ def dq_wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
     room for.
     """
     if "dropout" in options:
-        return WIDE_KEYS_BESIDE_DROPOUT
+        return WIDE_KEYS_WITH_DROPOUT
     if BLOCK_MASK in options:
         return WIDE_KEYS_OF_BLOCKS
     if D > 192 or any(name not in LIGHT_OPTIONS for name in options):
-        return WIDE_KEYS_BESIDE_ONE
+        return WIDE_KEYS_WITH_ONE
     return {256: 64, 192: 80}.get(Dv, 96)
 
 
@@ -420,7 +420,7 @@ def dq_configs(
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     note = ", options need registers" if heavy else ""
     if bias_in_boxes and max(D, Dv) <= 128 and not {BLOCK_MASK, "dropout"} & {*options}:
-        keys = MOST_KEYS if len(heavy) == 1 else KEYS_BESIDE_BOXES_AND_MORE
+        keys = MOST_KEYS if len(heavy) == 1 else KEYS_WITH_BOXES_AND_MORE
         config = DqConfig(2, keys, turns=False, dq_over_q=True, bias_stages=1)
         yield config, f"{config.block_q} queries by {config.block_kv} keys for dq, the bias in boxes"
     if "bias" in options:
@@ -428,9 +428,9 @@ def dq_configs(
     if max(D, Dv) > 128:
         config = DqConfig(2, dq_wide_keys(D, Dv, options), turns=not heavy and D <= 192, dq_over_q=True, zeroed=True)
     elif BLOCK_MASK in options:
-        most = dq_keys_beside([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS
+        most = dq_keys_with([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS
         config = DqConfig(2, 128 if most else 64, turns=not heavy)
     else:
-        keys = KEYS_BESIDE_ASKING if varlen and heavy == ["softcap"] else dq_keys_beside(heavy)
+        keys = KEYS_WITH_ASKING if varlen and heavy == ["softcap"] else dq_keys_with(heavy)
         config = DqConfig(2, keys, turns=not heavy)
     yield config, f"{config.block_q} queries by {config.block_kv} keys for dq{note}"
