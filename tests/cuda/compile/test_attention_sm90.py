@@ -224,6 +224,8 @@ FUSED: Rows = [
     (128, 64, 64, "causal"),
     (128, 48, 60, "causal sinks", "elements"),
     *((64, 128, 128, f"causal {option}") for option in ("alibi_slopes", "softcap", "dropout_p", "key_padding_mask")),
+    (64, 128, 128, "causal sinks alibi_slopes key_padding_mask dropout_p"),
+    (64, 128, 128, "causal sinks softcap key_padding_mask"),
     (64, 100, 128, "sinks softcap", "elements"),
     (128, 64, 64, "causal softcap"),
     (128, 64, 64, "causal sinks dropout_p"),

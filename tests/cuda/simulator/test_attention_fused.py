@@ -61,6 +61,7 @@ def test_a_sequence_alone_and_in_a_batch(D, Sq):
         (2048, 2048, {"softcap": 20.0, "causal": True}, True),
         (2048, 2048, {"dropout_p": 0.1, "seed": 3}, True),
         (2048, 2048, {"softcap": 20.0, "dropout_p": 0.1, "seed": 3}, False),
+        (2048, 2048, {"dropout_p": 0.1, "seed": 3, "key_padding_mask": np.ones((1, 2048), bool)}, True),
         (64, 4096, {}, False),
     ],
 )

@@ -106,7 +106,7 @@ def one_kernel() -> Iterator[Row]:
             {"softcap": 2.0, "causal": True},  # some scores are near, of tiles that are not cut, and some are not
             {"softcap": 50.0},
             {"dropout_p": 0.3, "sinks": True},
-            {"key_padding_mask": True},
+            {"key_padding_mask": True, "softcap": 2.0},
             {"mask_mod": True},
             {"score_mod": True, "causal": True},
         ):
