@@ -229,7 +229,7 @@ FUSED: Rows = [
     (64, 100, 128, "sinks softcap", "elements"),
     (128, 64, 64, "causal softcap"),
     (128, 64, 64, "causal sinks dropout_p"),
-    (64, 128, 128, "mask_mod"),
+    (64, 128, 128, "causal mask_mod"),
     (128, 64, 64, "causal mask_mod"),
     (128, 64, 64, "score_mod"),
     (64, 128, 128, "score_mod:tanh_softcap"),

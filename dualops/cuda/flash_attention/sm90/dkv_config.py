@@ -331,10 +331,8 @@ def fused_configs(
     narrow, others = D == Dv == BOX, [name for name in options if name not in SERVED]
     with_bias = others == ["bias"] and bias_in_boxes and not narrow
     served = with_bias or any(some.issuperset(others) for some in SERVED_TOGETHER)
-    spills = {"mask_mod": "band" in options, "score_mod": varlen}  # a register or more, for wider heads
-    if not narrow and len(others) == 1 and spills.get(others[0], False):
-        served = False
-    if not served or not (narrow or (D == 2 * BOX and Dv <= 2 * BOX)):
+    spills = varlen and not narrow and ("score_mod" in others or ("mask_mod" in others and "band" in options))
+    if not served or spills or not (narrow or (D == 2 * BOX and Dv <= 2 * BOX)):
         return
     note = ""
     if narrow:
