@@ -58,9 +58,6 @@ class TestClock:
 
 @pytest.mark.parametrize("name", spec.OPERATORS)
 class TestClasses:
-    def test_parameters_are_the_bench_cases(self, name: str) -> None:
-        assert cases.find(name).params == [[case.id for case in spec.OPERATORS[name].tagged(Tag.BENCH)]]
-
     def test_methods_are_the_directions_of_the_spec(self, name: str) -> None:
         methods = {method for method in dir(cases.find(name)) if method.startswith("time_")}
         has_gradient = spec.OPERATORS[name].backward_cost is not None
