@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import linecache
 import math
-import subprocess
-import sys
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 
 from dualops.spec.attention.function import UserFunction, function_of
 from tests import user_functions
+from tests.processes import printed
 from tests.user_functions import ALPHA, MASK, MASK_MODS, SCORE, SCORE_MODS, falling
 
 ROOT = Path(__file__).parents[2]
@@ -207,13 +206,9 @@ for function in MASK_MODS.values():
 
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_names_are_the_same_in_every_process(seed):
-    command = [sys.executable, "-c", PROGRAM]
-    environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
     scores = [score_of(function) for function in SCORE_MODS.values()]
     here = [f"{user} {user.derivative}" for user in scores] + [repr(mask_of(f)) for f in MASK_MODS.values()]
-    assert done.stdout.splitlines() == here
+    assert printed("-c", PROGRAM, PYTHONHASHSEED=seed).splitlines() == here
     assert len(set(here)) == len(here)
 
 
