@@ -41,15 +41,6 @@ def test_results_among_other_memory(width):
     assert (around == 7).all()
 
 
-def test_queries_that_see_nothing_after_some_that_do():
-    """With a sink their sum is not 0, and what is divided by it must not be of the piece of work before."""
-    q, k, v = numbers(1, 1, 260, 16), numbers(1, 1, 40, 16, seed=1), numbers(1, 1, 40, 24, seed=2)
-    sinks = np.array([0.5], np.float32)
-    found = attend(q, k, v, causal=True, sinks=sinks)
-    checked(found, reference.flash_attention, q, k, v, causal=True, sinks=sinks)
-    assert not found[:, :, :220].any()
-
-
 @pytest.mark.parametrize("signs", [(-1, -1), (-1, 1)])  # of products with some keys, and with the others
 @pytest.mark.parametrize("params", [{}, {"causal": True}, {"softcap": 1.0}])
 def test_rows_whose_scores_are_below_zero(signs, params):

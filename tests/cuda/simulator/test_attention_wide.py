@@ -22,9 +22,6 @@ def wide(D: int, Dv: int, Sq: int = 70, Sk: int = 90, B: int = 1, H: int = 1) ->
     return [numbers(B, H, Sq, D), numbers(B, 1, Sk, D, seed=1), numbers(B, 1, Sk, Dv, seed=2)]
 
 
-MASKS: list[dict[str, Any]] = [{"window": (30, 5)}, {"causal": "top_left"}]
-
-
 @pytest.mark.parametrize("Dv", [248, 264])
 def test_sequences_have_the_bits_of_a_batch(Dv):
     """Rows of varlen, which go over Q to memory as 16 bytes or one by one, and boxes of a batch."""
