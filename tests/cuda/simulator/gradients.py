@@ -111,10 +111,16 @@ def checked_varlen(D: int, Dv: int, *configs: Any, way: str = "two", dtype: str 
         check(OPERATORS[VARLEN], case, _run(way, VARLEN), backward=True, ways=("given",))
 
 
-def held(found: Any, truths: Any, baselines: Any, dtype: str) -> None:
-    """Gradients by the spec's rule of accuracy; NaN and infinities where truth has them."""
+def held(found: Any, *given: Any, **params: Any) -> None:
+    """Gradients of these arrays, of sequences where q has three axes, by the spec's rule of accuracy; NaN and
+    infinities where truth has them.
+    """
+    function = "flash_attention_backward" if given[0].ndim == 4 else f"{VARLEN}_backward"
+    wide = {name: widened(value) for name, value in params.items()}
+    truths = getattr(reference, function)(*map(widened, given), **wide)
+    baselines = getattr(reference, function)(*given, **params)
     for name, actual, truth, baseline in zip(NAMES, found, truths, baselines):
-        result = spec.compare(actual, truth, baseline, dtype=dtype, floor=FLOOR, name=name)
+        result = spec.compare(actual, truth, baseline, dtype=str(given[0].dtype), floor=FLOOR, name=name)
         assert result.passed, result.message
 
 
@@ -132,7 +138,5 @@ def checked_arrays(
     o, lse = reference.flash_attention(q, k, v, return_lse=True, **params)
     arrays = (q, k, v, o, lse, do, dlse)
     found = _run(way, "flash_attention")(*arrays, **params)
-    wide = {name: widened(value) for name, value in params.items()}
-    truths = reference.flash_attention_backward(*map(widened, arrays), **wide)
-    held(found, truths, reference.flash_attention_backward(*arrays, **params), str(q.dtype))
+    held(found, *arrays, **params)
     return found

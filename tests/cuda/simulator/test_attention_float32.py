@@ -17,7 +17,7 @@ from dualops.cuda.compiler.offline import absent_problem
 from dualops.cuda.flash_attention.sm90.to_bf16x3 import thirds_of
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import in_patches
-from tests.cuda.simulator.attention import checked, numbers, widened
+from tests.cuda.simulator.attention import checked, numbers
 from tests.cuda.simulator.gradients import arrays_for, checked_arrays as checked_gradient, held
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
@@ -49,8 +49,7 @@ def test_the_gradient_of_wide_heads_by_a_block_mask():
     given = (q, k, v, o, lse, do)
     listed: Any = dualops.cuda.block_mask(in_patches, 1, 2, 140, 150, like=q)
     found = dualops.cuda.flash_attention_backward(*given, kernel="sm90", block_mask=listed, **mask)
-    truths = reference.flash_attention_backward(*map(widened, given), **mask)
-    held(found, truths, reference.flash_attention_backward(*given, **mask), "float32")
+    held(found, *given, **mask)
 
 
 def test_parts_are_all_there():

@@ -12,7 +12,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.tile.fast_math import fast_tanh_curve, fast_tanh_slope, near_tanh
-from tests.cuda.simulator.attention import BFLOAT16, checked, named, numbers, widened
+from tests.cuda.simulator.attention import BFLOAT16, checked, named, numbers
 from tests.cuda.simulator.gradients import VARLEN, arrays_for, fused, gradient_varlen, held, served
 
 attend: Any = dualops.cuda.flash_attention
@@ -45,8 +45,7 @@ def test_sequences_one_after_another(rung, dtype, width, way, params):
         arrays = (q, k, v, o, lse, do, ends_q, ends_k)
         with way():
             gradients = gradient_varlen(*arrays, **lengths)
-        truths = reference.flash_attention_varlen_backward(*map(widened, arrays), **lengths)
-        held(gradients, truths, reference.flash_attention_varlen_backward(*arrays, **lengths), str(q.dtype))
+        held(gradients, *arrays, **lengths)
         found = gradients[0]
     assert np.isfinite(found[:75].astype(np.float32)).all()
 
