@@ -95,9 +95,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> tuple[Callable[..., Any], list[int]]
 
 def softmax_by_torch(*_: object) -> Contestant:
     return Contestant(
-        "torch",
-        lambda x: torch.softmax(x, -1),
-        lambda y, dy: torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype),
+        "torch", lambda x: torch.softmax(x, -1), lambda y, dy: torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
     )
 
 

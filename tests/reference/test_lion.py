@@ -118,12 +118,7 @@ def test_lr_as_a_number_and_as_an_array():
 
 
 def test_lists_are_their_tensors_one_by_one():
-    params = [
-        drawn("bfloat16"),
-        drawn("float32").reshape(20, 20),
-        drawn("float64")[:0],
-        np.array(drawn("float32")[3]),
-    ]
+    params = [drawn("bfloat16"), drawn("float32").reshape(20, 20), drawn("float64")[:0], np.array(drawn("float32")[3])]
     grads = [drawn("float32", seed=1), *(np.ones_like(p) for p in params[1:])]
     momenta = [drawn("float16", seed=2), *(np.ones_like(p) for p in params[1:])]
     before = [x.tobytes() for x in (*params, *grads, *momenta)]

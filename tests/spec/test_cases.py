@@ -9,16 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from dualops.spec import (
-    OPERATORS,
-    Case,
-    Problem,
-    Spec,
-    Tag,
-    flash_attention,
-    flash_attention_varlen,
-    softmax,
-)
+from dualops.spec import OPERATORS, Case, Problem, Spec, Tag, flash_attention, flash_attention_varlen, softmax
 from dualops.spec.attention import OPTIONS
 from dualops.spec.attention.blocks import made_of
 from dualops.spec.attention.cases import COLUMNS, PAIRS, paired

@@ -84,9 +84,7 @@ class NormTests:
         return ours, theirs
 
     @pytest.mark.parametrize(
-        ("shape", "options"),
-        [(N, {}), ((2, N), {"eps": 0.1}), ([N], {"elementwise_affine": False})],
-        ids=str,
+        ("shape", "options"), [(N, {}), ((2, N), {"eps": 0.1}), ([N], {"elementwise_affine": False})], ids=str
     )
     def test_module_is_torchs(self, shape: Any, options: dict[str, Any], device: str) -> None:
         ours, theirs = self.pair(shape, device, **options)

@@ -50,10 +50,7 @@ def test_sequences_one_after_another(rung, dtype, width, way, params):
     assert np.isfinite(found[:75].astype(np.float32)).all()
 
 
-@pytest.mark.parametrize(
-    ("rung", "D", "Sq", "Sk"),
-    [("sm80", 32, 70, 100), ("sm90", 72, 70, 150)],
-)
+@pytest.mark.parametrize(("rung", "D", "Sq", "Sk"), [("sm80", 32, 70, 100), ("sm90", 72, 70, 150)])
 def test_rows_do_not_depend_on_what_is_beside_them(rung, D, Sq, Sk):
     """The same bits in a batch, alone, without lse, and as a sequence: of whatever width, varlen has the same tiles."""
     q, k, v = numbers(2, 2, Sq, D), numbers(2, 1, Sk, D, seed=1), numbers(2, 1, Sk, D, seed=2)

@@ -401,10 +401,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("head_dim", [8, 64])
 def test_frequencies_are_those_of_transformers(kind: str, theta: float, head_dim: int) -> None:
     own = config(
-        "llama",
-        rope_parameters={"rope_theta": theta, **SCALINGS[kind]},
-        max_position_embeddings=64,
-        head_dim=head_dim,
+        "llama", rope_parameters={"rope_theta": theta, **SCALINGS[kind]}, max_position_embeddings=64, head_dim=head_dim
     )
     parameters, more = own.rope_parameters, {}
     length = 200 if kind == "dynamic" else None
