@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from dualops.spec.attention.function import UserFunction, function_of
-from tests import user_functions
 from tests.processes import printed
 from tests.spec.calls import rows_of
-from tests.user_functions import ALPHA, MASK, MASK_MODS, SCORE, SCORE_MODS, falling
+from tests.user_functions import MASK, MASK_MODS, SCORE, SCORE_MODS, falling
 
 ROOT = Path(__file__).parents[2]
 PLACES = np.array([(0, 0, 0, 0), (1, 1, 5, 2), (0, 1, 2, 4), (1, 0, 3, 3)])  # b, h, i, j
@@ -272,26 +271,6 @@ def test_functions_that_differ_have_different_names(make, values):
 
 def test_what_a_function_does_not_use_does_not_matter():
     assert score_function(with_global(other=1)) == score_function(with_global(other=2))
-
-
-def test_a_variable_that_changes_makes_another_function(monkeypatch):
-    function = SCORE_MODS["global_numbers"]
-    before = score_of(function)
-    monkeypatch.setattr(user_functions, "ALPHA", 2 * ALPHA)
-    assert score_of(function) != before
-    monkeypatch.setattr(user_functions, "ALPHA", ALPHA)
-    assert score_of(function) == before
-
-
-def test_functions_that_call_one_another_have_a_name():
-    scope: dict[str, Any] = {}
-    exec(
-        "def even(n): return n == 0 or odd(n - 1)\n"
-        "def odd(n): return n != 0 and even(n - 1)\n"
-        "def function(score, b, h, i, j): return score * even(i)",
-        scope,
-    )
-    assert score_of(scope["function"]) == score_of(scope["function"])
 
 
 # --- what is refused ---------------------------------------------------------------------------------
