@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes import ROOT, python_path
+from tests.processes import ROOT, printed
 
-SIMULATED = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": python_path()}
+python = partial(printed, NUMBA_ENABLE_CUDASIM="1")
 PNG = b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 80_000
 # a script, as it is run by hand, and then what a test asks the code
@@ -23,13 +22,6 @@ import json, runpy
 import {script} as draw
 runpy.run_path(draw.__file__, run_name="__main__")
 """
-
-
-def python(*arguments: str) -> str:
-    """What a Python with simulated kernels prints."""
-    done = subprocess.run([sys.executable, *arguments], env=SIMULATED, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -67,9 +67,3 @@ def test_pieces_have_each_tile_that_is_seen_and_the_longest_come_first(drawn, ti
     lengths = [piece.tiles for piece in found]
     if "window" not in draw.MASKS[title]:
         assert lengths == sorted(lengths, reverse=True)
-
-
-def test_the_simulator_is_needed(monkeypatch):
-    monkeypatch.setattr("dualops.cuda.compiler.backend.SIMULATED", False)
-    with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
-        draw.recorded()

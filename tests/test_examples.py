@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.processes import ROOT
-from tests.readme import python
 
 SCRIPTS = sorted((ROOT / "examples").glob("[!_]*.py"))
 TUTORIALS = ROOT / "docs" / "pages" / "tutorials"
@@ -22,7 +22,7 @@ def test_it_prints_what_its_page_shows(script, tmp_path, capsys, monkeypatch):
         runpy.run_path(str(script))  # no new process: to import torch and transformers takes most of the time
         printed = capsys.readouterr().out
     else:
-        printed = python(tmp_path, str(script), NUMBA_ENABLE_CUDASIM="1")
+        printed = processes.printed(script, cwd=tmp_path, NUMBA_ENABLE_CUDASIM="1")
     shown = script.with_suffix(".txt")
     assert printed == shown.read_text("utf-8"), f"python {script.name} > {shown.name} renews it, in the simulator"
     page = (TUTORIALS / f"{script.stem}.md").read_text("utf-8")
@@ -46,7 +46,7 @@ def test_context_parallel_on_two_processes(tmp_path: Path):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     found = tmp_path / "losses.json"
     environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    printed = python(tmp_path, *torchrun, str(program), str(script), str(found), **environment)
+    printed = processes.printed(*torchrun, program, script, found, cwd=tmp_path, **environment)
     assert printed == script.with_suffix(".txt").read_text("utf-8")
     losses = runpy.run_path(str(script))["losses"]
     assert json.loads(found.read_text()) == pytest.approx(losses, rel=1e-5)

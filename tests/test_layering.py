@@ -83,11 +83,7 @@ LAW = (
     Row(SIZES, (), ()),
     Row(BACKEND, (MACHINE, SIMULATOR, SIZES), (*NUMBERS, *TOOLKIT, "numba", "numba.cuda")),
     # `intrinsic` and libdevice are how an instruction is declared; all else of numba.cuda comes from the backend
-    Row(
-        PTX,
-        (SIMULATOR, BACKEND),
-        (*NUMBERS, "llvmlite", "numba", "numba.cuda.extending", "numba.cuda.libdevice"),
-    ),
+    Row(PTX, (SIMULATOR, BACKEND), (*NUMBERS, "llvmlite", "numba", "numba.cuda.extending", "numba.cuda.libdevice")),
     Row(TILE, (BACKEND, PTX), NUMBERS),
     Row(VIEWS, (SPEC, BACKEND, TILE), ()),
     Row(ROW_WALK, (SPEC, BACKEND, "dualops.cuda.launch.arrays", VIEWS), ()),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ import pytest
 
 from dualops import machine
 from dualops.machine import PACKAGES, Driver, ask_driver, missing
-from tests.processes import python_path
+from tests.processes import printed
 
 STRINGS = {100: b"no CUDA-capable device is detected", 803: b"system has unsupported driver combination"}
 
@@ -194,10 +191,7 @@ def test_every_extra_that_is_named_is_there():
 
 def test_packages_are_looked_for_without_being_imported():
     code = "import sys; from dualops.machine import missing; missing(); print({'numba', 'torch'} & {*sys.modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": python_path()}, capture_output=True, text=True
-    )
-    assert done.stdout == "set()\n", done.stderr
+    assert printed("-c", code) == "set()\n"
 
 
 def test_packages_of_a_package_that_is_not_there():

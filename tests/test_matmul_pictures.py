@@ -63,9 +63,3 @@ def test_who_fills(drawn):
     for name, (_, events) in drawn["recorded"].items():
         fills, multiplies = ({event[0] for event in events if event[1] == what} for what in ("copy", "multiply"))
         assert (fills == multiplies) == (name != "roles") and len(fills) == 1
-
-
-def test_the_simulator_is_needed(monkeypatch):
-    monkeypatch.setattr("dualops.cuda.compiler.backend.SIMULATED", False)
-    with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
-        draw.recorded("roles")

@@ -7,16 +7,13 @@ quotation from that file.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.processes import ROOT, python_path
+from tests.processes import ROOT, printed
 
 PAGES = sorted((ROOT / "dualops" / "cuda").glob("*/README.md"))
 FENCED = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
@@ -40,14 +37,9 @@ def run(page: str, folder: Path) -> list[str]:
     parts = [f"{block.code}\nprint({MARK!r}, end='')\n" for block in blocks(page) if not QUOTED.match(block.code)]
     script = folder / "page.py"  # a file: dualops reads the source of users' functions
     script.write_text("".join(parts))
-    environment = {**os.environ, "PYTHONPATH": python_path(), "NUMBA_ENABLE_CUDASIM": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, cwd=folder, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    *printed, rest = done.stdout.split(MARK)
+    *shown, rest = printed(script, cwd=folder, NUMBA_ENABLE_CUDASIM="1").split(MARK)
     assert not rest
-    return printed
+    return shown
 
 
 def quotation(code: str) -> tuple[str, str] | None:

@@ -8,10 +8,7 @@ of its own.
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -34,6 +31,7 @@ from dualops.spec.named import defaults_of
 from dualops.spec.retention import Keywords as RetentionKeywords, KeywordsVarlen as RetentionKeywordsVarlen
 from dualops.testing.terms import module_of
 from tests.cuda.operators import FORWARD_ALONE
+from tests.processes import printed
 
 ROOT = Path(__file__).parent.parent
 
@@ -126,10 +124,7 @@ def uncovered(collected: str, spec: Spec) -> list[str]:
 def collected() -> str:
     """What pytest collects of the simulator's tests, in the process of their own that they need."""
     words = ("-m", "pytest", "--collect-only", "--quiet", "tests/cuda/simulator")
-    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
-    return done.stdout
+    return printed(*words, NUMBA_ENABLE_CUDASIM="1")
 
 
 @pytest.mark.parametrize("op", OPERATORS)

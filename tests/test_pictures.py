@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from docs import draw_attention as draw
+from docs import draw_attention as draw, draw_attention_sm90, draw_matmul, draw_softmax
 from dualops.reference import flash_attention
 from tests.pictures import hold_pictures, python
 from tests.processes import ROOT
@@ -109,10 +109,22 @@ def test_owners(tile_rows, tile_columns):
     assert np.array_equal(result, 16 * line + np.arange(64) // 4)
 
 
-def test_owners_needs_the_simulator(monkeypatch):
+@pytest.mark.parametrize(
+    "ask",
+    [
+        draw.owners,
+        draw_attention_sm90.recorded,
+        lambda: draw_matmul.recorded("roles"),
+        draw_softmax.tree_moments,
+        draw_softmax.shuffle_moments,
+        lambda: draw_softmax.reads(draw_softmax.steps_of_a_warp()["tree"]),
+    ],
+)
+def test_the_simulator_is_needed(monkeypatch, ask):
+    """For this script's picture of owners, and for those of the other scripts."""
     monkeypatch.setattr("dualops.cuda.compiler.backend.SIMULATED", False)
     with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
-        draw.owners()
+        ask()
 
 
 class TestMemory:

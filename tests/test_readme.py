@@ -9,7 +9,8 @@ import tomllib
 import numpy as np
 
 from dualops import reference
-from tests.readme import BLOCKS, README, ROOT, python, run
+from tests.processes import ROOT, printed
+from tests.readme import BLOCKS, README, run
 from tests.wheel import install_lines, wrong_files
 
 
@@ -42,7 +43,7 @@ def test_a_hugging_face_model(tmp_path):
 def test_laptop(tmp_path):
     switch, program, *words = shlex.split(BLOCKS["A laptop"])
     assert program == "python"
-    output = python(tmp_path, *words, **dict([switch.split("=")]))
+    output = printed(*words, cwd=tmp_path, **dict([switch.split("=")]))
     assert re.findall(r"0\.\d{4}", output) == ["0.5761", *["0.2119"] * 3] * 2 + ["0.5761"]
 
 
@@ -59,7 +60,8 @@ def test_your_own_arrays(tmp_path):
     np.savez(tmp_path / "qkv.npz", q=q, k=q, v=q)
     commands = [line.partition("#")[0].split() for line in BLOCKS["Your own arrays, no code"].splitlines()]
     assert all(command[:3] == ["python", "-m", "dualops"] for command in commands)
-    outputs = [python(tmp_path, *command[1:]) for command in commands if command[3] not in ("check", "tune", "warm")]
+    demos = [command[1:] for command in commands if command[3] not in ("check", "tune", "warm")]
+    outputs = [printed(*words, cwd=tmp_path) for words in demos]
     assert len(outputs) == 3
     assert "flash_attention  1 of 1 within tolerance" in outputs[0] and "wrote o.npz: o 1×1×20×8 float32" in outputs[0]
     o = reference.flash_attention(q, q, q, causal=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import shares
+from tests.processes import python
 from tests.shares import drawn, share_of
 
 ROOT = Path(__file__).parent.parent
@@ -47,8 +46,7 @@ def test_other_sources_have_another_number(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def collected(*options: str) -> tuple[set[str], str]:
     """The tests of a file, and what is said of the call."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/spec/test_accuracy.py", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = python("-m", "pytest", "--collect-only", "-q", "tests/spec/test_accuracy.py", *options)
     return {line for line in done.stdout.splitlines() if "::" in line}, done.stderr
 
 

@@ -25,11 +25,7 @@ def test_every_name_of_the_oracle_has_its_place():
 
 @pytest.mark.parametrize(
     ("page", "lines", "words"),
-    [
-        ("CONTRIBUTING.md", 60, 500),
-        ("README.md", 180, 1800),
-        ("dualops/cuda/flash_attention/README.md", 777, 4500),
-    ],
+    [("CONTRIBUTING.md", 60, 500), ("README.md", 180, 1800), ("dualops/cuda/flash_attention/README.md", 777, 4500)],
 )
 def test_pages_that_many_read_are_short(page, lines, words):
     text = (ROOT / page).read_text("utf-8")

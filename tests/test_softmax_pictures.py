@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pytest
 
 from docs import draw_softmax as draw
 from tests.pictures import drawn as drawn, hold_pictures
@@ -61,10 +60,3 @@ def test_how_threads_agree(drawn):
     store, last = shuffles[5:]
     assert store.holds == [32 if thread % 32 == 0 else 0 for thread in range(64)] and store.barrier
     assert last.holds == [64] * 64
-
-
-def test_the_simulator_is_needed(monkeypatch):
-    monkeypatch.setattr("dualops.cuda.compiler.backend.SIMULATED", False)
-    for ask in (draw.tree_moments, draw.shuffle_moments, lambda: draw.reads(draw.steps_of_a_warp()["tree"])):
-        with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
-            ask()

@@ -68,9 +68,7 @@ def test_an_order_of_axes_changes_no_value() -> None:
 
 @pytest.mark.parametrize("peer", ["torch eager", "torch.compile", "Liger"])
 @pytest.mark.parametrize(
-    "case",
-    [toy(D=20, dim=16), toy(tables=(9, 16)), toy(tables=(2, 7, 8))],
-    ids=["partial", "both halves", "batches"],
+    "case", [toy(D=20, dim=16), toy(tables=(9, 16)), toy(tables=(2, 7, 8))], ids=["partial", "both halves", "batches"]
 )
 def test_peers_refuse_what_they_have_otherwise(case: spec.Case, peer: str) -> None:
     with pytest.raises(NotImplementedError, match="only all dimensions, by tables that have a row for each token"):

@@ -58,9 +58,6 @@ class TestClock:
 
 @pytest.mark.parametrize("name", spec.OPERATORS)
 class TestClasses:
-    def test_parameters_are_the_bench_cases(self, name: str) -> None:
-        assert cases.find(name).params == [[case.id for case in spec.OPERATORS[name].tagged(Tag.BENCH)]]
-
     def test_methods_are_the_directions_of_the_spec(self, name: str) -> None:
         methods = {method for method in dir(cases.find(name)) if method.startswith("time_")}
         has_gradient = spec.OPERATORS[name].backward_cost is not None
@@ -98,9 +95,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> tuple[Callable[..., Any], list[int]]
 
 def softmax_by_torch(*_: object) -> Contestant:
     return Contestant(
-        "torch",
-        lambda x: torch.softmax(x, -1),
-        lambda y, dy: torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype),
+        "torch", lambda x: torch.softmax(x, -1), lambda y, dy: torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
     )
 
 

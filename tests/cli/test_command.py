@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,19 +14,10 @@ import numpy as np
 
 from dualops import reference
 from dualops.cli.estimate import duration
+from tests import processes
 from tests.processes import AS_A_USER, python_path
 
-
-def python(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A new Python on this checkout, Numba's switch unset unless given."""
-    kept = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env={**kept, "PYTHONPATH": python_path(), "COLUMNS": "80", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+python = partial(processes.python, COLUMNS="80")
 
 
 def test_the_command_line_imports_neither_numba_nor_torch():

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT
+from tests.processes import ROOT, python
 
 NAME = "copied"
 PARTS = ("dualops", "benchmarks", "tests", "skeleton", "README.md", "CHANGELOG.md", "pyproject.toml")
@@ -19,15 +17,7 @@ PARTS = ("dualops", "benchmarks", "tests", "skeleton", "README.md", "CHANGELOG.m
 
 def python_on(tree: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A Python on the tree."""
-    kept = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
-    return subprocess.run(
-        [sys.executable, *words],
-        env={**kept, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", **environment},
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return python(*words, cwd=tree, PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", **environment)
 
 
 @pytest.fixture(scope="module")

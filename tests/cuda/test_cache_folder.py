@@ -7,8 +7,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 
 from dualops.cuda.compiler import cache
-from tests.processes import AS_A_USER, ROOT, python_path
+from tests.processes import AS_A_USER, python
 
 NAME = "0123456789abcdef" * 4
 CONTENT = b"a line\nand more\n"
@@ -216,9 +214,7 @@ def test_a_folder_that_can_not_be_entered(tmp_path, below):
         os.chown(closed, 65534, 65534)
     tmp_path.chmod(0o711)
     folder = str(closed / below)
-    environment = {**os.environ, "PYTHONPATH": python_path(), "DUALOPS_CACHE_DIR": folder, "NUMBA_ENABLE_CUDASIM": "1"}
-    command = [sys.executable, "-c", CLOSED, folder]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = python("-c", CLOSED, folder, DUALOPS_CACHE_DIR=folder, NUMBA_ENABLE_CUDASIM="1")
     assert done.returncode == 0 and not done.stderr, done.stderr
     words = done.stdout.splitlines()
     assert len(words) == 4 and set(words) <= {"Permission denied", "it can't be written"}, words
@@ -281,8 +277,7 @@ cache.write(Path(sys.argv[1]), b"content")
 
 
 def test_what_a_killed_process_leaves_has_a_name_that_is_known(path):
-    environment = {**os.environ, "PYTHONPATH": python_path(), "NUMBA_ENABLE_CUDASIM": "1"}
-    subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, env=environment)
+    python("-c", KILLED, path, NUMBA_ENABLE_CUDASIM="1")
     (left,) = {*path.parent.iterdir()} - {path}
     assert cache.TEMPORARY.fullmatch(left.name)
 

@@ -68,10 +68,7 @@ def test_a_rung_is_offered_once_wherever_it_stands():
 
 @pytest.mark.parametrize(
     ("operator", "N"),
-    [
-        *(("rms_norm", N) for N in (1024, 8192, 16384, 32768, 65536)),
-        *(("layer_norm", N) for N in (1024, 8192, 32768)),
-    ],
+    [*(("rms_norm", N) for N in (1024, 8192, 16384, 32768, 65536)), *(("layer_norm", N) for N in (1024, 8192, 32768))],
 )
 def test_gpus_without_clusters_of_16_have_rings_too(operator: str, N: int):
     found = [choice.config for choice in choices(operator, N, known("sm_120")) if choice.rung == "sm90"]

@@ -17,7 +17,6 @@ from tests.problems import elements, materialize, random_layouts, random_problem
 
 SPEC = OPERATORS["flash_attention"]
 CASES = [case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 20]
-EPS = np.finfo(np.float64).eps
 FORMS = [flash_attention, flash_attention_blocked]
 CAUSAL = [False, True, "top_left"]
 

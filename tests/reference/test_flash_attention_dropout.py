@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.reference import (
-    flash_attention,
-    flash_attention_blocked,
-)
+from dualops.reference import flash_attention, flash_attention_blocked
 from tests.philox import DRAWS, HALVES, KNOWN_ANSWERS, philox, weights
 from tests.processes import ROOT
 

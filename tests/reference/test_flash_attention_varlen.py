@@ -15,7 +15,7 @@ from dualops.reference import (
     flash_attention_varlen_backward,
 )
 from dualops.reference.flash_attention_varlen import OPTIONAL
-from dualops.spec import OPERATORS, Case, Tag, compare
+from dualops.spec import OPERATORS, Case, Tag
 from dualops.spec.lengths import spans_of
 from dualops.spec.meta import FLOATS
 from dualops.testing.terms.flash_attention import gradient_terms
@@ -179,18 +179,3 @@ def test_longer_limits_change_nothing():
     more = {**case.params, "max_seqlen_q": 1000, "max_seqlen_k": 1000}
     for one, two in zip(plain, call(flash_attention_varlen, SPEC.inputs, arrays, **more), strict=True):
         assert np.array_equal(one, two)
-
-
-def test_the_sequences_that_are_drawn_have_special_values_where_floats_are():
-    with_nan = 0
-    for case in random_problems(SPEC.name, 9, 60, max_elements=2000):
-        arrays = values(SPEC, case, special=True)
-        truths, plains = (
-            call(flash_attention_varlen, SPEC.inputs, each, **{**case.params, "return_lse": True})
-            for each in (widened(arrays), arrays)
-        )
-        for name, truth, plain in zip(("o", "lse"), truths, plains, strict=True):
-            found = compare(plain, truth, plain, dtype=case.dtype, floor=SPEC.floor, name=f"{case}: {name}")
-            assert found.passed, found.message
-            with_nan += int(np.isnan(truth).any())
-    assert with_nan > 15

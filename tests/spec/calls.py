@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from dualops.spec import ArrayMeta, Problem, flash_attention, flash_attention_varlen
 from dualops.spec.base import Input
 from dualops.spec.meta import contiguous_strides
@@ -20,6 +22,11 @@ def metas_of(inputs: Sequence[Input], dtype: str, shapes: Mapping[str, tuple[int
     """Metas of the inputs that have a shape. dtype: of the problem."""
     given = [entry for entry in inputs if entry.name in shapes]
     return {entry.name: meta(*shapes[entry.name], dtype=entry.dtype_for(dtype)) for entry in given}
+
+
+def rows_of(errors: Mapping[type[Exception], Sequence[tuple[Any, ...]]]) -> list[Any]:
+    """A row for each wrong call: the error's kind, what the call has, the message, which is also the test's id."""
+    return [pytest.param(kind, *row, id=row[-1]) for kind, rows in errors.items() for row in rows]
 
 
 def attention(**changed: Any) -> Problem:

@@ -9,22 +9,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from dualops import reference
-from dualops.spec import (
-    OPERATORS,
-    Case,
-    Problem,
-    Spec,
-    Tag,
-    flash_attention,
-    flash_attention_varlen,
-    softmax,
-)
+from dualops.spec import OPERATORS, Case, Problem, Spec, Tag, flash_attention, flash_attention_varlen, softmax
 from dualops.spec.attention import OPTIONS
 from dualops.spec.attention.blocks import made_of
 from dualops.spec.attention.cases import COLUMNS, PAIRS, paired
-from dualops.spec.meta import FLOATS, compute_dtype, itemsize, numpy_dtype
-from tests.checks import call
+from dualops.spec.meta import FLOATS, itemsize, numpy_dtype
 from tests.problems import elements, random_problems, scores_of, values
 from tests.spec.calls import metas_of
 
@@ -141,16 +130,6 @@ def test_the_costs_of_attentions_options_and_gradient_by_hand():
     assert backward.bytes_written(problem) == qkv + 2 * 6 + 4 * 2
     assert backward.flops(problem) == 2 * 6 * 2 * (3 * 4 + 2 * 5)  # dq, dk, scores; dv, dP
     assert backward.extra_memory(problem) == lse
-
-
-def test_attention_results_are_what_the_spec_says():
-    for spec in (flash_attention, flash_attention_varlen):
-        for case in spec.tagged(Tag.SIM):
-            params = {**case.params, "return_lse": True}
-            o, lse = call(getattr(reference, spec.name), spec.inputs, values(spec, case), **params)
-            promised = problem_of(spec, case.dtype, case.shapes, params).outputs()
-            assert (o.shape, o.dtype) == (promised["o"].shape, numpy_dtype(case.dtype))
-            assert (lse.shape, lse.dtype.name) == (promised["lse"].shape, compute_dtype(case.dtype))
 
 
 def test_every_two_values_of_attentions_options_meet_in_some_row():

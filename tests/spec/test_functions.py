@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import linecache
 import math
-import subprocess
-import sys
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -14,8 +12,9 @@ import numpy as np
 import pytest
 
 from dualops.spec.attention.function import UserFunction, function_of
-from tests import user_functions
-from tests.user_functions import ALPHA, MASK, MASK_MODS, SCORE, SCORE_MODS, falling
+from tests.processes import printed
+from tests.spec.calls import rows_of
+from tests.user_functions import MASK, MASK_MODS, SCORE, SCORE_MODS, falling
 
 ROOT = Path(__file__).parents[2]
 PLACES = np.array([(0, 0, 0, 0), (1, 1, 5, 2), (0, 1, 2, 4), (1, 0, 3, 3)])  # b, h, i, j
@@ -207,13 +206,9 @@ for function in MASK_MODS.values():
 
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_names_are_the_same_in_every_process(seed):
-    command = [sys.executable, "-c", PROGRAM]
-    environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
     scores = [score_of(function) for function in SCORE_MODS.values()]
     here = [f"{user} {user.derivative}" for user in scores] + [repr(mask_of(f)) for f in MASK_MODS.values()]
-    assert done.stdout.splitlines() == here
+    assert printed("-c", PROGRAM, PYTHONHASHSEED=seed).splitlines() == here
     assert len(set(here)) == len(here)
 
 
@@ -278,26 +273,6 @@ def test_what_a_function_does_not_use_does_not_matter():
     assert score_function(with_global(other=1)) == score_function(with_global(other=2))
 
 
-def test_a_variable_that_changes_makes_another_function(monkeypatch):
-    function = SCORE_MODS["global_numbers"]
-    before = score_of(function)
-    monkeypatch.setattr(user_functions, "ALPHA", 2 * ALPHA)
-    assert score_of(function) != before
-    monkeypatch.setattr(user_functions, "ALPHA", ALPHA)
-    assert score_of(function) == before
-
-
-def test_functions_that_call_one_another_have_a_name():
-    scope: dict[str, Any] = {}
-    exec(
-        "def even(n): return n == 0 or odd(n - 1)\n"
-        "def odd(n): return n != 0 and even(n - 1)\n"
-        "def function(score, b, h, i, j): return score * even(i)",
-        scope,
-    )
-    assert score_of(scope["function"]) == score_of(scope["function"])
-
-
 # --- what is refused ---------------------------------------------------------------------------------
 
 
@@ -314,47 +289,27 @@ def deeper(i):
     return (1, 2)[i + 2]
 
 
-@pytest.mark.parametrize(
-    ("domain", "value", "error", "message"),
-    [
-        (
-            score_of,
-            3,
-            TypeError,
-            r"of type int, expected a Python function of \(score, b, h, i, j\), made by def or lambda",
-        ),
-        (score_of, math.exp, TypeError, "of type builtin_function_or_method, expected a Python function"),
-        (score_of, Callable(), TypeError, "of type Callable, expected a Python function"),
-        (
-            mask_of,
-            (causal := MASK_MODS["causal"], causal),
-            TypeError,
-            r"of type tuple, expected a Python function of \(b, h, i",
-        ),
-        (score_of, (SCORE_MODS["identity"],), TypeError, r"a tuple of 1, expected .* a pair \(function, derivative\)"),
-        (score_of, causal, TypeError, r"a function of 4 arguments, expected one of \(score, b, h, i, j\)"),
-        (mask_of, lambda b, h, i, j, k: True, TypeError, r"a function of 5 arguments, expected one of \(b, h, i, j\)"),
-        (mask_of, lambda b, h, i, j, *, k: True, TypeError, "a function with arguments that only have names"),
-        (mask_of, score_of(SCORE_MODS["identity"]), TypeError, r"a function of \(score, b, h, i, j\), expected a fun"),
-        (score_of, (SCORE_MODS["identity"], 3), TypeError, "its derivative: of type int, expected a Python function"),
-        (
-            score_of,
-            lambda score, b, h, i, j: None,
-            ValueError,
-            "for score=0.5, b=0, .* it gives None, expected a number",
-        ),
-        (score_of, lambda score, b, h, i, j: 1j, ValueError, "it gives 1j, expected a number"),
-        (mask_of, lambda b, h, i, j: 1, ValueError, "for b=0, h=0, i=0, j=0 it gives 1, expected True or False"),
-        (mask_of, lambda b, h, i, j: (i > j) * 2, ValueError, "it gives np.int64.0., expected True or False"),
-        (
-            score_of,
-            lambda score, b, h, i, j: 2 ** -(h + 1),
-            ValueError,
-            "ValueError: Integers to negative integer powers",
-        ),
+# `test_attention_values` has more, through an operator
+REFUSED = {
+    TypeError: [
+        (score_of, math.exp, "of type builtin_function_or_method, expected a Python function"),
+        (score_of, Callable(), "of type Callable, expected a Python function"),
+        (mask_of, (MASK_MODS["causal"],) * 2, r"of type tuple, expected a Python function of \(b, h, i"),
+        (mask_of, lambda b, h, i, j, *, k: True, "a function with arguments that only have names"),
+        (mask_of, score_of(SCORE_MODS["identity"]), r"a function of \(score, b, h, i, j\), expected a fun"),
+        (score_of, (SCORE_MODS["identity"], 3), "its derivative: of type int, expected a Python function"),
     ],
-)
-def test_what_is_no_such_function_is_refused(domain, value, error, message):
+    ValueError: [
+        (score_of, lambda score, b, h, i, j: None, "for score=0.5, b=0, .* it gives None, expected a number"),
+        (score_of, lambda score, b, h, i, j: 1j, "it gives 1j, expected a number"),
+        (mask_of, lambda b, h, i, j: (i > j) * 2, "it gives np.int64.0., expected True or False"),
+        (score_of, lambda score, b, h, i, j: 2 ** -(h + 1), "ValueError: Integers to negative integer powers"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("error", "domain", "value", "message"), rows_of(REFUSED))
+def test_what_is_no_such_function_is_refused(error, domain, value, message):
     with pytest.raises(error, match=message) as caught:
         domain(value)
     assert type(caught.value) is error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import printed, python
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,19 +24,14 @@ sys.meta_path.insert(0, Blocker())
 """
 
 
-def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
-
-
 @pytest.mark.parametrize("package", ["dualops.spec", "dualops.reference", "dualops.testing"])
 def test_needs_numpy_and_ml_dtypes_alone(package):
     program = BLOCKED.format(allowed={"dualops", "numpy", "ml_dtypes"}) + f"import {package}"
-    done = run(program)
-    assert done.returncode == 0, done.stderr
+    printed("-c", program)
 
 
 def test_the_blocker_blocks():
-    done = run(BLOCKED.format(allowed={"dualops", "numpy"}) + "import dualops.spec")
+    done = python("-c", BLOCKED.format(allowed={"dualops", "numpy"}) + "import dualops.spec")
     assert done.returncode != 0
     assert "ml_dtypes is blocked" in done.stderr
 
@@ -47,8 +42,7 @@ import sys
 import dualops
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"numba", "torch", "numpy", "ml_dtypes", "cuda"}))
 """
-    done = run(program)
-    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+    assert printed("-c", program).split() == []
 
 
 def test_subpackages_load_on_first_use_and_stay_modules():
@@ -65,6 +59,4 @@ try:
 except AttributeError as error:
     print(error)
 """
-    done = run(program)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "module 'dualops' has no attribute 'softmax'"
+    assert printed("-c", program).strip() == "module 'dualops' has no attribute 'softmax'"

@@ -9,7 +9,7 @@ import pytest
 from dualops.spec import ArrayMeta, lion
 from dualops.spec.lion import bind_list, check_apart
 from dualops.spec.meta import number_meta
-from tests.spec.calls import meta
+from tests.spec.calls import meta, rows_of
 
 LR = number_meta(0.1, "lion", "lr", ("float64",))
 
@@ -71,33 +71,26 @@ def test_each_tensor_of_a_list_is_a_problem():
     assert bind_list("lion", {"params": [], "grads": [], "momenta": []}, LR, {}) == []
 
 
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        (
-            {"grads": meta(2)}, ValueError,
-            "lion: grads[1] has shape (2,), params[1] has shape (3,), expected the same",
-        ),
-        (
-            {"momenta": meta(3, dtype="float64")}, TypeError,
-            "lion: momenta[1] has dtype float64, params[1] has dtype float32, expected float32 or float16 or bfloat16",
-        ),
-        (
-            {"grads": meta(3, device="cuda:1")}, ValueError,
-            "lion: grads[1] is on cuda:1, params[1] on cpu, expected one device",
-        ),
-        (
-            dict.fromkeys(("params", "grads", "momenta"), meta(3, device="cuda:1")), ValueError,
-            "lion: params[1] is on cuda:1, params[0] on cpu, expected one device",
-        ),
-        ({"params": meta(3, strides=(-1,))}, NotImplementedError, "lion: params[1] has a negative stride in (-1,)"),
-        (
-            {"params": None}, TypeError,
-            "lion: params[1] is missing, expected an array of float64, float32, float16, bfloat16",
-        ),
+ERRORS = {
+    ValueError: [
+        ({"grads": meta(2)}, "lion: grads[1] has shape (2,), params[1] has shape (3,), expected the same"),
+        ({"grads": meta(3, device="cuda:1")}, "lion: grads[1] is on cuda:1, params[1] on cpu, expected one device"),
+        (dict.fromkeys(("params", "grads", "momenta"), meta(3, device="cuda:1")),
+         "lion: params[1] is on cuda:1, params[0] on cpu, expected one device"),
     ],
-)  # fmt: skip
-def test_errors_say_which_tensor(changed, error, message):
+    TypeError: [
+        ({"momenta": meta(3, dtype="float64")},
+         "lion: momenta[1] has dtype float64, params[1] has dtype float32, expected float32 or float16 or bfloat16"),
+        ({"params": None}, "lion: params[1] is missing, expected an array of float64, float32, float16, bfloat16"),
+    ],
+    NotImplementedError: [
+        ({"params": meta(3, strides=(-1,))}, "lion: params[1] has a negative stride in (-1,)"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "changed", "message"), rows_of(ERRORS))
+def test_errors_say_which_tensor(error, changed, message):
     lists = {name: [meta(3), changed.get(name, meta(3))] for name in ("params", "grads", "momenta")}
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         bind_list("lion", lists, LR, {})

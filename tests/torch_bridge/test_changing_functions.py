@@ -109,16 +109,11 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 
 @EVERY_KIND
-def test_backward_knows_what_forward_knew(make: Callable[[], Mods]) -> None:
+def test_backward_knows_what_forward_knew(make: Callable[[], Mods], device: str) -> None:
     mods = make()
     for first, then in ((1, 1), (1, 3), (3, 3), (3, 1)):
-        x = leaf()
+        x = leaf(device)
         close(gradient(mods, mods, first, then, x), expected(first, x)[1])
-
-
-def test_backward_knows_what_forward_knew_on_a_device(device: str) -> None:
-    mods, x = of_cell(), leaf(device)
-    close(gradient(mods, mods, 1, 3, x), expected(1, x)[1])
 
 
 @pytest.mark.parametrize("make", [of_cell, of_array])

@@ -14,8 +14,7 @@ import torch
 from dualops import testing
 from dualops.spec import compare, flash_attention_varlen as SPEC
 from dualops.torch_bridge.distributed import layout
-from tests.processes import ROOT
-from tests.readme import python
+from tests.processes import ROOT, printed
 
 from . import context, context_errors
 from .context import CASES, ON_GPUS, SLOW, WAYS, Case
@@ -209,6 +208,6 @@ def test_the_example_on_two_gpus(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
     script = str(ROOT / "examples" / "context_parallel.py")
     one, two = (
-        [float(word) for word in python(tmp_path, *torchrun, count, script).split()[1:]] for count in ("1", "2")
+        [float(word) for word in printed(*torchrun, count, script, cwd=tmp_path).split()[1:]] for count in ("1", "2")
     )
     assert len(one) == 10 and two == pytest.approx(one, abs=1.5e-3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +13,7 @@ from torch import Tensor
 from dualops import torch_bridge as ours
 from dualops.spec import OPERATORS
 from dualops.torch_bridge.sharding import RULES
-from tests.processes import ROOT, python_path
+from tests.processes import printed
 
 from .conftest import values
 from .sharded import S0, S1, S2, Case, Found, P, R, agrees, check_case, found_by, placements
@@ -280,10 +278,4 @@ def test_the_bridge_imports_no_dtensors() -> None:
         "ours.softmax(x); ours.lion(x, x.clone(), x.clone(), 0.1); "
         "assert 'torch.distributed.tensor' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env={"PYTHONPATH": python_path(), "HOME": "/nonexistent"},
-        check=False,
-    )
-    assert done.returncode == 0
+    printed("-c", program, HOME="/nonexistent")

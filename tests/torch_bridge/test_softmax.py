@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dualops.torch_bridge import softmax
+from tests.processes import printed, python
 
 from .conftest import values
 from .operators import compiled, equal
@@ -182,11 +181,10 @@ def test_import_loads_neither_numba_nor_dynamo() -> None:
         "slow = ('numba', 'llvmlite'), ('dualops.cuda', 'torch._dynamo');"
         "print(sorted(n for n in sys.modules if n.split('.')[0] in slow[0] or n in slow[1]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert printed("-c", program).strip() == "[]"
 
 
 def test_without_torch() -> None:
     program = "import sys; sys.modules['torch'] = None; import dualops.torch_bridge"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "ImportError: dualops.torch_bridge needs PyTorch 2.11 or newer: pip install torch" in done.stderr
+    message = "ImportError: dualops.torch_bridge needs PyTorch 2.11 or newer: pip install torch"
+    assert message in python("-c", program).stderr

@@ -17,11 +17,7 @@ from unittest import mock
 import numpy as np
 
 from dualops.cuda import norm
-from dualops.cuda.flash_attention import (
-    nan_repair,
-    sm80 as attention_sm80,
-    sm90 as attention_sm90,
-)
+from dualops.cuda.flash_attention import nan_repair, sm80 as attention_sm80, sm90 as attention_sm90
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config, Sm80DkvConfig, Sm80DqConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
@@ -38,9 +34,7 @@ from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConf
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
-from dualops.cuda.norm.staging import (
-    RingConfig as NormRing,
-)
+from dualops.cuda.norm.staging import RingConfig as NormRing
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.retention import (
     decays as retention_decays,
@@ -50,19 +44,13 @@ from dualops.cuda.retention import (
 )
 from dualops.cuda.retention.sm80 import rows as retention_sm80_rows
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States
-from dualops.cuda.retention.sm90 import (
-    chunks as retention_chunks,
-    config as retention_config,
-    wide as retention_wide,
-)
+from dualops.cuda.retention.sm90 import chunks as retention_chunks, config as retention_config, wide as retention_wide
 from dualops.cuda.rows import cluster as rows_cluster
 from dualops.cuda.rows.chunks import ChunksConfig
 from dualops.cuda.rows.cluster import ClusterRowsConfig
 from dualops.cuda.rows.registers import RowsConfig
 from dualops.cuda.rows.reread import LongRowsConfig
-from dualops.cuda.softmax import (
-    rungs as softmax_rungs,
-)
+from dualops.cuda.softmax import rungs as softmax_rungs
 from dualops.cuda.tile.boxes import Cluster
 from dualops.cuda.tile.roles import Roles, roles
 from dualops.spec import OPERATORS, Case, Tag, retention_cases

@@ -71,11 +71,7 @@ DIRECTIONS = ("forward", "backward")
 
 
 def add(
-    name: str,
-    of: str,
-    change: Callable[[Any, Sizes], Any],
-    reason: str,
-    clusters: tuple[int, ...] = (1, 2),
+    name: str, of: str, change: Callable[[Any, Sizes], Any], reason: str, clusters: tuple[int, ...] = (1, 2)
 ) -> None:
     """Add a mutant for these cluster sizes."""
     MUTANTS[name] = Mutant(name, of, change, reason, clusters)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -16,7 +13,7 @@ from dualops.cuda.compiler import binaries, bundled, offline
 from dualops.cuda.launch import device
 from release import kernels
 from tests.cuda.compile.small import ARCH, build
-from tests.processes import python_path
+from tests.processes import printed, python_path
 
 PROBLEM = "softmax x=64x256:float32"
 
@@ -60,10 +57,7 @@ print(json.dumps([found, compilers, modules]))
 
 
 def run(site: Path, cache: Path, script: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": python_path(str(site)), "DUALOPS_CACHE_DIR": str(cache)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    return done.stdout
+    return printed("-c", script, PYTHONPATH=python_path(str(site)), DUALOPS_CACHE_DIR=str(cache))
 
 
 def test_its_kernels_need_no_compiler(site, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from dualops.cli.machine_code import digest
 from dualops.cli.since import Code, differences
 from dualops.cuda.compiler.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build
-from tests.processes import ROOT
+from tests.processes import ROOT, python
 
 
 class Tree:
@@ -69,9 +68,8 @@ def checkout(tmp_path):
 
 
 def check(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dualops", "check", "matmul", *words]
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "DUALOPS_CACHE_DIR": str(checkout / "cache")}
-    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    environment = {"PYTHONPATH": str(checkout), "DUALOPS_CACHE_DIR": str(checkout / "cache")}
+    return python("-m", "dualops", "check", "matmul", *words, cwd=checkout, **environment)
 
 
 def test_a_working_tree_compared_with_its_commit(checkout):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 from dualops.cuda.compiler import offline, sources
 from dualops.cuda.compiler.backend import Kernel
 from tests.cuda.compile.installed import as_bytecode, as_sources, zipped
-from tests.processes import python_path
+from tests.processes import printed, python_path
 
 PACKAGE = Path(sources.__file__).parent.parent
 
@@ -73,11 +71,7 @@ for step in offline.steps_to_check("sm_90a"):
 
 def test_no_module_is_left_out():
     """Of each kernel: the modules whose functions its build calls, and those of the verbs and nouns that it reaches."""
-    done = subprocess.run(
-        [sys.executable, "-c", TRACED], env={"PYTHONPATH": python_path()}, capture_output=True, text=True
-    )
-    assert not done.returncode, done.stderr
-    traced = dict(map(json.loads, done.stdout.splitlines()))
+    traced = dict(map(json.loads, printed("-c", TRACED).splitlines()))
     found = {kernel.identity: sources.closure(kernel.modules) for kernel in kernels()}
     assert traced.keys() == found.keys() and len(traced) > 400
     for identity, modules in traced.items():
@@ -102,11 +96,7 @@ OF_ANY_KERNEL = {"dualops.cuda.launch.device"}
 
 
 def test_no_module_of_the_compiler_is_left_out():
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED], env={"PYTHONPATH": python_path()}, capture_output=True, text=True
-    )
-    assert not done.returncode, done.stderr
-    called, made_of = map(set, json.loads(done.stdout))
+    called, made_of = map(set, json.loads(printed("-c", COMPILED)))
     assert {name for name in called if name.startswith("dualops.")} <= made_of | OF_ANY_KERNEL
     assert "dualops.cuda.compiler.frontend.passes" in called
 
@@ -207,11 +197,7 @@ print(json.dumps([found, sources._of(found)]))
 
 
 def read(path: Path) -> tuple[set[str], str]:
-    done = subprocess.run(
-        [sys.executable, "-c", READ], env={"PYTHONPATH": python_path(str(path))}, capture_output=True, text=True
-    )
-    assert not done.returncode, done.stderr
-    names, digest = json.loads(done.stdout)
+    names, digest = json.loads(printed("-c", READ, PYTHONPATH=python_path(str(path))))
     return {name.removeprefix("tree.") for name in names}, digest
 
 

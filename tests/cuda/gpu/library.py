@@ -21,12 +21,7 @@ _TORCH = {
     name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool")
 }
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
-_BITS = {
-    1: (np.uint8, torch.uint8),
-    2: (np.int16, torch.int16),
-    4: (np.int32, torch.int32),
-    8: (np.int64, torch.int64),
-}
+_BITS = {1: (np.uint8, torch.uint8), 2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64)}
 
 
 def tensor(array: np.ndarray) -> torch.Tensor:

@@ -105,10 +105,7 @@ def test_memory_in_addition_to_the_results():
     assert 2 * scores <= backward["naive"] <= 2 * scores + rows + slack
 
 
-@pytest.mark.parametrize(
-    ("rung", "backward"),
-    [("sm90", False), *product(("sm80", "simt"), (False, True))],
-)
+@pytest.mark.parametrize(("rung", "backward"), [("sm90", False), *product(("sm80", "simt"), (False, True))])
 def test_rows_do_not_depend_on_other_rows(rung, backward):
     """The same bits for a head alone and for the same head in a batch."""
     dtype = "float32" if rung in GENERAL else "bfloat16"

@@ -47,12 +47,7 @@ def parts(x: torch.Tensor, lengths: Sequence[int], axis: int = 0) -> Any:
 
 @pytest.mark.parametrize(
     ("H", "Hkv", "D", "Dv", "params"),
-    [
-        (4, 2, 128, 128, CAUSAL),
-        (2, 2, 64, 64, SINKS),
-        (8, 1, 192, 128, WINDOW),
-        (4, 1, 64, 256, CAUSAL),
-    ],
+    [(4, 2, 128, 128, CAUSAL), (2, 2, 64, 64, SINKS), (8, 1, 192, 128, WINDOW), (4, 1, 64, 256, CAUSAL)],
     ids=str,
 )
 def test_forward(H, Hkv, D, Dv, params):

@@ -72,9 +72,7 @@ def calls_of_tests(items: Iterable[pytest.Item]) -> dict[str, tuple[Call, ...]]:
     return found
 
 
-def kernels_of_tests(
-    calls: Mapping[str, tuple[Call, ...]],
-) -> tuple[dict[str, frozenset[str]], dict[str, Kernel]]:
+def kernels_of_tests(calls: Mapping[str, tuple[Call, ...]]) -> tuple[dict[str, frozenset[str]], dict[str, Kernel]]:
     """The names of the kernels that tests need, by the tests' names; and the kernels."""
     kernels, known, device = dict[str, Kernel](), dict[int, frozenset[str]](), devices.current()
     for each in calls.values():

@@ -57,6 +57,8 @@ def by_wgmma() -> Iterator[Any]:
     of = partial(row, "sm90")
     for sink in (-np.inf, -300, 30, 300):  # joins a row that has seen all of its keys, of which the first see none
         yield of((1, 2, 100, 16), (1, 70), 24, sinks=np.array([sink, 0.5], np.float32), **CAUSAL)
+    # queries that see nothing after some that do: what a sink's sum divides must not be of the piece of work before
+    yield of((1, 1, 260, 16), (1, 40), 24, lse=False, sinks=np.array([0.5], np.float32), **CAUSAL)
     # biases in boxes: two tiles of queries and of keys, each with an edge
     boxed = partial(of, (2, 2, 140, 16), (1, 136), 24, chosen={"bias_stages": 1})
     yield boxed(bias=(1, 2, 140, 136), **CAUSAL)

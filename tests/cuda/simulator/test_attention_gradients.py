@@ -142,7 +142,18 @@ def by_mma_sync() -> Iterator[Row]:
         yield of((1, 1, 18, 24), (1, 70), 40, special=True, **params)
 
 
-ROWS_OF_ALL = [*two_kernels(), *wide_heads(), *one_kernel(), *by_mma_sync()]
+def of_three_parts() -> Iterator[Row]:
+    """float32, whose numbers are three of bfloat16 each; ends within tiles."""
+    of = partial(row, way="own", dtype="float32")
+    for D, Dv, Sq, Sk in ((64, 64, 140, 66), (24, 48, 66, 150), (7, 9, 70, 70), (128, 128, 100, 66), (80, 96, 66, 140)):
+        yield of((1, 1, Sq, D), (1, Sk), Dv, causal=True)
+    yield of((1, 1, 70, 65), (1, 70), 8, causal=True)
+    dropped: dict[str, Any] = {"alibi_slopes": True, "softcap": 2.0, "dropout_p": 0.3}
+    for D, params in ((32, dropped), (32, WOVEN), (72, dropped), (72, {"bias": "full", "key_padding_mask": True})):
+        yield of((1, 1, 66, D), (1, 70), 40, **params)
+
+
+ROWS_OF_ALL = [*two_kernels(), *wide_heads(), *one_kernel(), *by_mma_sync(), *of_three_parts()]
 
 
 @pytest.mark.parametrize(("way", "q", "k", "Dv", "configs", "params"), ROWS_OF_ALL, ids=str)

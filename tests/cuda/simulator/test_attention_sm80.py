@@ -19,9 +19,6 @@ from tests.cuda.simulator.attention import BFLOAT16, checked, numbers
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm80")
 
 
-# boxes; Q in registers, and not; parts
-
-
 def test_strips_where_there_are_queries_for_them():
     q = numbers(1, 1, 65, 16)
     plan = partial(dualops.cuda.plan, "flash_attention", kernel="sm80")

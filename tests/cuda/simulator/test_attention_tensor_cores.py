@@ -12,7 +12,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.tile.fast_math import fast_tanh_curve, fast_tanh_slope, near_tanh
-from tests.cuda.simulator.attention import BFLOAT16, checked, named, numbers, widened
+from tests.cuda.simulator.attention import BFLOAT16, checked, named, numbers
 from tests.cuda.simulator.gradients import VARLEN, arrays_for, fused, gradient_varlen, held, served
 
 attend: Any = dualops.cuda.flash_attention
@@ -45,16 +45,12 @@ def test_sequences_one_after_another(rung, dtype, width, way, params):
         arrays = (q, k, v, o, lse, do, ends_q, ends_k)
         with way():
             gradients = gradient_varlen(*arrays, **lengths)
-        truths = reference.flash_attention_varlen_backward(*map(widened, arrays), **lengths)
-        held(gradients, truths, reference.flash_attention_varlen_backward(*arrays, **lengths), str(q.dtype))
+        held(gradients, *arrays, **lengths)
         found = gradients[0]
     assert np.isfinite(found[:75].astype(np.float32)).all()
 
 
-@pytest.mark.parametrize(
-    ("rung", "D", "Sq", "Sk"),
-    [("sm80", 32, 70, 100), ("sm90", 72, 70, 150)],
-)
+@pytest.mark.parametrize(("rung", "D", "Sq", "Sk"), [("sm80", 32, 70, 100), ("sm90", 72, 70, 150)])
 def test_rows_do_not_depend_on_other_rows(rung, D, Sq, Sk):
     """The same bits in a batch, alone, without lse, and as a sequence: of whatever width, varlen has the same tiles."""
     q, k, v = numbers(2, 2, Sq, D), numbers(2, 1, Sk, D, seed=1), numbers(2, 1, Sk, D, seed=2)

@@ -249,11 +249,7 @@ def _doubles_rounded_once():
     for a, b in zip(NUMBERS, NUMBERS[7:], strict=False):
         a, b = a / 3, b * 7  # more bits than a float32 has
         x, y = Fraction(a), Fraction(b)
-        for result, exact in (
-            (mul_rn_f64(a, b), x * y),
-            (add_rn_f64(a, b), x + y),
-            (sub_rn_f64(a, b), x - y),
-        ):
+        for result, exact in ((mul_rn_f64(a, b), x * y), (add_rn_f64(a, b), x + y), (sub_rn_f64(a, b), x - y)):
             assert float(result) == exact.numerator / exact.denominator, (a, b)
     assert same(sub_rn_f64(-0.0, 0.0), -0.0) and same(sub_rn_f64(0.0, 0.0), 0.0)
     assert math.isnan(mul_rn_f64(INF, 0.0)) and math.isnan(sub_rn_f64(INF, INF))

@@ -199,63 +199,42 @@ def test_a_table_that_names_no_array_is_noticed():
 P, G, M = ([numbers(4, seed=i), numbers(5, seed=i)] for i in range(3))
 GAPS = numbers((3,) * 6)[:, ::2, ::2, ::2, ::2, ::2]
 HALF = [x.astype(np.float16) for x in M]
-ERRORS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = {
-    "lengths": ((P, G[:1], M, 0.1), {}, ValueError, "lion: grads has 1 tensors, params has 2, expected the same"),
-    "lengths of out": (
-        (P, G, M, 0.1), {"out": (P, M[:1])}, ValueError,
-        "lion: out new_momenta has 1 tensors, params has 2, expected the same",
-    ),
-    "shape": (
-        (P, G[::-1], M, 0.1), {}, ValueError,
-        "lion: grads[0] has shape (5,), params[0] has shape (4,), expected the same",
-    ),
-    "dtype": (
-        (P, [G[0], G[1].astype(np.float16)], M, 0.1), {}, TypeError,
-        "lion: grads[1] has dtype float16, params[1] has dtype float32, expected float32",
-    ),
-    "dtype of out": (
-        (P, G, M, 0.1), {"out": (P, HALF)}, TypeError, "lion: out new_momenta[0] has dtype float16, expected float32",
-    ),
-    "no array": (
-        (P, [G[0], [1.0]], M, 0.1), {}, TypeError,
-        "lion: grads[1] is a builtins.list, expected a NumPy array: kernels run in the simulator",
-    ),
-    "one tensor twice": (
-        ([P[0], P[0]], [G[0], G[0]], [M[0], M[0].copy()], 0.1), {}, ValueError,
-        "lion: params[0] overlaps params[1] in memory, expected memory of its own",
-    ),
-    "a gradient that is written": (
-        (P, [G[0], P[1]], M, 0.1), {}, ValueError,
-        "lion: params[1] overlaps grads[1] in memory, expected memory of its own",
-    ),
-    "out over a gradient": (
-        (P, G, M, 0.1), {"out": ([np.zeros(4, np.float32), G[1]], M)}, ValueError,
-        "lion: out new_params[1] overlaps grads[1] in memory, expected memory of its own",
-    ),
-    "broadcast": (
-        ([np.broadcast_to(P[0][:1], 4)], G[:1], M[:1], 0.1), {}, ValueError,
-        "lion: params[0] has strides (0,): its elements overlap one another",
-    ),
-    "no list": ((P, G, M[0], 0.1), {}, TypeError, "lion: momenta is a ndarray, params is a list, expected a list"),
-    "out of one list": (
-        (P, G, M, 0.1), {"out": (P,)}, ValueError, "expected 2 lists: out new_params, out new_momenta",
-    ),
-    "kernel": ((P, G, M, 0.1), {"kernel": "sm90"}, ValueError, "lion: kernel is 'sm90', expected one of naive, simt"),
-    "no lr": ((P, G, M, None), {}, TypeError, "lion: lr is a builtins.NoneType, expected a NumPy array"),
-    "too many strides": (
-        ([GAPS, *P], [numbers(GAPS.shape), *G], [numbers(GAPS.shape), *M], 0.1),
-        {}, NotImplementedError, "lion: no kernel does",
-    ),
-    "table": (
-        ([P[0].reshape(2, 2).T], [G[0].reshape(2, 2)], [M[0].reshape(2, 2)], 0.1), {"kernel": "table"},
-        NotImplementedError, "lion: rung table does not do",
-    ),
+ERRORS: dict[type[Exception], list[tuple[tuple[Any, ...], dict[str, Any], str]]] = {
+    ValueError: [
+        ((P, G[:1], M, 0.1), {}, "lion: grads has 1 tensors, params has 2, expected the same"),
+        ((P, G, M, 0.1), {"out": (P, M[:1])}, "lion: out new_momenta has 1 tensors, params has 2, expected the same"),
+        ((P, G[::-1], M, 0.1), {}, "lion: grads[0] has shape (5,), params[0] has shape (4,), expected the same"),
+        (([P[0], P[0]], [G[0], G[0]], [M[0], M[0].copy()], 0.1), {},
+         "lion: params[0] overlaps params[1] in memory, expected memory of its own"),
+        ((P, [G[0], P[1]], M, 0.1), {}, "lion: params[1] overlaps grads[1] in memory, expected memory of its own"),
+        ((P, G, M, 0.1), {"out": ([np.zeros(4, np.float32), G[1]], M)},
+         "lion: out new_params[1] overlaps grads[1] in memory, expected memory of its own"),
+        (([np.broadcast_to(P[0][:1], 4)], G[:1], M[:1], 0.1), {},
+         "lion: params[0] has strides (0,): its elements overlap one another"),
+        ((P, G, M, 0.1), {"out": (P,)}, "expected 2 lists: out new_params, out new_momenta"),
+        ((P, G, M, 0.1), {"kernel": "sm90"}, "lion: kernel is 'sm90', expected one of naive, simt"),
+    ],
+    TypeError: [
+        ((P, [G[0], G[1].astype(np.float16)], M, 0.1), {},
+         "lion: grads[1] has dtype float16, params[1] has dtype float32, expected float32"),
+        ((P, G, M, 0.1), {"out": (P, HALF)}, "lion: out new_momenta[0] has dtype float16, expected float32"),
+        ((P, [G[0], [1.0]], M, 0.1), {},
+         "lion: grads[1] is a builtins.list, expected a NumPy array: kernels run in the simulator"),
+        ((P, G, M[0], 0.1), {}, "lion: momenta is a ndarray, params is a list, expected a list"),
+        ((P, G, M, None), {}, "lion: lr is a builtins.NoneType, expected a NumPy array"),
+    ],
+    NotImplementedError: [
+        (([GAPS, *P], [numbers(GAPS.shape), *G], [numbers(GAPS.shape), *M], 0.1), {}, "lion: no kernel does"),
+        (([P[0].reshape(2, 2).T], [G[0].reshape(2, 2)], [M[0].reshape(2, 2)], 0.1), {"kernel": "table"},
+         "lion: rung table does not do"),
+    ],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_wrong_lists_are_refused_before_anything_is_launched(name, launched):
-    args, options, error, message = ERRORS[name]
+@pytest.mark.parametrize(
+    ("error", "args", "options", "message"), [(error, *row) for error in ERRORS for row in ERRORS[error]]
+)
+def test_wrong_lists_are_refused_before_anything_is_launched(error, args, options, message, launched):
     for _ in range(2):  # not only the first time
         with pytest.raises(error, match=re.escape(message)):
             dualops.cuda.lion(*args, **options)

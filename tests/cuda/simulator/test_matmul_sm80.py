@@ -283,16 +283,7 @@ def gap(length: int, vector: int) -> int:
 
 @pytest.mark.parametrize(
     ("layout", "a_vector", "b_vector"),
-    [
-        ("nn", 8, 1),
-        ("nn", 4, 2),
-        ("nt", 2, 4),
-        ("nt", 1, 8),
-        ("tn", 8, 4),
-        ("tn", 1, 8),
-        ("tt", 2, 2),
-        ("tt", 4, 1),
-    ],
+    [("nn", 8, 1), ("nn", 4, 2), ("nt", 2, 4), ("nt", 1, 8), ("tn", 8, 4), ("tn", 1, 8), ("tt", 2, 2), ("tt", 4, 1)],
 )
 def test_ways_to_read(layout, a_vector, b_vector):
     """Each factor either way round by 16, 8 and 4 bytes and through registers; more slices than stages."""

@@ -63,10 +63,7 @@ def test_ranges_do_not_pass_32_bits(before, after, count):
         if opposite < count:
             expected = range(max(opposite - before, 0), min(opposite + after + 1, count))
             where = (i32(0), i32(opposite), i32(count))
-            for found in (
-                chain.keys((Band(before, after),), *where),
-                chain.queries((Band(after, before),), *where),
-            ):
+            for found in (chain.keys((Band(before, after),), *where), chain.queries((Band(after, before),), *where)):
                 assert range(*found) == expected
 
 

@@ -20,33 +20,22 @@ run, gradient = calls_of("sm80")
 
 
 @pytest.mark.parametrize(
-    ("dtype", "q", "Dv", "options"),
+    ("function", "dtype", "q", "Dv", "options"),
     [
-        ("bfloat16", (1, 2, 70, 72), 8, {**STATES, "gamma": 1}),
-        ("float16", (1, 1, 40, 8), 130, {**STATES, "normalize": "signed"}),  # two slices of columns
-        ("bfloat16", (1, 1, 70, 33), 7, {**STATES, "steps": 1}),
-        ("float16", (1, 1, 40, 16), 8, {"form": "parallel", "normalize": "abs", "scale": -0.7, "Sk": 67}),
+        (run, "bfloat16", (1, 2, 70, 72), 8, {**STATES, "gamma": 1}),
+        (run, "float16", (1, 1, 40, 8), 130, {**STATES, "normalize": "signed"}),  # two slices of columns
+        (run, "bfloat16", (1, 1, 70, 33), 7, {**STATES, "steps": 1}),
+        (run, "float16", (1, 1, 40, 16), 8, {"form": "parallel", "normalize": "abs", "scale": -0.7, "Sk": 67}),
+        (gradient, "bfloat16", (1, 1, 70, 8), 24, {**STATES, "normalize": "signed"}),
+        (gradient, "float16", (1, 1, 40, 16), 8, {**STATES, "steps": 1}),
+        (gradient, "bfloat16", (1, 1, 40, 16), 8, {"form": "parallel", "mask": 1, "normalize": "signed", "Sk": 67}),
     ],
 )
-def test_lengths_states_and_decays(dtype, q, Dv, options):
+def test_lengths_states_and_decays(function, dtype, q, Dv, options):
     """Under the accuracy rule; two heads with a gamma have 1 and 0.01."""
     shapes, params = options_of(q, Dv, **options)
     with changed("retention", SMALL):
-        check(SPEC, Case("sm80", dtype, shapes, params), run, ways=("given",))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "q", "Dv", "options"),
-    [
-        ("bfloat16", (1, 1, 70, 8), 24, {**STATES, "normalize": "signed"}),
-        ("float16", (1, 1, 40, 16), 8, {**STATES, "steps": 1}),
-        ("bfloat16", (1, 1, 40, 16), 8, {"form": "parallel", "mask": 1, "normalize": "signed", "Sk": 67}),
-    ],
-)
-def test_gradients(dtype, q, Dv, options):
-    shapes, params = options_of(q, Dv, **options)
-    with changed("retention", SMALL):
-        check(SPEC, Case("sm80", dtype, shapes, params), gradient, backward=True, ways=("given",))
+        check(SPEC, Case("sm80", dtype, shapes, params), function, backward=function is gradient, ways=("given",))
 
 
 def test_scores_and_states_beyond_float16():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import dualops.cuda
-from dualops.spec import retention as SPEC
+from dualops.cuda import simulator
+from dualops.spec import Case, retention as SPEC, retention_cases
+from dualops.spec.retention_cases import options_of
 from tests.checks import check
 from tests.cuda.configs import changed
 from tests.cuda.retention import ROWS, WIDE_ROWS, calls_of, expected, held, numbers
@@ -41,9 +45,10 @@ def test_steps_of_one_size_are_a_gamma():
     ).all()
 
 
-def test_tokens_first():
+@pytest.mark.parametrize("Dv", [16, 264])
+def test_tokens_first(Dv):
     """[B, S, H, D] in memory: the same bits."""
-    q, k, v, do = (numbers(1, 40, 2, 16, seed=seed).transpose(0, 2, 1, 3) for seed in range(4))
+    q, k, v, do = (numbers(1, 40, 2, width, seed=n).transpose(0, 2, 1, 3) for n, width in enumerate((16, 16, Dv, Dv)))
     assert np.array_equal(run(q, k, v), run(*map(np.ascontiguousarray, (q, k, v))))
     ours, others = gradient(q, k, v, do), gradient(*map(np.ascontiguousarray, (q, k, v, do)))
     assert all(np.array_equal(mine, other) for mine, other in zip(ours, others, strict=True))
@@ -97,3 +102,73 @@ def test_enough_blocks_are_its_own(B, H, S, rung, forward, backward):
     plans = dualops.cuda.plan("retention", x, x, x), dualops.cuda.plan("retention", x, x, x, do=x, backward=True)
     for plan, segments in zip(plans, (forward, backward), strict=True):
         assert plan.choice.rung == rung and getattr(plan.choice.config, "segments", 0) == segments
+
+
+# --- wide heads: what no token may reach, blocks. Calls are in the table -----------------------------
+
+
+def test_no_token_of_wide_heads_reaches_one_before_it():
+    """In the second slice too, whose columns are others of V's."""
+    q, k, v = numbers(1, 1, 70, 8, seed=0), numbers(1, 1, 70, 8, seed=1), numbers(1, 1, 70, 200, seed=2)
+    v[0, 0, 50, [5, 190]] = k[0, 0, 67] = np.inf
+    held(run(q, k, v), *next(expected((q, k, v))))
+
+
+def test_no_gradient_of_wide_heads_reaches_a_token_that_is_not_seen():
+    """Of halves of keys the sum is recomputed: dk's, which sees the tokens of its own and those behind them."""
+    q, k, v, do = (numbers(1, 1, 40, width, seed=seed) for seed, width in enumerate((8, 8, 264, 264)))
+    q[0, 0, 12, 5] = np.nan
+    held(gradient(q, k, v, do)[1], *list(expected((q, k, v, do)))[1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "Dv", "forward", "backward"),
+    [
+        ((2, 8, 8192, 256), 512, (2, [64, 8192, 128]), (1, [64, 64, 64])),  # two, or three passes at once
+        ((1, 4, 8192, 256), 512, (8, [112, 2048, 128]), (8, [112, 2048, 128] * 3)),
+        ((4, 8, 2048, 256), 256, (2, [64, 8192, 128]), (1, [64, 64, 64])),
+        ((4, 16, 2048, 64), 264, (1, [192]), (1, [64, 192, 64])),
+    ],
+)
+def test_blocks_of_wide_heads(shape, Dv, forward, backward):
+    """A block for each slice, and for each segment of it; of the gradient dq, dv and dk."""
+    q, v = np.empty(shape, ml_dtypes.bfloat16), np.empty((*shape[:3], Dv), ml_dtypes.bfloat16)
+    plans = dualops.cuda.plan("retention", q, q, v), dualops.cuda.plan("retention", q, q, v, do=v, backward=True)
+    for plan, (segments, blocks) in zip(plans, (forward, backward), strict=True):
+        config: Any = plan.choice.config
+        assert plan.choice.rung == "sm90" and config.segments == segments
+        assert [step.grid[0] for step in plan.steps] == blocks
+
+
+# --- states of many tokens that are results, by tensor cores that round as a GPU's do: toward zero -----
+
+
+@pytest.mark.parametrize(
+    ("function", "q", "Dv"),
+    [
+        (run, (1, 1, 900, 8), 72),
+        (run, (1, 1, 900, 8), 136),
+        (gradient, (1, 1, 300, 8), 72),
+        (gradient, (1, 1, 300, 136), 8),
+        (gradient, (1, 1, 300, 8), 264),
+    ],
+)
+def test_tokens_that_keep_all(function, q, Dv, monkeypatch):
+    """The last state, and the gradient of the first: narrow heads, and wide ones, by one slice, two and three."""
+    monkeypatch.setattr(retention_cases, "_decays", lambda heads, _: np.ones(heads))
+    shapes, params = options_of(q, Dv, gamma=1, states=1, return_state=function is run)
+    case = Case("sm90", "bfloat16", shapes, params)
+    with simulator.toward_zero():
+        check(SPEC, case, function, backward=function is gradient, ways=("given",))
+
+
+def test_sums_are_cut_off_where_they_are_asked_to_be():
+    last = 2.0**-23  # of 1
+    totals = np.array([1 + 0.9 * last, -1 - 0.9 * last, 1 + 1.1 * last, 1.0, np.inf, np.nan])
+    near = np.array([1 + last, -1 - last, 1 + last, 1, np.inf, np.nan], np.float32)
+    assert np.array_equal(simulator.rounded_sums(totals), near, equal_nan=True)
+    with simulator.toward_zero():
+        cut = np.array([1, -1, 1 + last, 1, np.inf, np.nan], np.float32)
+        assert np.array_equal(simulator.rounded_sums(totals), cut, equal_nan=True)
+        assert len(simulator.added_at_once(16)) == 4
+    assert simulator.added_at_once(16) == [slice(None)]

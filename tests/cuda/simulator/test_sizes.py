@@ -32,18 +32,7 @@ def test_arithmetic_is_done_again():
     trace, (a, b) = traced(300, 64)
     made = trace.function((a + b, b - a, 3 * a, -(-a // b), a % b, 1 << b, [a * b, (a * b + 1,)], None, "a", -a))
     for x, y in ((300, 64), (7, 5), (1, 1000)):
-        assert made((x, y)) == (
-            x + y,
-            y - x,
-            3 * x,
-            -(-x // y),
-            x % y,
-            1 << y,
-            [x * y, (x * y + 1,)],
-            None,
-            "a",
-            -x,
-        )
+        assert made((x, y)) == (x + y, y - x, 3 * x, -(-x // y), x % y, 1 << y, [x * y, (x * y + 1,)], None, "a", -x)
 
 
 @pytest.mark.parametrize(

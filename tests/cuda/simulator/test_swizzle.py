@@ -9,16 +9,7 @@ from dualops.cuda.tile.swizzle import MODES, SPANS, Operand, descriptor, place, 
 
 # figures of K-major swizzles: which 16-byte chunk of an atom's row lies in which place, rows of the atom one a line
 ATOMS = {
-    128: [
-        "01234567",
-        "10325476",
-        "23016745",
-        "32107654",
-        "45670123",
-        "54761032",
-        "67452301",
-        "76543210",
-    ],
+    128: ["01234567", "10325476", "23016745", "32107654", "45670123", "54761032", "67452301", "76543210"],
     64: ["0123", "0123", "1032", "1032", "2301", "2301", "3210", "3210"],
     32: ["01", "01", "01", "01", "10", "10", "10", "10"],
     16: ["0"] * 8,

@@ -18,6 +18,7 @@ from dualops.cuda.launch.operation import OPERATIONS
 from dualops.cuda.launch.plans import Choice
 from dualops.cuda.tuning import records, tune as tuning
 from dualops.cuda.tuning.records import Record, Way, bucket, clear, fastest_of, keep, measured, recorded, way_of
+from tests.processes import printed
 
 X = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
 Timed = Callable[[Callable[[Any], float]], list[str]]
@@ -184,8 +185,7 @@ finally:
 
 def test_a_child_does_not_keep_the_lock():
     """One that was forked while it was held, and lives on."""
-    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    printed("-c", FORKS, NUMBA_ENABLE_CUDASIM="1")
 
 
 def test_a_record_whose_first_way_is_another_is_not_taken():

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 from functools import cache, wraps
 from inspect import signature
 from pathlib import Path
@@ -25,6 +22,7 @@ from dualops.spec import rope_tables as SPEC_TABLES
 from dualops.spec.meta import ArrayMeta
 from dualops.torch_bridge import rms_norm, rope, rope_tables
 from dualops.torch_bridge.integrations.transformers import patch, patching, register
+from tests.processes import printed
 
 from .models import FAMILIES, close, config, model, tokens
 from .test_transformers import ROPES
@@ -130,16 +128,9 @@ def test_a_patched_model_is_loaded_by_a_process_that_knows_nothing_of_it(tmp_pat
     torch.save((one, ids, one(ids).logits.detach()), tmp_path / "model.pt")
     script = "import sys, torch\none, ids, expected = torch.load(sys.argv[1], weights_only=False)\n"
     script += "print(torch.equal(one(ids).logits, expected), one.config._attn_implementation, one._dualops_patch)"
-    path = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "model.pt"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **path},
-    )
     counts = "attention of 2 modules, rms_norm of 5 modules, rope of 2 modules"
-    assert done.stdout == f"True dualops <Patch of LlamaForCausalLM: {counts}>\n", done.stderr
+    found = printed("-c", script, tmp_path / "model.pt", OMP_NUM_THREADS="1")
+    assert found == f"True dualops <Patch of LlamaForCausalLM: {counts}>\n"
 
 
 def renamed(function: Any) -> Any:
@@ -410,10 +401,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("head_dim", [8, 64])
 def test_frequencies_are_those_of_transformers(kind: str, theta: float, head_dim: int) -> None:
     own = config(
-        "llama",
-        rope_parameters={"rope_theta": theta, **SCALINGS[kind]},
-        max_position_embeddings=64,
-        head_dim=head_dim,
+        "llama", rope_parameters={"rope_theta": theta, **SCALINGS[kind]}, max_position_embeddings=64, head_dim=head_dim
     )
     parameters, more = own.rope_parameters, {}
     length = 200 if kind == "dynamic" else None
@@ -465,8 +453,7 @@ def test_nothing_of_it_is_imported_unasked() -> None:
         "try:\n    import dualops.torch_bridge.integrations.transformers\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.strip().endswith("needs transformers: pip install 'dualops[transformers]'")
+    assert printed("-c", script).strip().endswith("needs transformers: pip install 'dualops[transformers]'")
 
 
 def test_rms_norm_of_a_tiny_row_is_llamas() -> None:
