@@ -232,11 +232,12 @@ def _cases() -> tuple[Case, ...]:
     add("d128", (1, 2, 256, 128), (1, 256), ("bfloat16",), build, causal=True, return_lse=True)
     # the gradient in one kernel
     add("d128groups", (2, 4, 300, 128), (2, 330), ("bfloat16",), {Tag.TEST, Tag.EDGE}, causal=True, return_lse=True)
+    band: Row = {"causal": True, "window": (150, None), "return_lse": True}
+    add("d128window", (2, 4, 300, 128), (2, 330), ("bfloat16",), edge, **band)
     add("d64long", (1, 2, 450, 64), (2, 470), ("bfloat16",), {Tag.TEST, Tag.EDGE}, causal=True, return_lse=True)
     add("d64groups", (2, 4, 390, 64), (2, 300), ("float16",), {Tag.TEST}, causal=True, return_lse=True)
     one: Row = {"q": (2, 4, 300, 128), "dtypes": ("bfloat16",), "tags": test, "return_lse": True}
     add("one_kernel_softcap", kv=(2, 330), **one, softcap=1.5)
-    add("one_kernel_window", kv=(2, 330), **one, causal=True, window=(150, None))
     add("one_kernel_alibi", kv=(2, 330), **one, arrays={"alibi_slopes": (4,)})
     add("one_kernel_bias", kv=(2, 336), **one, arrays={"bias": (2, 1, 300, 336)})
     add("one_kernel_dropout", kv=(2, 330), **one, dropout_p=0.3, arrays={"seed": ()})
