@@ -14,11 +14,13 @@ python -m benchmarks plot
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from . import ladder_table
 from .tree import ROOT, spec
@@ -193,9 +195,10 @@ def numbers(arguments: argparse.Namespace) -> int:
         print(f"python -m benchmarks numbers: {reason}", file=sys.stderr)
         return 1
     every = all_numbers.parts(arguments.folder, arguments.machine, torch.cuda.device_count())
-    warm = import_module("dualops.cuda").warm
-    show = partial(print, flush=True)
-    return all_numbers.run(every, source, 60 * arguments.minutes, main, warm=lambda cases: warm(*cases), show=show)
+    os.environ.update(all_numbers.CACHES)
+    warm, warm_peers = import_module("dualops.cuda").warm, all_numbers.build_kernels_of_peers
+    ways: dict[str, Any] = {"warm": lambda cases: warm(*cases), "warm_peers": warm_peers}
+    return all_numbers.run(every, source, 60 * arguments.minutes, main, **ways, show=partial(print, flush=True))
 
 
 def plot(arguments: argparse.Namespace) -> int:

@@ -3,20 +3,29 @@
 A part is one BENCH or COMPARE case with its peers, or another command of `python -m benchmarks`. README's cases come
 first. A part writes a file that names its commit and GPU. A part whose file has this commit and this GPU is not
 measured again. So if the time of a run ends, the next run continues. The kernels of all parts are built first, on all
-cores.
+cores. Most of a part's time is spent in the compilers of peers. So some parts first run all at once, without results:
+then the kernels of peers that have a cache on the disk (FlashAttention-4, Triton, torch.compile) are there.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import NamedTuple
 
 from .headlines import HEADLINES
 from .ladder_table import PAGES
 from .recorded import Key, keys, peer_runs
+from .tree import ROOT
+
+AT_ONCE = 8  # parts that run at once to build the kernels of peers
+MOST_SECONDS = 200.0  # for these
+CACHES = {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}  # of peers, which the environment must turn on
 
 
 class Source(NamedTuple):
@@ -77,10 +86,11 @@ def run(
     measure: Callable[[Sequence[str]], int],
     *,
     warm: Callable[[Sequence[str]], object],
+    warm_peers: Callable[[Sequence[Part], float], object],
     show: Callable[[str], None],
 ) -> int:
     """Measure the missing parts until the time ends. measure: a command line -> its exit code. warm: builds the kernels
-    of cases, "operator:case".
+    of cases, "operator:case". warm_peers: `build_kernels_of_peers`.
 
     A part begins only if one as long as the longest so far would end in time. Returns 0 if all parts are done, 1 if one
     failed, 3 if the time was over.
@@ -91,6 +101,8 @@ def run(
     if cases := [f"{part.keys[0].operator}:{part.keys[0].case}" for part in left if part.keys]:
         warm(cases)
     for number, part in enumerate(left):
+        if number % AT_ONCE == 0:
+            warm_peers(left[number : number + AT_ONCE], began + seconds - monotonic())
         if monotonic() - began + longest > seconds:
             show(f"{len(left) - number} parts are left: run the same command again")
             return 3
@@ -102,6 +114,28 @@ def run(
     if failed:
         show(f"failed: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def build_kernels_of_peers(some: Sequence[Part], seconds: float) -> None:
+    """Run the cases among these parts at once, in processes, for at most `seconds`; discard their results."""
+    end = monotonic() + min(seconds, MOST_SECONDS)
+    with TemporaryDirectory() as folder:
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks", *part.words[:-1], f"{folder}/{number}.json"],
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for number, part in enumerate(some)
+            if part.keys
+        ]
+        for process in started:
+            try:
+                process.wait(max(0.0, end - monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def missing(source: Source) -> str | None:

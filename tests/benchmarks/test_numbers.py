@@ -60,7 +60,15 @@ def ran(
         write(part, HERE)
         return 0
 
-    code = run(every, HERE, seconds, measure, warm=built.extend, show=lambda line: None)
+    def warm_peers(some: Sequence[Part], left: float) -> None:
+        assert 0 < len(some) <= numbers.AT_ONCE and left <= seconds
+        assert not {part.name for part in some} & {*measured, *warmed}
+        warmed.extend(part.name for part in some)
+
+    warmed: list[str] = []
+    ways: dict[str, Any] = {"warm": built.extend, "warm_peers": warm_peers}
+    code = run(every, HERE, seconds, measure, **ways, show=lambda line: None)
+    assert warmed[: len(measured)] == measured
     return code, measured, built
 
 
@@ -102,6 +110,32 @@ def test_a_part_that_fails_is_reported_and_skipped(tmp_path: Path, elapse: Clock
     names = [part.name for part in every]
     assert ran(every, elapse, fails=names[0])[:2] == (1, names)
     assert ran(every, elapse)[:2] == (0, names[:1])
+
+
+def test_kernels_of_peers_are_built_without_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases alone, in processes that write to another file and are ended in time."""
+    every = parts(tmp_path, "h200", gpus=1)
+    some = [*every[:2], next(part for part in every if not part.keys)]
+    began: list[list[str]] = []
+    ended: list[str] = []
+
+    class Process:
+        def __init__(self, words: list[str], **others: Any) -> None:
+            began.append(words)
+
+        def wait(self, timeout: float | None = None) -> None:
+            if timeout is not None:
+                assert timeout <= 5
+                raise subprocess.TimeoutExpired("benchmarks", timeout)
+
+        def kill(self) -> None:
+            ended.append("killed")
+
+    monkeypatch.setattr(numbers.subprocess, "Popen", Process)
+    numbers.build_kernels_of_peers(some, 5.0)
+    assert [words[1:-1] for words in began] == [["-m", "benchmarks", *part.words[:-1]] for part in some[:2]]
+    assert not {words[-1] for words in began} & {part.words[-1] for part in some} and len(ended) == 2
+    assert not any(tmp_path.iterdir())
 
 
 def test_numbers_are_of_a_commit() -> None:
