@@ -7,13 +7,16 @@ of a thread each. So one warpgroup has dv and the other dk, and P passes from on
     producer                     warpgroup 0, with dv                 warpgroup 1, with dk
     1  one thread loads          3  wait for K and V                  3  the same
        K and V                   for each tile:                       for each tile:
-    2  for each query head of    4  S.T [64, BLOCK_Q] = K @ Q.T       4  dP.T [64, BLOCK_Q] = V @ dO.T the group, for
-       each       5  overlapped: dv [64, Dv] +=        5  overlapped: dk [64, D] += tile of queries that         P.T @
-       dO of the previous tile        dS.T @ Q of the previous tile see some of the keys:     6  after 4, overlapped
-       with 5: S.T   6  after 4, overlapped with 5: it gets P.T * slope; it loads Q and dO, and       through the
-       options; P.T =           dS.T = P.T * slope * (weight * dP.T - delta) a warp loads lse and         exp2(S.T -
-       lse), 0 if masked; delta                        it hands P.T * slope over 7  weight * P.T is rounded           7
-       dS.T is rounded 8  dv leaves through V's place       8  dk *= scale; dk leaves through K's place
+    2  for each query head of    4  S.T [64, BLOCK_Q] = K @ Q.T       4  dP.T [64, BLOCK_Q] = V @ dO.T
+       the group, for each       5  overlapped: dv [64, Dv] +=        5  overlapped: dk [64, D] +=
+       tile of queries that         P.T @ dO of the previous tile        dS.T @ Q of the previous tile
+       see some of the keys:     6  after 4, overlapped with 5:       6  after 4, overlapped with 5:
+       it loads Q and dO, and       S.T through the options;             it gets P.T * slope; dS.T =
+       a warp loads lse and         P.T = exp2(S.T - lse), 0 if          P.T * slope * (weight * dP.T - delta)
+       delta                        masked; P.T * slope is handed
+                                    over
+                                 7  weight * P.T is rounded           7  dS.T is rounded
+                                 8  dv leaves through V's place       8  dk *= scale; dk leaves through K's place
 
 Both multiply D + Dv columns a tile, whatever D and Dv are. Shared memory is nearly saturated: at 256 columns a tile of
 48 queries takes 1,536 clocks of tensor cores, which read for 1,280 clocks; copies write for 384, and P takes 96, as
