@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ...tile.split_bf16x3 import PARTS
@@ -19,6 +20,11 @@ BOX = 64  # elements of 16 bits in a line of a box
 def padded(width: int) -> int:
     """Return a head's width in whole boxes, padded with zeros."""
     return -(-width // BOX) * BOX
+
+
+def boxes(lines: int, width: int, major: str = "k") -> Operand:
+    """Return a tile of 16-bit numbers, in boxes of BOX columns."""
+    return Operand(lines, width, 2, 2 * BOX, major)
 
 
 def bias_operand(queries: int, keys: int) -> Operand:
@@ -149,12 +155,9 @@ class Sm90Config(_EachReadsV):
         if self.o_over_q and (self.q_stages > 1 or Dv > D or self.split):
             raise ValueError(f"o of {Dv} columns over Q of {D} in {self.q_stages} stages, expected at most {D} and 1")
         D, Dv = (parts_width(width, self.thirds) for width in (D, Dv))
-        q = Operand(self.block_q, D, 2, 128, "k")
-        k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "mn")
-        k_at = self.q_stages * q.nbytes
-        v_at = k_at + self.stages * k.nbytes
-        bias_at = v_at + self.stages * v.nbytes
-        end = bias_at + self.bias_bytes
+        q, k, v = boxes(self.block_q, D), boxes(self.block_kv, D), boxes(self.block_kv, Dv, "mn")
+        sizes = self.q_stages * q.nbytes, self.stages * k.nbytes, self.stages * v.nbytes, self.bias_bytes
+        k_at, v_at, bias_at, end = accumulate(sizes)
         if self.o_over_q or self.split or self.thirds:
             return Tiles(q, k, v, k_at, v_at, bias_at, 0, end)
         return Tiles(q, k, v, k_at, v_at, bias_at, end, end + 2 * self.block_q * Dv)
@@ -304,6 +307,16 @@ class DqTiles(NamedTuple):
     nbytes: int
 
 
+def _dq_tiles(config: DqConfig | DqThirdsConfig, D: int, Dv: int, p_bytes: int = 0) -> DqTiles:
+    """Return the tiles, without a place for dq."""
+    D, Dv = (parts_width(width, config.thirds) for width in (D, Dv))
+    q, do, k, v = (boxes(lines, width) for lines in (config.block_q, config.block_kv) for width in (D, Dv))
+    of_queries, of_keys = (config.q_stages * q.nbytes, config.q_stages * do.nbytes), config.stages * k.nbytes
+    sizes = *of_queries, of_keys, config.v_stages * v.nbytes, config.bias_bytes, p_bytes
+    do_at, k_at, v_at, bias_at, p_at, end = accumulate(sizes)
+    return DqTiles(q, do, k, boxes(config.block_kv, D, "mn"), v, do_at, k_at, v_at, bias_at, 0, p_at, end)
+
+
 @dataclass(frozen=True)
 class DqConfig(_EachReadsV):
     """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
@@ -329,17 +342,10 @@ class DqConfig(_EachReadsV):
         """Return the tiles for heads of these widths, in whole boxes. Raises ValueError if dq has no place over Q."""
         if self.dq_over_q and self.q_stages > 1:
             raise ValueError(f"dq over Q in {self.q_stages} stages, expected 1")
-        D, Dv = (parts_width(width, self.thirds) for width in (D, Dv))
-        q, do = Operand(self.block_q, D, 2, 128, "k"), Operand(self.block_q, Dv, 2, 128, "k")
-        k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "k")
-        do_at = self.q_stages * q.nbytes
-        k_at = do_at + self.q_stages * do.nbytes
-        v_at = k_at + self.stages * k.nbytes
-        bias_at = v_at + self.stages * v.nbytes
-        end = bias_at + self.bias_bytes
-        dq_at, nbytes = (0, end) if self.dq_over_q or self.thirds else (end, end + q.nbytes)
-        k_right = Operand(self.block_kv, D, 2, 128, "mn")
-        return DqTiles(q, do, k, k_right, v, do_at, k_at, v_at, bias_at, dq_at, 0, nbytes)
+        tiles = _dq_tiles(self, D, Dv)
+        if self.dq_over_q or self.thirds:
+            return tiles
+        return tiles._replace(dq_at=tiles.nbytes, nbytes=tiles.nbytes + tiles.q.nbytes)
 
 
 @dataclass(frozen=True)
@@ -361,15 +367,7 @@ class DqThirdsConfig(_Queries):
 
     def tiles(self, D: int, Dv: int) -> DqTiles:
         """Return the tiles for heads of these widths, in whole boxes."""
-        D, Dv = (parts_width(width, thirds=True) for width in (D, Dv))
-        q, do = Operand(ROWS, D, 2, 128, "k"), Operand(ROWS, Dv, 2, 128, "k")
-        k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "k")
-        k_at = q.nbytes + do.nbytes
-        v_at = k_at + self.stages * k.nbytes
-        p_at = v_at + self.v_stages * v.nbytes
-        nbytes = p_at + exchange_bytes(self.block_kv // 2, 1, exact=True)
-        k_right = Operand(self.block_kv, D, 2, 128, "mn")
-        return DqTiles(q, do, k, k_right, v, q.nbytes, k_at, v_at, 0, 0, p_at, nbytes)
+        return _dq_tiles(self, D, Dv, exchange_bytes(self.block_kv // 2, 1, exact=True))
 
 
 AnyDqConfig = DqConfig | DqThirdsConfig

@@ -66,7 +66,7 @@ from ..tiles import Where
 from .arguments import MAPS_TYPE, boxed_maps, maps_of
 from .bias import bias_registers, in_words
 from .bias_tile_scheduler import BiasExtent, Broadcast, bias_walk, pieces_of, visits_of_tile
-from .config import SLACK, padded
+from .config import SLACK, boxes, padded
 from .dbias_sums import PLACES, THREADS, bias_sums, build_dbias_sum, gradient_of_bias
 from .loads import ring_of_lines
 from .schedule import turns
@@ -114,8 +114,7 @@ class DbiasConfig:
 
     def tiles(self, D: int, Dv: int) -> DbiasTiles:
         """Return the tiles for heads of these widths, in whole boxes."""
-        q, do = (Operand(self.block_q, width, 2, 128, "k") for width in (D, Dv))
-        k, v = (Operand(self.block_kv, width, 2, 128, "k") for width in (D, Dv))
+        q, do, k, v = (boxes(lines, width) for lines in (self.block_q, self.block_kv) for width in (D, Dv))
         query_bytes, key_bytes = max(q.nbytes, do.nbytes), max(k.nbytes, v.nbytes)
         keys_at = self.stages * query_bytes
         return DbiasTiles(q, do, k, v, query_bytes, key_bytes, keys_at, keys_at + self.stages * key_bytes)
