@@ -32,9 +32,9 @@ from dualops.cuda.flash_attention.sm90 import (
     float32 as attention_float32,
     fused as attention_fused,
 )
-from dualops.cuda.flash_attention.sm90.config import DqConfig, DqThirdsConfig, Sm90Config as AttentionSm90Config
-from dualops.cuda.flash_attention.sm90.dbias import DbiasConfig
+from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, DkvThirdsConfig
+from dualops.cuda.flash_attention.sm90.dq_config import DbiasConfig, DqConfig, DqThirdsConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config

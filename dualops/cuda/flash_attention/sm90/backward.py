@@ -1,6 +1,6 @@
 """Attention's gradient on Hopper: which problems the rung takes, its launches and their tensor maps.
 
-dq.py                 dq, and dq of float32's wide heads
+dq.py, dq_split.py    dq; that of float32's wide heads;  dq_config.py: their tiles, and dbias's
 dkv.py, dkv_split.py  dk and dv; those of wide heads;  dkv_config.py: their tiles;  loads.py: what producers load
 fused.py              dq, dk and dv in one kernel;  dq_sums.py: how it adds dq, and rows of dq from the sums
 dbias.py              dbias;  bias_tile_scheduler.py: which scores a tile of the bias was added to;
@@ -30,12 +30,14 @@ from ..options import having
 from ..tile_scheduler import LEAST_HEADS, MOST_HEADS, packed_count, section_of, section_of_queries, tiled_work
 from .arguments import Sums, gradient_maps, keys_to, maps_of, queries_to, serves
 from .bias import boxed_bias
-from .config import SLACK, AnyDqConfig, DqThirdsConfig, dq_configs, padded
-from .dbias import DbiasConfig, dbias_choice, dbias_maps, dbias_steps, dbias_workspace
+from .config import SLACK, padded
+from .dbias import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dkv import build_dkv
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig, FusedConfig, dkv_configs, fused_configs
 from .dkv_split import build_dkv_split, build_dkv_split_f32
-from .dq import build_dq, build_dq_split_f32
+from .dq import build_dq
+from .dq_config import AnyDqConfig, DbiasConfig, DqThirdsConfig, dq_configs
+from .dq_split import build_dq_split_f32
 from .dq_sums import build_dq_convert
 from .fused import build_fused
 from .schedule import after_counter

@@ -1,4 +1,4 @@
-"""The Configs of forward and dq on attention's sm90 rung, for many queries and for few."""
+"""The Configs of forward on attention's sm90 rung, for many queries and for few, and what all Configs share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from ...tile.split_bf16x3 import PARTS
 from ...tile.swizzle import SPANS, Operand
 from ...tile.warpgroup import ROWS
-from ...tile.warpgroup_exchange import exchange_bytes
 
 SLACK = 1024  # bytes of shared memory for mbarriers and alignment
 BLOCK_MASK = "block_mask"  # the option
@@ -61,8 +60,8 @@ class Tiles(NamedTuple):
     nbytes: int
 
 
-class _Queries:
-    """What the Configs share."""
+class QueriesConfig:
+    """What the Configs of forward and dq share."""
 
     consumers: int
     block_kv: int
@@ -96,7 +95,7 @@ class _Queries:
         return self.tiles(D, Dv).nbytes
 
 
-class _EachReadsV(_Queries):
+class EachReadsV(QueriesConfig):
     """Configs of kernels whose consumers all read K and V, in as many stages."""
 
     @property
@@ -110,7 +109,7 @@ class _EachReadsV(_Queries):
 
 
 @dataclass(frozen=True)
-class Sm90Config(_EachReadsV):
+class Sm90Config(EachReadsV):
     """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
 
     turns: warpgroups take turns to start products, so that one's exponentials overlap the others' products. q_stages:
@@ -288,147 +287,3 @@ def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[S
         config = replace(config, q_stages=1)
     of_heads = f"{config.queries} queries of {heads} heads" if heads > 1 else f"{config.queries} queries"
     return config, f"few queries: {of_heads} by {config.block_kv} keys, which are split"
-
-
-class DqTiles(NamedTuple):
-    """What lies in shared memory."""
-
-    q: Operand  # [BLOCK_Q, D], a stage
-    do: Operand  # [BLOCK_Q, Dv], a stage
-    k: Operand  # [BLOCK_KV, D], a stage, as the scores' right factor
-    k_right: Operand  # K as the right factor of dS
-    v: Operand  # [BLOCK_KV, Dv], a stage
-    do_at: int
-    k_at: int
-    v_at: int
-    bias_at: int  # [64, BLOCK_KV], a stage of each warpgroup
-    dq_at: int  # [BLOCK_Q, D]; 0 if it overwrites Q, or goes to memory from registers
-    p_at: int  # P, from one warpgroup to the other
-    nbytes: int
-
-
-def _dq_tiles(config: DqConfig | DqThirdsConfig, D: int, Dv: int, p_bytes: int = 0) -> DqTiles:
-    """Return the tiles, without a place for dq."""
-    D, Dv = (parts_width(width, config.thirds) for width in (D, Dv))
-    q, do, k, v = (boxes(lines, width) for lines in (config.block_q, config.block_kv) for width in (D, Dv))
-    of_queries, of_keys = (config.q_stages * q.nbytes, config.q_stages * do.nbytes), config.stages * k.nbytes
-    sizes = *of_queries, of_keys, config.v_stages * v.nbytes, config.bias_bytes, p_bytes
-    do_at, k_at, v_at, bias_at, p_at, end = accumulate(sizes)
-    return DqTiles(q, do, k, boxes(config.block_kv, D, "mn"), v, do_at, k_at, v_at, bias_at, 0, p_at, end)
-
-
-@dataclass(frozen=True)
-class DqConfig(_EachReadsV):
-    """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
-
-    turns, bias_stages, thirds: as in `Sm90Config`. q_stages: of Q and dO; with two, the loads of the next work item
-    overlap this one. dq_over_q: dq overwrites Q in shared memory on its way out. zeroed: sums begin as zeros, not with
-    a product that overwrites them: two ways to begin take too many registers for 256 columns.
-    """
-
-    consumers: int
-    block_kv: int
-    stages: int = 2
-    turns: bool = True
-    q_stages: int = 1
-    dq_over_q: bool = False
-    zeroed: bool = False
-    thirds: bool = False
-    bias_stages: int = 0
-
-    v_first = True  # its stage is free first
-
-    def tiles(self, D: int, Dv: int) -> DqTiles:
-        """Return the tiles for heads of these widths, in whole boxes. Raises ValueError if dq has no place over Q."""
-        if self.dq_over_q and self.q_stages > 1:
-            raise ValueError(f"dq over Q in {self.q_stages} stages, expected 1")
-        tiles = _dq_tiles(self, D, Dv)
-        if self.dq_over_q or self.thirds:
-            return tiles
-        return tiles._replace(dq_at=tiles.nbytes, nbytes=tiles.nbytes + tiles.q.nbytes)
-
-
-@dataclass(frozen=True)
-class DqThirdsConfig(_Queries):
-    """For float32 as three parts of bfloat16: a block has 64 queries, and block_kv keys at a time. One warpgroup has
-    the scores, the other dq. K has more stages than V: both need it, V only dP.
-    """
-
-    block_kv: int
-    stages: int = 2
-    v_stages: int = 1
-
-    consumers, q_stages, bias_stages, thirds = 2, 1, 0, True
-    v_warps = 4
-
-    @property
-    def block_q(self) -> int:
-        return ROWS
-
-    def tiles(self, D: int, Dv: int) -> DqTiles:
-        """Return the tiles for heads of these widths, in whole boxes."""
-        return _dq_tiles(self, D, Dv, exchange_bytes(self.block_kv // 2, 1, exact=True))
-
-
-AnyDqConfig = DqConfig | DqThirdsConfig
-MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_ASKING, DQ_KEYS_BESIDE_SOME = 128, 112, 112, 96
-KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE, KEYS_BESIDE_DROPOUT_AND_MANY = 80, 64, 48
-KEYS_BESIDE_BOXES_AND_MORE = 80
-
-
-def dq_keys_beside(heavy: Sequence[str]) -> int:
-    """Return how many keys of a tile these options and 128 columns of dq leave registers for."""
-    if "dropout" in heavy:
-        if are_many(heavy):
-            return KEYS_BESIDE_DROPOUT_AND_MANY
-        return KEYS_BESIDE_DROPOUT if len(heavy) == 1 else KEYS_BESIDE_DROPOUT_AND_MORE
-    if len(heavy) > 1:
-        return DQ_KEYS_BESIDE_SOME
-    return KEYS_BESIDE_BIAS if "bias" in heavy else MOST_KEYS
-
-
-WIDE_KEYS_BESIDE_ONE, WIDE_KEYS_BESIDE_DROPOUT, WIDE_KEYS_OF_BLOCKS = 48, 32, 32
-
-
-def dq_wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
-    """Return how many keys a tile has for heads wider than 128: as many as shared memory and registers have
-    room for.
-    """
-    if "dropout" in options:
-        return WIDE_KEYS_BESIDE_DROPOUT
-    if BLOCK_MASK in options:
-        return WIDE_KEYS_OF_BLOCKS
-    if D > 192 or any(name not in LIGHT_OPTIONS for name in options):
-        return WIDE_KEYS_BESIDE_ONE
-    return {256: 64, 192: 80}.get(Dv, 96)
-
-
-def dq_configs(
-    D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False, varlen: bool = False
-) -> Iterator[tuple[DqConfig, str]]:
-    """Yield tiles for heads of these widths, in whole boxes, best first: as many keys as there are registers for; if
-    there is a block mask, a number that divides its tiles. bias_in_boxes: the bias can be copied as boxes, which takes
-    shared memory but no registers of consumers; with a block mask or dropout, or for wider heads, the kernel would
-    spill a register. varlen: rows beyond the end may be another sequence's, which softcap must test
-    (`fragment_scores.there`); this takes registers.
-
-    TFLOP/s of its three products, S = 4096, on an H200, 2026-11-25: D = Dv = 256 686, in turns 626; 192 causal 687, in
-    turns 725.
-    """
-    heavy = [name for name in options if name not in LIGHT_OPTIONS]
-    note = ", options need registers" if heavy else ""
-    if bias_in_boxes and max(D, Dv) <= 128 and not {BLOCK_MASK, "dropout"} & {*options}:
-        keys = MOST_KEYS if len(heavy) == 1 else KEYS_BESIDE_BOXES_AND_MORE
-        config = DqConfig(2, keys, turns=False, dq_over_q=True, bias_stages=1)
-        yield config, f"{config.block_q} queries by {config.block_kv} keys for dq, the bias in boxes"
-    if "bias" in options:
-        note += ", the bias from memory"
-    if max(D, Dv) > 128:
-        config = DqConfig(2, dq_wide_keys(D, Dv, options), turns=not heavy and D <= 192, dq_over_q=True, zeroed=True)
-    elif BLOCK_MASK in options:
-        most = dq_keys_beside([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS
-        config = DqConfig(2, 128 if most else 64, turns=not heavy)
-    else:
-        keys = KEYS_BESIDE_ASKING if varlen and heavy == ["softcap"] else dq_keys_beside(heavy)
-        config = DqConfig(2, keys, turns=not heavy)
-    yield config, f"{config.block_q} queries by {config.block_kv} keys for dq{note}"

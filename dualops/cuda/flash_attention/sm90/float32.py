@@ -23,19 +23,9 @@ from .. import simt
 from ..arguments import has_usual_scale, is_varlen, variant
 from ..options import having
 from . import backward, forward_steps as kernel_steps
-from .config import (
-    BLOCK_MASK,
-    LIGHT_OPTIONS,
-    MOST_BYTES,
-    SLACK,
-    AnyDqConfig,
-    DqConfig,
-    DqThirdsConfig,
-    Sm90Config,
-    are_many,
-    padded,
-)
+from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES, SLACK, Sm90Config, are_many, padded
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig
+from .dq_config import AnyDqConfig, DqConfig, DqThirdsConfig
 from .schedule import counter_of, is_static
 from .to_bf16x3 import thirds_maps, thirds_of, thirds_steps
 

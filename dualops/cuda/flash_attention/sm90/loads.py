@@ -35,8 +35,9 @@ from ..options import chain_of
 from ..saved_lse import lse_delta_of
 from .bias import BiasPlace, bias_dkv, bias_stages
 from .bias_tile_scheduler import BiasWalk
-from .config import AnyDqConfig, Sm90Config, padded
+from .config import Sm90Config, padded
 from .dkv_config import AnyDkvConfig, DkvThirdsConfig, FusedConfig
+from .dq_config import AnyDqConfig
 from .schedule import WorkItems
 from .visible_tiles import KvTiles, QTiles, q_tiles_of
 

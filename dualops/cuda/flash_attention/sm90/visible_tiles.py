@@ -24,7 +24,8 @@ from ...tile.boxes import Corner, box_tile
 from ...tile.swizzle import Operand
 from ..arguments import Variant
 from ..tile_scheduler import ROWS_OF_A_HEAD, Rows, place_in_list, range_of, tile_after, tile_count
-from .config import BLOCK_MASK, BOX, DqTiles, Sm90Config
+from .config import BLOCK_MASK, BOX, Sm90Config
+from .dq_config import DqTiles
 
 
 class Queries(Rows):
