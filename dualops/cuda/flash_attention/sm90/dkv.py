@@ -72,9 +72,7 @@ def dkv_tiles(config: DkvConfig, variant: Variant, load: QLoads) -> Members:
     kq, vdo = warpgroup_mma(dtype, tiles.k, tiles.q, thirds), warpgroup_mma(dtype, tiles.v, tiles.do, thirds)
     pdo, dsq = register_mma(dtype, tiles.do_steps, thirds), register_mma(dtype, tiles.q_steps, thirds)
     word, others = load.bias.word, variant.varlen
-    score = fragment_scores(
-        tile_chain, ROWS, config.block_q, bent=chain.bends, transposed=True, word=word, others=others
-    )
+    score = fragment_scores(tile_chain, config.block_q, bent=chain.bends, transposed=True, word=word, others=others)
     scores_of = scores_of_keys(score, load)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, config.block_q)
     OVERLAP, K_AT, V_AT = config.overlap, 0, tiles.v_at

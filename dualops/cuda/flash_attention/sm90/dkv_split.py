@@ -47,7 +47,7 @@ from ...compiler.backend import Kernel, Members, builds, cuda, i32, kernel, memb
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
-from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgroup_mma
+from ...tile.warpgroup import base_of, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import Variant, gradient_inputs_type
@@ -99,7 +99,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
     dsq = register_mma(dtype, tiles.q_steps, THIRDS, from_base=THIRDS)
     box = warpgroup_exchange(tiles.p_at, kq.size, config.places, config.exact)
     load = q_loads(config, variant, others=box)
-    score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
+    score = fragment_scores(chain, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
     scores_of = scores_of_keys(score, load, keeps=False)
     gradient = split_gradient(chain, score, variant.dtype, BLOCK_Q, box)
     both, ZERO, ONE, OVERLAP, BENDS = warpgroup_barrier(CONSUMERS), i32(0), i32(1), config.overlap, chain.bends

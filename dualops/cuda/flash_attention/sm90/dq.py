@@ -111,7 +111,7 @@ def dq_tiles(config: DqConfig, variant: Variant, load: KvLoads) -> Members:
     qk, dov = warpgroup_mma(dtype, tiles.q, tiles.k, thirds), warpgroup_mma(dtype, tiles.do, tiles.v, thirds)
     dsk, takers, num = register_mma(dtype, tiles.k_right, thirds), config.consumers if config.turns else 1, numbers(f32)
     rows, bent = softmax_rows(variant.dtype, qk.size, dsk.size), chains.whole.scores
-    score = fragment_scores(chains.of_tile, ROWS, config.block_kv, bent=bent, word=load.bias.word, others=variant.varlen)
+    score = fragment_scores(chains.of_tile, config.block_kv, bent=bent, word=load.bias.word, others=variant.varlen)
     gradient = gradient_of_queries(chains.of_tile, score, rows, qk.size, dsk.size)
     scores_of = scores_of_queries(score, load, rows)
 

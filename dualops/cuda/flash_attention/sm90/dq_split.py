@@ -29,7 +29,7 @@ from ...compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel,
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
-from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgroup_mma
+from ...tile.warpgroup import base_of, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
@@ -78,7 +78,7 @@ def dq_split_tiles(config: DqThirdsConfig, variant: Variant) -> Members:
     dsk = register_mma(dtype, tiles.k_right, True, from_base=True)
     box = warpgroup_exchange(tiles.p_at, qk.size, 1, exact=True)
     load, rows = dq_loads(config, variant, box), softmax_rows(variant.dtype, qk.size, dsk.size)
-    score = fragment_scores(chain, ROWS, config.block_kv, bent=chain.scores, others=variant.varlen)
+    score = fragment_scores(chain, config.block_kv, bent=chain.scores, others=variant.varlen)
     gradient = gradient_of_queries(chain, score, rows, qk.size, dsk.size)
     d_scores = d_scores_apart(score, box, dov.size)
     scores_of, ZERO = scores_of_queries(score, load, rows), i32(0)

@@ -100,7 +100,7 @@ def fused_tiles(config: FusedConfig, variant: Variant, load: QLoads) -> Members:
     pdo, dsq = register_mma(dtype, tiles.do_steps), register_mma(dtype, tiles.q_steps)
     dsk = warpgroup_mma(dtype, tiles.ds, tiles.k_columns)
     word, others = load.bias.word, variant.varlen
-    score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=word, others=others)
+    score = fragment_scores(tile_chain, ROWS, bent=chain.bends, transposed=True, word=word, others=others)
     scores_of, gradient = scores_of_keys(score, load), gradient_of_keys(tile_chain, score, dtype, ROWS)
     stepwise = probs_by_steps(gradient, dtype, tiles.do_steps)
     probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
