@@ -22,9 +22,9 @@ from ....spec import ArrayMeta, Problem
 from ....spec.meta import Strided, contiguous_strides
 from ...launch.arrays import cdiv
 from ...launch.device import Device
-from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
+from ...launch.tensor_map import Mapped
 from ...launch.views import boxed, by_token, how_stored
 from ...tile.warpgroup import ROWS
 from ..arguments import Inputs, Served, fewest_queries, is_varlen, serving, sizes, variant

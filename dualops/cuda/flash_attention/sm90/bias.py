@@ -34,7 +34,7 @@ from ....spec import Problem
 from ....spec.attention import broadcast_strides
 from ....spec.meta import itemsize
 from ...compiler.backend import Members, Namespace, cuda, i32, i64, members, noun, tensor_map, types, u32, verb
-from ...launch.maps import Mapped
+from ...launch.tensor_map import Mapped
 from ...launch.views import Boxed, boxed
 from ...tile.a_fragment import WORDS, words_of_columns, words_of_rows
 from ...tile.boxes import Corner, box_shape, box_tile, prefetch_maps

@@ -48,8 +48,8 @@ from ....spec.meta import Strided, contiguous_strides, itemsize
 from ...compiler.backend import Kernel, Members, Noun, builds, cuda, i32, kernel, members, noun, types, u8, u32, verb
 from ...launch.arrays import cdiv
 from ...launch.device import Device
-from ...launch.maps import Mapped
 from ...launch.step import Step
+from ...launch.tensor_map import Mapped
 from ...launch.views import by_token, strided
 from ...tile.boxes import prefetch_maps
 from ...tile.roles import roles

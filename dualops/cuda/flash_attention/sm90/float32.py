@@ -16,9 +16,9 @@ from functools import partial
 
 from ....spec import ArrayMeta, Problem
 from ...launch.device import Device
-from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
+from ...launch.tensor_map import Mapped
 from .. import simt
 from ..arguments import has_usual_scale, is_varlen, variant
 from ..options import having

@@ -19,9 +19,9 @@ from ....spec import ArrayMeta, Problem
 from ....spec.meta import Strided, compute_dtype
 from ...launch.arrays import cdiv
 from ...launch.device import Device
-from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
+from ...launch.tensor_map import Mapped
 from ...launch.views import Boxed, boxed, by_token, how_stored, whole
 from ...tile.products import THREADS
 from ...tile.warpgroup import ROWS
