@@ -11,7 +11,7 @@ from ..compiler.backend import Members, cuda, i32, members, noun, verb
 from ..row_walk import RowAxes, row_axes
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
-from .variant import Variant
+from .arguments import Variant
 
 
 class NormAxes(RowAxes):
