@@ -33,8 +33,7 @@ from dualops.cuda.compiler.backend import (
 from dualops.cuda.launch import device
 from dualops.cuda.launch.step import Step, prepare
 from dualops.cuda.launch.tensor_map import boxes_of
-from dualops.cuda.ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
-from dualops.cuda.ptx.fences import fence_proxy_async
+from dualops.cuda.ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read, fence_proxy_async
 from dualops.cuda.ptx.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive,

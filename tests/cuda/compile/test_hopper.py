@@ -28,10 +28,10 @@ from dualops.cuda.ptx.async_copy import (
     cp_async_bulk_wait_group,
     cp_async_bulk_wait_group_read,
     cp_reduce_async_bulk_add_f32,
+    fence_proxy_async,
 )
-from dualops.cuda.ptx.fences import fence_proxy_async
+from dualops.cuda.ptx.matrices import stmatrix
 from dualops.cuda.ptx.mbarrier import mbarrier_arrive_cluster, mbarrier_init, mbarrier_wait
-from dualops.cuda.ptx.stmatrix import stmatrix
 from dualops.cuda.ptx.tma import (
     cp_async_bulk_tensor,
     cp_async_bulk_tensor_store,

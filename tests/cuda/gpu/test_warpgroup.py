@@ -17,8 +17,9 @@ from dualops.cuda.ptx.async_copy import (
     cp_async_bulk_store,
     cp_async_bulk_wait_group,
     cp_reduce_async_bulk_add_f32,
+    fence_proxy_async,
 )
-from dualops.cuda.ptx.fences import fence_proxy_async
+from dualops.cuda.ptx.matrices import stmatrix
 from dualops.cuda.ptx.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive_cluster,
@@ -26,7 +27,6 @@ from dualops.cuda.ptx.mbarrier import (
     mbarrier_init,
     mbarrier_wait,
 )
-from dualops.cuda.ptx.stmatrix import stmatrix
 from dualops.cuda.ptx.tma import cp_async_bulk_tensor, cp_async_bulk_tensor_store
 from dualops.cuda.ptx.warp import bar_sync, barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank
 from tests.cuda.warpgroup_product import KINDS, Kind, build, maps_of, problem, step_of

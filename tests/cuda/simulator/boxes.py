@@ -17,8 +17,8 @@ from dualops.cuda.ptx.async_copy import (
     cp_async_bulk_wait_group,
     cp_async_bulk_wait_group_read,
     cp_reduce_async_bulk_add_f32,
+    fence_proxy_async,
 )
-from dualops.cuda.ptx.fences import fence_proxy_async
 from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from dualops.cuda.ptx.memory import shared_address
 from dualops.cuda.ptx.tma import (

@@ -14,7 +14,7 @@ import pytest
 
 from dualops.cuda import simulator
 from dualops.cuda.compiler.backend import cuda, f32, u8, u32, u64
-from dualops.cuda.ptx.fences import fence_proxy_async
+from dualops.cuda.ptx.async_copy import fence_proxy_async
 from dualops.cuda.ptx.memory import shared_address
 from dualops.cuda.ptx.wgmma import (
     wgmma,

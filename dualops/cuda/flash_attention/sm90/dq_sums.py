@@ -33,10 +33,10 @@ from ...ptx.async_copy import (
     cp_async_bulk_store,
     cp_async_bulk_wait_group,
     cp_reduce_async_bulk_add_f32,
+    fence_proxy_async,
 )
-from ...ptx.fences import fence_proxy_async
 from ...ptx.memory import atom_add_i64, st_release_i64, wait_for_i64
-from ...tile.grids import wait_for_grid_before
+from ...ptx.warp import griddepcontrol_wait
 from ...tile.numbers import numbers
 from ...tile.pipeline import places
 from ...tile.products import opaque_i32
@@ -257,6 +257,6 @@ def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kern
             results.store(smem, to, acc, task, i32(ROWS * part), x, work)
             results.finish()
         if cuda.blockIdx.x == cuda.gridDim.x - 1:
-            wait_for_grid_before()
+            griddepcontrol_wait()
 
     return flash_attention_dq_finish

@@ -41,8 +41,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, kernel, members, noun, u8, u32, verb
+from ...ptx.warp import griddepcontrol_launch_dependents
 from ...tile.epilogue import put_matrices
-from ...tile.grids import let_next_grid_begin
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
@@ -209,7 +209,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
         bars, drawn, warpgroup = load.barriers(), cuda.shared.array(1, i32), my_warpgroup()
         if cuda.threadIdx.x == 0:
             drawn[0] = draw(sums.flags)
-            let_next_grid_begin()
+            griddepcontrol_launch_dependents()
         load.start(bars, maps, bias_maps)
         task = task_of(drawn[0], work)
         if task.n0 >= task.Sk:
