@@ -137,8 +137,7 @@ def matmul_backward(
 
 
 forward = Operation(
-    SPEC,
-    rungs=(sm90.forward_choices, sm80.forward_choices, simt.forward_choices, naive.forward_choices),
+    SPEC, rungs=(sm90.forward_choices, sm80.forward_choices, simt.forward_choices, naive.forward_choices)
 )
 backward = Operation(
     SPEC,
