@@ -232,7 +232,10 @@ class Operation:
         adapter, call = self._call(arrays, params, out, kernel)
         if before is not None:
             before(self._settle(call))
-        family = self._family(call, lengths, adapter)
+        try:
+            family = Family(self.op, call, lengths, self.inputs, self.same_place, adapter, self._settle)
+        except NumbaError as error:
+            raise TypeError(f"{self.op}: {_not_compiled(call.params, error)}") from error
         families.insert(0, family)
         del families[MOST_FAMILIES:]
         return _own_plan(family, call, lengths)
@@ -283,12 +286,6 @@ class Operation:
             return adapter.meta(array)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.op}: {name}: {error}") from None
-
-    def _family(self, call: Call, lengths: Sequence[str], adapter: Adapter) -> Family:
-        try:
-            return Family(self.op, call, lengths, self.inputs, self.same_place, adapter, self._settle)
-        except NumbaError as error:
-            raise TypeError(f"{self.op}: {_not_compiled(call.params, error)}") from error
 
     def _bind(self, call: Call) -> Problem:
         return (self.spec.bind_backward if self.backward else self.spec.bind)(call.arrays, call.params)
