@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 
 from dualops.cuda import norm
+from dualops.cuda.compiler.backend import Noun
 from dualops.cuda.flash_attention import (
     nan_repair,
     sm80 as attention_sm80,
@@ -64,7 +65,7 @@ from dualops.cuda.softmax import (
     rungs as softmax_rungs,
 )
 from dualops.cuda.tile.boxes import Cluster
-from dualops.cuda.tile.roles import Roles, roles
+from dualops.cuda.tile.roles import roles
 from dualops.spec import OPERATORS, Case, Tag, retention_cases
 from examples.ladder import matmul as matmul_ladder
 from examples.ladder.matmul.tiles import TilesConfig
@@ -261,10 +262,9 @@ DKV_TOKENS = {"q": (140, 1, 64), "k": (120, 1, 64), "v": (120, 1, 64), "cu_seqle
 DKV_MASKED = {"max_seqlen_q": 140, "max_seqlen_k": 120, "causal": True}
 
 
-def _roles_of_any_registers(consumers: int, *, most: bool = False) -> Roles:
+def _roles_of_any_registers(consumers: int, *, most: bool = False) -> Noun:
     """Return roles without limits on registers, which the simulator does not have."""
-    found = roles(1)
-    return Roles(threads=128 * (consumers + 1), produce=found.produce, consume=found.consume)
+    return roles(1).but(threads=128 * (consumers + 1))
 
 
 def _attention_gradient() -> Iterator[Problem]:
