@@ -30,7 +30,7 @@ from ..options import having
 from ..tile_scheduler import LEAST_HEADS, MOST_HEADS, packed_count, section_of, section_of_queries, tiled_work
 from .arguments import Sums, gradient_maps, keys_to, maps_of, queries_to, serves
 from .bias import boxed_bias
-from .config import SLACK, padded
+from .config import SLACK, padded, widths
 from .dbias import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dkv import build_dkv
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig, FusedConfig, dkv_configs, fused_configs
@@ -73,8 +73,7 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
         return
     if not serves(p, device, p.arrays, LOADED):
         return
-    D, Dv = padded(int(p.D)), padded(int(p.Dv))
-    names = [option.name for option, _ in having(p).variants]
+    (D, Dv), names = widths(p), having(p).names
     for config, reason in fused_configs(D, Dv, names, boxed_bias(p) is not None, p.group, is_varlen(p)):
         fits = config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block
         if fits and p.Sq > most_by_two_kernels(config):
@@ -184,7 +183,7 @@ def dkv_choices(
     p = problem
     if not results["dk"].size:
         return
-    D, Dv, options = padded(int(p.D)), padded(int(p.Dv)), [option.name for option, _ in having(p).variants]
+    (D, Dv), options = widths(p), having(p).names
     for config, reason in dkv_configs(D, Dv, options, boxed_bias(p) is not None):
         if config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block:
             yield config, reason
@@ -247,8 +246,8 @@ def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Devi
     p, varlen, room = problem, is_varlen(problem), device.shared_memory_per_block
     if max(p.D, p.Dv) > MOST_WIDTH or not results["dq"].size or not serves(p, device, p.arrays, LOADED):
         return
-    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    names, in_boxes = [option.name for option, _ in having(p).variants], boxed_bias(p) is not None
+    D, Dv = widths(p)
+    names, in_boxes = having(p).names, boxed_bias(p) is not None
     for config, reason in dq_configs(D, Dv, names, in_boxes, varlen):
         if config.shared_bytes(D, Dv) + SLACK > room:
             continue

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from ....spec import Problem
 from ...tile.split_bf16x3 import PARTS
 from ...tile.swizzle import SPANS, Operand
 from ...tile.warpgroup import ROWS
+from ..arguments import Variant
 
 SLACK = 1024  # bytes of shared memory for mbarriers and alignment
 BLOCK_MASK = "block_mask"  # the option
@@ -19,6 +21,11 @@ BOX = 64  # elements of 16 bits in a line of a box
 def padded(width: int) -> int:
     """Return a head's width in whole boxes, padded with zeros."""
     return -(-width // BOX) * BOX
+
+
+def widths(sizes: Problem | Variant) -> tuple[int, int]:
+    """Return D and Dv in whole boxes, as numbers: a kernel is built for them."""
+    return padded(int(sizes.D)), padded(int(sizes.Dv))
 
 
 def boxes(lines: int, width: int, major: str = "k") -> Operand:
@@ -60,7 +67,17 @@ class Tiles(NamedTuple):
     nbytes: int
 
 
-class QueriesConfig:
+class TilesConfig:
+    """A Config that knows its tiles, for heads of these widths in whole boxes."""
+
+    def tiles(self, D: int, Dv: int) -> Any:
+        raise NotImplementedError
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
+class QueriesConfig(TilesConfig):
     """What the Configs of forward and dq share."""
 
     consumers: int
@@ -87,12 +104,6 @@ class QueriesConfig:
     @property
     def bias_bytes(self) -> int:
         return self.bias_stages * self.consumers * self.bias.nbytes if self.bias else 0
-
-    def tiles(self, D: int, Dv: int) -> Any:
-        raise NotImplementedError
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
 
 
 class EachReadsV(QueriesConfig):

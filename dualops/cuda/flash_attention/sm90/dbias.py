@@ -63,7 +63,7 @@ from ..tiles import Where
 from .arguments import MAPS_TYPE, boxed_maps, maps_of
 from .bias import bias_registers, in_words
 from .bias_tile_scheduler import BiasExtent, Broadcast, bias_walk, pieces_of, visits_of_tile
-from .config import SLACK, padded
+from .config import SLACK, padded, widths
 from .dbias_sums import PLACES, THREADS, bias_sums, build_dbias_sum, gradient_of_bias
 from .dq_config import DbiasConfig, dbias_configs
 from .loads import ring_of_lines
@@ -104,7 +104,7 @@ def bias_work_type(variant: Variant) -> Any:
 @noun
 def dbias_loads(config: DbiasConfig, variant: Variant, one: Broadcast) -> Members:
     """The verbs of both rings, in the order of a walk."""
-    tiles = config.tiles(padded(variant.D), padded(variant.Dv))
+    tiles = config.tiles(*widths(variant))
     ranged = any(option.name == "band" for option, _ in variant.having.variants)
     chain = chain_of(in_words(variant.having), variant.dtype)
     walk = bias_walk(config.block_q, config.block_kv, one, chain, ranged=ranged)
@@ -140,11 +140,12 @@ def dbias_loads(config: DbiasConfig, variant: Variant, one: Broadcast) -> Member
 @noun
 def dbias_tiles(config: DbiasConfig, variant: Variant, load: Noun) -> Members:
     """The verbs of tiles of scores. fillings: of queries, and of keys."""
-    tiles, OVERLAP = config.tiles(padded(variant.D), padded(variant.Dv)), config.overlap
+    tiles, OVERLAP = config.tiles(*widths(variant)), config.overlap
     chain, turn = chain_of(in_words(variant.having), variant.dtype), turns(config.consumers if OVERLAP else 1)
     qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
     own = bias_registers(variant, config.block_kv, 128 * config.consumers)
     score = fragment_scores(chain, config.block_kv, marks=True, word=own.word)
+    wait_scores = qk.wait_but_one if OVERLAP else qk.wait
     gradient, rows, queries, keys = gradient_of_bias(qk.size), rows_of_queries(qk.size), load.queries, load.keys
 
     @verb
@@ -181,10 +182,7 @@ def dbias_tiles(config: DbiasConfig, variant: Variant, load: Noun) -> Members:
     @verb
     def add(mine, fillings, last, where, work):
         """Add dS of a tile to totals. last: lines that stayed are read for the last time."""
-        if OVERLAP:
-            qk.wait_but_one(mine.scores)
-        else:
-            qk.wait(mine.scores)
+        wait_scores(mine.scores)
         queries.release_first(mine.bars[0], fillings[0], last)
         keys.release_first(mine.bars[1], fillings[1], last)
         seen = score.sees(score.ask(work.options, where))
@@ -273,8 +271,7 @@ def dbias_choice(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
     p = problem
     if "dbias" not in results or not results["dbias"].size:
         return None, ""
-    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    options = [option.name for option, _ in having(p).variants]
+    (D, Dv), options = widths(p), having(p).names
     for config, reason in dbias_configs(D, Dv, device.shared_memory_per_block - SLACK, options):
         if _visits(p, config) > MOST_VISITS:
             break

@@ -11,7 +11,7 @@ from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ...tile.warpgroup_exchange import exchange_bytes
 from ..saved_lse import lane_columns
-from .config import BLOCK_MASK, BOX, LIGHT_OPTIONS, are_many, bias_operand, boxes, parts_width
+from .config import BLOCK_MASK, BOX, LIGHT_OPTIONS, TilesConfig, are_many, bias_operand, boxes, parts_width
 
 CONSUMERS = 2  # of blocks that do not say how many
 BARRIERS = 512  # bytes of shared memory for mbarriers, at most
@@ -53,7 +53,7 @@ def _tiles(
     return DkvTiles(k, v, q, do, q_steps, do_steps, v_at, q_at, do_at, bias_at, p_at, end)
 
 
-class _Keys:
+class _Keys(TilesConfig):
     """What the Configs share."""
 
     block_q: int
@@ -77,12 +77,6 @@ class _Keys:
     def bias(self) -> Operand | None:
         """The bias's tile, if it is copied as boxes."""
         return None
-
-    def tiles(self, D: int, Dv: int) -> Any:
-        raise NotImplementedError
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ from ..score_gradients import split_gradient
 from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, keys_to_type
-from .config import factors, padded
+from .config import factors, widths
 from .dkv_config import CONSUMERS, DkvApartConfig, DkvThirdsConfig
 from .loads import q_loads
 from .output import results_of_keys
@@ -77,11 +77,6 @@ class Side(NamedTuple):
     sums: Any  # of products, which become acc
 
 
-@verb
-def _same(smem):
-    return smem
-
-
 @noun
 def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> Members:
     """The verbs of a block's tiles of queries: of 16 bits pipelined, of float32 one product after the other.
@@ -91,7 +86,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
     chain = chain_of(variant.having, variant.dtype, gradient=True)
     if chain.bends and not config.exact:
         raise ValueError(f"{config} for options with slopes, expected an exact one: P * slope may be large")
-    BLOCK_Q, THIRDS, tiles = config.block_q, config.thirds, config.tiles(padded(variant.D), padded(variant.Dv))
+    BLOCK_Q, THIRDS, tiles = config.block_q, config.thirds, config.tiles(*widths(variant))
     dtype = factors(variant.dtype)
     kq = warpgroup_mma(dtype, tiles.k, tiles.q, THIRDS, from_base=THIRDS)
     vdo = warpgroup_mma(dtype, tiles.v, tiles.do, THIRDS, from_base=THIRDS)
@@ -109,10 +104,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
         """Turn S.T into P.T, hand P.T * slope over, and turn P.T into weight * P.T."""
         gradient.probabilities(side.scores, side.bent, given, load.lse(side.bars, stage))
         place = box.claim(side.bars.others, filling)
-        if BENDS:
-            box.put(side.smem, place, side.bent)
-        else:
-            box.put(side.smem, place, side.scores)
+        box.put(side.smem, place, side.bent if BENDS else side.scores)
         box.hand(side.bars.others, filling)
         kept = score.keeps(given.options, given.where, score.seed(given.options))
         gradient.weigh(side.scores, given.options, kept)
@@ -128,7 +120,8 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
         """Return the verbs (own, side, task, tile, filling) of a tile, of dv and of dk: a product of the previous tile
         overlaps it. first: there is none.
         """
-        FIRST, ALONE = first, first or not OVERLAP
+        FIRST, alone = first, first or not OVERLAP
+        wait_scores, wait_d_probs = (mma.wait if alone else mma.wait_but_one for mma in (kq, vdo))
 
         @verb
         def dv_tile(own, side, task, tile, filling):
@@ -138,10 +131,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
                 pdo.add(side.acc, side.packed, side.at, load.do_at(load.q.stage(filling - 1)), ONE)
             load.do.wait(side.bars.do, filling)
             known = scores_of.know(own, where_of(task, tile.h, tile.m0, task.n0), tile)
-            if ALONE:
-                kq.wait(side.scores)
-            else:
-                kq.wait_but_one(side.scores)
+            wait_scores(side.scores)
             hand_probs(side, filling, stage, scores_of.mask(own, side.scores, known, stage))
             if not FIRST:
                 kq.wait(side.scores)  # for dv, too: P.T is rounded after it
@@ -155,10 +145,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
             vdo.start(side.scores, side.at, load.v_at(0), load.do_at(stage), ZERO)  # dP.T = V @ dO.T
             if not FIRST:  # dk [64, D] += dS.T @ Q, of the previous tile
                 dsq.add(side.acc, side.packed, side.at, load.q_at(load.q.stage(filling - 1)), ONE)
-            if ALONE:
-                vdo.wait(side.scores)
-            else:
-                vdo.wait_but_one(side.scores)
+            wait_d_probs(side.scores)
             take_probs(side, filling, stage, own.options, where_of(task, tile.h, tile.m0, task.n0))
             if not FIRST:
                 vdo.wait(side.scores)  # for dk, too: dS.T is rounded after it
@@ -225,18 +212,16 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
 
         return every
 
-    place_of = base_of if THIRDS else _same
-
     @verb
     def dv_side(smem, bars):
         """Return `Side`; once in a kernel."""
         acc, scores, bent, packed = pdo.fragment(), kq.fragment(), kq.fragment(), pdo.left()
-        return Side(smem, place_of(smem), bars, scores, bent, packed, acc, pdo.sums(acc))
+        return Side(smem, base_of(smem) if THIRDS else smem, bars, scores, bent, packed, acc, pdo.sums(acc))
 
     @verb
     def dk_side(smem, bars):
         acc, d_probs, packed = dsq.fragment(), vdo.fragment(), dsq.left()
-        return Side(smem, place_of(smem), bars, d_probs, d_probs, packed, acc, dsq.sums(acc))
+        return Side(smem, base_of(smem) if THIRDS else smem, bars, d_probs, d_probs, packed, acc, dsq.sums(acc))
 
     return members(
         locals(),

@@ -64,7 +64,7 @@ from ..score_gradients import gradient_of_queries
 from ..tile_scheduler import tiled_work_type, walk_by_queries
 from .arguments import MAPS_TYPE, queries_to_type
 from .bias import chains_of
-from .config import factors, padded
+from .config import factors, widths
 from .dq_config import AnyDqConfig, DqConfig
 from .loads import KvLoads, kv_loads
 from .output import dq_results
@@ -77,7 +77,7 @@ def dq_loads(config: AnyDqConfig, variant: Variant, others: Noun | None = None) 
     """Return what dq's kernels load. others: as of `kv_loads`."""
     visits = kv_tiles_of(config.block_q, config.block_kv, variant)
     items = work_items(walk_by_queries(config, variant, visits.between, gradient=True), config.q_stages + 1)
-    queries = q_and_do(config.tiles(padded(variant.D), padded(variant.Dv)))
+    queries = q_and_do(config.tiles(*widths(variant)))
     return kv_loads(config, variant, queries, items, visits, others)
 
 
@@ -107,7 +107,7 @@ class Item(NamedTuple):
 def dq_tiles(config: DqConfig, variant: Variant, load: KvLoads) -> Members:
     """The verbs of a work item's tiles."""
     chains = chains_of(variant, words=config.bias_stages > 0, gradient=True)
-    tiles, dtype, thirds = config.tiles(padded(variant.D), padded(variant.Dv)), factors(variant.dtype), config.thirds
+    tiles, dtype, thirds = config.tiles(*widths(variant)), factors(variant.dtype), config.thirds
     qk, dov = warpgroup_mma(dtype, tiles.q, tiles.k, thirds), warpgroup_mma(dtype, tiles.do, tiles.v, thirds)
     dsk, takers, num = register_mma(dtype, tiles.k_right, thirds), config.consumers if config.turns else 1, numbers(f32)
     rows, bent = softmax_rows(variant.dtype, qk.size, dsk.size), chains.whole.scores

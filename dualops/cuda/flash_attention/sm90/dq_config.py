@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ...tile.warpgroup_exchange import exchange_bytes
-from .config import BLOCK_MASK, LIGHT_OPTIONS, EachReadsV, QueriesConfig, are_many, boxes, parts_width
+from .config import BLOCK_MASK, LIGHT_OPTIONS, EachReadsV, QueriesConfig, TilesConfig, are_many, boxes, parts_width
 
 
 class DqTiles(NamedTuple):
@@ -171,7 +171,7 @@ class DbiasTiles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DbiasConfig:
+class DbiasConfig(TilesConfig):
     """A block has a tile of 64 rows of the bias for each of `consumers` warpgroups, and block_kv columns.
 
     stages: of Q and dO, in turn, and as many of K and V, at least 2. `overlap`: computing dP overlaps the exponentials,
@@ -208,9 +208,6 @@ class DbiasConfig:
     def box_lines(self) -> dict[str, int]:
         """Rows of a box of each array."""
         return {"q": self.block_q, "k": self.block_kv, "do": self.block_q, "v": self.block_kv}
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
 
 
 FEWER_KEYS, LEAST_KEYS = 112, 64

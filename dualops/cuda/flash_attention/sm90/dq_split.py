@@ -38,7 +38,7 @@ from ..score_gradients import d_scores_apart, gradient_of_queries
 from ..tile_scheduler import tiled_work_type
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, queries_to_type
-from .config import factors, padded
+from .config import factors, widths
 from .dq import dq_loads
 from .dq_config import DqThirdsConfig
 from .output import dq_results
@@ -71,7 +71,7 @@ class DqSide(NamedTuple):
 @noun
 def dq_split_tiles(config: DqThirdsConfig, variant: Variant) -> Members:
     """The verbs of both sides."""
-    dtype, tiles = factors(variant.dtype), config.tiles(padded(variant.D), padded(variant.Dv))
+    dtype, tiles = factors(variant.dtype), config.tiles(*widths(variant))
     chain = chain_of(variant.having, variant.dtype, gradient=True)
     qk = warpgroup_mma(dtype, tiles.q, tiles.k, True, from_base=True)
     dov = warpgroup_mma(dtype, tiles.do, tiles.v, True, from_base=True)

@@ -46,7 +46,7 @@ from ..arguments import Variant, gradient_inputs_type
 from ..options import chain_of
 from ..tile_scheduler import packed_tiles, tiled_work_type, walk_by_queries
 from .arguments import SUMS_TYPE, queries_to_type
-from .config import BOX, padded
+from .config import BOX, padded, widths
 from .dkv_config import CONSUMERS, FRAGMENT, FRAGMENT_BYTES, FusedConfig
 from .output import dq_results
 from .visible_tiles import QTiles, q_tiles_of
@@ -160,7 +160,7 @@ def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
 def dq_queue(config: FusedConfig, variant: Variant, order: TileOrder) -> Members:
     """The verbs of dq on its way from registers to memory, through `store_queue`."""
     num, PLACE, BLOCK_Q, SIZE = numbers(f32), CONSUMERS * FRAGMENT, config.block_q, FRAGMENT // 128
-    box, tiles = store_queue(config.dq_places, config.warps), config.tiles(padded(variant.D), padded(variant.Dv))
+    box, tiles = store_queue(config.dq_places, config.warps), config.tiles(*widths(variant))
     DQ_AT = tiles.dq_at // 4  # where the places begin, in floats
     NBYTES, place_of = u32(CONSUMERS * FRAGMENT_BYTES), place_of_sum(BLOCK_Q, variant.varlen)
 

@@ -55,7 +55,7 @@ from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type
 from .bias import chains_of
-from .config import padded
+from .config import widths
 from .dkv_config import CONSUMERS, DS_PLACES, FusedConfig
 from .dq_sums import dq_queue, draw, tile_order
 from .loads import QLoads, q_loads
@@ -94,7 +94,7 @@ class Filling(NamedTuple):
 def fused_tiles(config: FusedConfig, variant: Variant, load: QLoads) -> Members:
     """The verbs of a block's tiles of queries."""
     chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
-    dtype, tiles = variant.dtype, config.tiles(padded(variant.D), padded(variant.Dv))
+    dtype, tiles = variant.dtype, config.tiles(*widths(variant))
     kq = register_a(dtype, tiles.k, tiles.part_q, held=config.k_held)
     vdo = register_a(dtype, tiles.v, tiles.part_do, held=config.v_held)
     pdo, dsq = register_mma(dtype, tiles.do_steps), register_mma(dtype, tiles.q_steps)

@@ -32,7 +32,7 @@ from ..options import chain_of
 from ..saved_lse import lse_delta_of
 from .bias import BiasPlace, bias_dkv, bias_stages
 from .bias_tile_scheduler import BiasWalk
-from .config import Sm90Config, padded
+from .config import Sm90Config, widths
 from .dkv_config import AnyDkvConfig, DkvThirdsConfig, FusedConfig
 from .dq_config import AnyDqConfig
 from .schedule import WorkItems
@@ -88,7 +88,7 @@ def kv_loads(
     """The verbs. queries: a noun with the `nbytes` of a work item's rows, and the verb `load`. others: a noun with
     barriers, of an exchange between consumers, if there is no bias in boxes.
     """
-    tiles = config.tiles(padded(variant.D), padded(variant.Dv))
+    tiles = config.tiles(*widths(variant))
     bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
     q = pipeline(config.q_stages, queries.nbytes, config.warps)
     k = loaded(tiles.k, tiles.k_at, config.stages, config.warps)
@@ -180,7 +180,7 @@ def q_loads(
     dO has a second barrier of Q's stages, which counts lse and delta, too. With stages of its own (`DkvThirdsConfig`),
     lse and delta have the second barrier.
     """
-    tiles, warps = config.tiles(padded(variant.D), padded(variant.Dv)), config.warps
+    tiles, warps = config.tiles(*widths(variant)), config.warps
     visits, others = visits or q_tiles_of(config.block_q, variant), others or no_barriers()
     bias, VARLEN = bias_dkv(variant, config.bias, tiles.bias_at, warps), variant.varlen
     DO_APART = isinstance(config, DkvThirdsConfig)

@@ -116,7 +116,7 @@ class KvTiles(Namespace):
 
 def kv_tiles_of(block_q: int, block_kv: int, variant: Variant, *, split: bool = False) -> KvTiles:
     """The verbs of a kernel. If keys are split, block masks are not read."""
-    names = [option.name for option, _ in variant.having.variants]
+    names = variant.having.names
     return _kv_of_list(block_q, block_kv, names) if BLOCK_MASK in names and not split else _kv_of_range(block_kv)
 
 
@@ -199,7 +199,7 @@ class QTiles(Namespace):
 
 def q_tiles_of(block_q: int, variant: Variant | None) -> QTiles:
     """The verbs of a kernel. Without a variant: of a kernel that reads no block mask."""
-    names = [option.name for option, _ in variant.having.variants] if variant else []
+    names = variant.having.names if variant else []
     return _q_of_list(block_q, names) if BLOCK_MASK in names else _q_of_range(block_q)
 
 
