@@ -98,22 +98,22 @@ def measure(case: Case, runs: int = 3) -> Row:
     from dualops.cuda.compiler.compile import link, lto_ir
 
     front = links = first = 0.0
-    beside = []
+    references = []
     wanted = kernels(case)
     for kernel in wanted:
         fronts, linked = [], []
         for _ in range(runs):
             gc.collect()  # garbage of earlier builds must not count
-            beside.append(reference())
+            references.append(reference())
             began = process_time()
             code = lto_ir(kernel, ARCH)
             made = process_time()
             link(code, ARCH)
             fronts.append(made - began)
             linked.append(process_time() - made)
-            beside.append(reference())
+            references.append(reference())
         front, links, first = front + min(fronts), links + min(linked), first + fronts[0]
-    unit = min(beside)
+    unit = min(references)
     return Row(case.name, len(wanted), front, links, first, front / unit, links / unit)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .plot import beside, markdown
+from .plot import comparison, markdown
 from .recorded import Key, PeerRun, Peers, known_cases, work_of
 from .tree import spec
 from .work import DIRECTIONS, directions
@@ -59,7 +59,7 @@ class Source(NamedTuple):
 def runs_of(headline: Headline, peers: Mapping[str, Peers]) -> dict[Key, PeerRun]:
     """The runs that timed a row, by its directions."""
     runs = peers[headline.operator].runs if headline.operator in peers else {}
-    return {key: runs[key] for key in headline.keys if key in runs and beside(key, peers)}
+    return {key: runs[key] for key in headline.keys if key in runs and comparison(key, peers)}
 
 
 def source_of(peers: Mapping[str, Peers]) -> Source | None:
@@ -83,13 +83,13 @@ def table(peers: Mapping[str, Peers]) -> str:
     if source is None:
         return "\n".join(markdown(COLUMNS, rows))
     short = next(run.short for peer in peers.values() for run in peer.runs.values() if run.commit == source.commit)
-    told = f"On one {source.device}, {' to '.join(dict.fromkeys((min(days), max(days))))}, commit `{short}`."
-    return "\n".join([*markdown(COLUMNS, rows), "", told])
+    caption = f"On one {source.device}, {' to '.join(dict.fromkeys((min(days), max(days))))}, commit `{short}`."
+    return "\n".join([*markdown(COLUMNS, rows), "", caption])
 
 
 def _cells(key: Key | None, peers: Mapping[str, Peers]) -> tuple[str, str]:
     """Rate and share of the roof; the fastest peer."""
-    measured = beside(key, peers) if key else None
+    measured = comparison(key, peers) if key else None
     if key is None or measured is None:
         return "–", "–"
     work = work_of(key)

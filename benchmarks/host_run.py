@@ -75,7 +75,7 @@ def batch(call: Call) -> float:
     return seconds
 
 
-def beside(ours: Call, theirs: Call) -> tuple[float, float]:
+def paired(ours: Call, theirs: Call) -> tuple[float, float]:
     """Measure the seconds of both, in turns."""
     for call in (ours, theirs) * 2:
         batch(call)
@@ -94,24 +94,24 @@ def calls() -> Iterator[Row]:
     x, w, dy = numbers(128, 128), numbers(128), numbers(128, 128)
     q, k, v = numbers(1, 8, 128, 64), numbers(1, 8, 128, 64), numbers(1, 8, 128, 64)
     with torch.no_grad():
-        both = beside(lambda: cuda.softmax(x), lambda: torch.softmax(x, -1))
+        both = paired(lambda: cuda.softmax(x), lambda: torch.softmax(x, -1))
         yield Row("cuda.softmax", *both, times=1.3)
-        both = beside(lambda: bridge.softmax(x), lambda: torch.softmax(x, -1))
+        both = paired(lambda: bridge.softmax(x), lambda: torch.softmax(x, -1))
         yield Row("bridge softmax, no grad", *both, times=1.3)
-        both = beside(lambda: bridge.flash_attention(q, k, v), lambda: functional.scaled_dot_product_attention(q, k, v))
+        both = paired(lambda: bridge.flash_attention(q, k, v), lambda: functional.scaled_dot_product_attention(q, k, v))
         yield Row("bridge attention, no grad", *both)
     for leaf in (x, w, q, k, v):
         leaf.requires_grad_()
-    yield Row("bridge softmax, forward", *beside(lambda: bridge.softmax(x), lambda: torch.softmax(x, -1)), times=2.0)
-    both = beside(lambda: bridge.flash_attention(q, k, v), lambda: functional.scaled_dot_product_attention(q, k, v))
+    yield Row("bridge softmax, forward", *paired(lambda: bridge.softmax(x), lambda: torch.softmax(x, -1)), times=2.0)
+    both = paired(lambda: bridge.flash_attention(q, k, v), lambda: functional.scaled_dot_product_attention(q, k, v))
     yield Row("bridge attention, forward", *both, times=1.3)
-    both = beside(lambda: bridge.rms_norm(x, w), lambda: functional.rms_norm(x, (128,), w))
+    both = paired(lambda: bridge.rms_norm(x, w), lambda: functional.rms_norm(x, (128,), w))
     yield Row("bridge rms_norm, forward", *both)
 
     def step(forward: Callable[[], Tensor]) -> Call:
         return lambda: torch.autograd.grad(forward(), (x, w), dy)
 
-    both = beside(step(lambda: bridge.rms_norm(x, w)), step(lambda: functional.rms_norm(x, (128,), w)))
+    both = paired(step(lambda: bridge.rms_norm(x, w)), step(lambda: functional.rms_norm(x, (128,), w)))
     yield Row("bridge rms_norm, forward and backward", *both, times=1.5)
 
 
@@ -164,16 +164,16 @@ def started(cache: str, program: str, *words: str) -> dict[str, float]:
 
 def line(row: Row) -> str:
     """`bridge softmax, forward     12.3 µs   torch 8.1 µs   1.52 x, at most 2.0 x: reached`."""
-    parts = [f"{row.name:48}", f"{told(row.seconds):>10}"]
+    parts = [f"{row.name:48}", f"{format_seconds(row.seconds):>10}"]
     if row.torch is not None:
-        parts.append(f"torch {told(row.torch):>10}   {row.seconds / row.torch:5.2f} x")
+        parts.append(f"torch {format_seconds(row.torch):>10}   {row.seconds / row.torch:5.2f} x")
     if row.reached is not None:
-        limit = f"{row.times} x" if row.times is not None else told(row.most or 0.0)
+        limit = f"{row.times} x" if row.times is not None else format_seconds(row.most or 0.0)
         parts.append(f"at most {limit}: {'reached' if row.reached else 'MISSED'}")
     return "   ".join(parts)
 
 
-def told(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds:.3f} s"
 
 

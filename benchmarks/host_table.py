@@ -22,11 +22,11 @@ def table(path: Path) -> str:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     theirs, times, most = row["torch"], row["times"], row["most"]
-    aim = f"at most {times}" if times is not None else "–" if most is None else f"at most {_told(most)}"
+    aim = f"at most {times}" if times is not None else "–" if most is None else f"at most {_duration(most)}"
     ratio = "–" if theirs is None else f"{row['seconds'] / theirs:.2f}"
     reached = {None: "–", True: "yes", False: "**no**"}[row["reached"]]
-    return [row["name"], _told(row["seconds"]), "–" if theirs is None else _told(theirs), ratio, aim, reached]
+    return [row["name"], _duration(row["seconds"]), "–" if theirs is None else _duration(theirs), ratio, aim, reached]
 
 
-def _told(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds:.2f} s"

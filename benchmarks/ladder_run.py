@@ -159,11 +159,11 @@ def counters(ladder: Ladder, names: list[str], show: Callable[[str], None]) -> d
         show(f"no counters: {reason}")
         return {**content, "failure": str(reason)}
     for name, launch in zip(names, found):
-        show(told(name, launch, metrics))
+        show(format_counters(name, launch, metrics))
     return {**content, "kernels": [{"who": name, **launch._asdict()} for name, launch in zip(names, found)]}
 
 
-def told(name: str, launch: Profiled, metrics: Iterable[str]) -> str:
+def format_counters(name: str, launch: Profiled, metrics: Iterable[str]) -> str:
     """Return a line with the counters in the order of `metrics`."""
     values = [launch.metrics.get(metric) for metric in metrics]
     return f"{name:18} " + "  ".join("–" if value is None else f"{value:.4g}" for value in values)

@@ -33,7 +33,7 @@ class Page(NamedTuple):
     cases: tuple[str, ...]  # the timed cases, by the spec's names
     counted: str  # the profiled case
     column: Callable[[spec.Problem], str]  # the heading of a case
-    told: Callable[[spec.Problem], str]  # what is timed, on what
+    timed: Callable[[spec.Problem], str]  # what is timed, on what
     share: str  # the meaning of a share, as a sentence's end
     counters: tuple[Counter, ...]
     units: Callable[[spec.Problem], Mapping[str, float]]  # in addition to "one" and "percent"
@@ -59,7 +59,7 @@ SOFTMAX = Page(
     cases=tuple(f"rows32768x{columns}-bfloat16" for columns in (1024, 4096, 16384)),
     counted="rows32768x4096-bfloat16",
     column=lambda p: f"{p.N} columns",
-    told=lambda p: f"{p.M} rows of {p.dtype}",
+    timed=lambda p: f"{p.M} rows of {p.dtype}",
     share="a plain kernel needs that reads and writes as many bytes",
     counters=(
         Counter("dram__bytes_read.sum", "DRAM reads, in sizes of x", "sizes of x"),
@@ -86,7 +86,7 @@ MATMUL = Page(
     cases=("square1024-bfloat16", "square4096-bfloat16", "square8192_nn-bfloat16"),
     counted="square4096-bfloat16",
     column=lambda p: f"M = N = K = {p.M}",
-    told=lambda p: p.dtype,
+    timed=lambda p: p.dtype,
     share="cuBLAS needs, which was timed right before",
     counters=(
         Counter(
@@ -143,7 +143,7 @@ def tables(operator: str, source: Path) -> str:
     lines = [
         f"![the share of each step, by size](../../../docs/{picture_name(operator)})",
         "",
-        f"{page.told(of_counters)} on one {content['gpu']}, {content['date']}, commit `{content['commit'][:8]}`: "
+        f"{page.timed(of_counters)} on one {content['gpu']}, {content['date']}, commit `{content['commit'][:8]}`: "
         "the time of a call,",
         f"and the share of it that {page.share}.",
         "",
@@ -153,8 +153,8 @@ def tables(operator: str, source: Path) -> str:
     if counted["failure"]:
         return "\n".join([*lines, f"Counters: none were recorded. {counted['failure']}"])
     column = page.column(of_counters)
-    told = f"Counted in one launch of each at {column}, by Nsight Compute {counted['profiler']}:"
-    return "\n".join([*lines, told, "", *counts(content)])
+    caption = f"Counted in one launch of each at {column}, by Nsight Compute {counted['profiler']}:"
+    return "\n".join([*lines, caption, "", *counts(content)])
 
 
 def columns(content: Mapping[str, Any]) -> dict[str, str]:
@@ -167,10 +167,10 @@ def columns(content: Mapping[str, Any]) -> dict[str, str]:
 def times(content: Mapping[str, Any]) -> list[str]:
     """A row for each kernel, a column for each case: `0.133 ms, 98%`."""
     points = {(point["who"], point["case"]): point for point in content["points"]}
-    told = columns(content)
+    headings = columns(content)
     names = dict.fromkeys(who for who, _ in points)
-    rows = [[f"`{name}`", *(cell(points.get((name, case))) for case in told)] for name in names]
-    return markdown(["", *told.values()], rows)
+    rows = [[f"`{name}`", *(cell(points.get((name, case))) for case in headings)] for name in names]
+    return markdown(["", *headings.values()], rows)
 
 
 def cell(point: Mapping[str, Any] | None) -> str:
@@ -207,13 +207,13 @@ def picture(source: Path, target: Path) -> None:
     from matplotlib.figure import Figure
 
     content = json.loads(source.read_text())
-    told, names = columns(content), list(dict.fromkeys(point["who"] for point in content["points"]))
+    headings, names = columns(content), list(dict.fromkeys(point["who"] for point in content["points"]))
     figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    wide = 0.8 / len(told)
-    for place, (case, column) in enumerate(told.items()):
+    wide = 0.8 / len(headings)
+    for place, (case, column) in enumerate(headings.items()):
         points = [point for point in content["points"] if point["case"] == case and point["seconds"] is not None]
-        at = [names.index(point["who"]) + (place - (len(told) - 1) / 2) * wide for point in points]
+        at = [names.index(point["who"]) + (place - (len(headings) - 1) / 2) * wide for point in points]
         axes.bar(at, [100 * point["roof"] / point["seconds"] for point in points], wide, label=column)
     axes.set_xticks(range(len(names)), names, rotation=20, ha="right")
     axes.axhline(100, color="#222222", linewidth=1)

@@ -115,7 +115,7 @@ def picture(peers: Mapping[str, Peers], target: Path) -> bool:
     figure.legend(
         [handles[name] for name in named], named, loc="outside upper center", ncols=len(COLORS), frameon=False
     )
-    figure.supxlabel(told(drawn, peers), fontsize=8)
+    figure.supxlabel(measured_runs(drawn, peers), fontsize=8)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=110)
     return True
@@ -150,7 +150,7 @@ def caption(peers: Mapping[str, Peers]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def told(drawn: Iterable[tuple[Panel, Rates]], peers: Mapping[str, Peers]) -> str:
+def measured_runs(drawn: Iterable[tuple[Panel, Rates]], peers: Mapping[str, Peers]) -> str:
     """Describe what was timed, on which GPUs, when, and at which commits."""
     runs: dict[str, None] = {}
     for panel, found in drawn:

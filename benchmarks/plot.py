@@ -40,7 +40,7 @@ SUMMARY_COLUMNS = (
 MARKERS = {"dualops": "o", "torch eager": "v", "torch.compile": "^", "Liger": "s", "QuACK": "D"}
 
 
-class Beside(NamedTuple):
+class Comparison(NamedTuple):
     """dualops compared with its peers, on one direction of one case."""
 
     seconds: float
@@ -50,7 +50,7 @@ class Beside(NamedTuple):
     ratio: float | None  # its time over ours: above 1 dualops is faster
 
 
-def beside(key: Key, peers: Mapping[str, Peers]) -> Beside | None:
+def comparison(key: Key, peers: Mapping[str, Peers]) -> Comparison | None:
     """Return the recorded comparison, or None."""
     run = peers.get(key.operator)
     everybody = run.measurements.get(key, {}) if run else {}
@@ -64,7 +64,7 @@ def beside(key: Key, peers: Mapping[str, Peers]) -> Beside | None:
     peer = min(others, key=lambda name: others[name], default=None)
     error = ours["error"] / ours["baseline_error"] if ours["baseline_error"] else None
     share = None if precision_of(key) else ours["roof"] / ours["burst"]
-    return Beside(ours["burst"], share, error, peer, others[peer] / ours["burst"] if peer else None)
+    return Comparison(ours["burst"], share, error, peer, others[peer] / ours["burst"] if peer else None)
 
 
 def precision_of(key: Key) -> str | None:
@@ -83,8 +83,8 @@ def sources(used: Collection[Key], peers: Mapping[str, Peers]) -> list[str]:
     runs: dict[str, dict[str, set[Key]]] = {}
     for key in used:
         run = peers[key.operator].runs[key]
-        told = f"{run.day}, one {run.device}, commit `{run.short}`"
-        runs.setdefault(told, {}).setdefault(key.operator, set()).add(key)
+        source = f"{run.day}, one {run.device}, commit `{run.short}`"
+        runs.setdefault(source, {}).setdefault(key.operator, set()).add(key)
     of_each = Counter(key.operator for key in {*used})
 
     def name(operator: str, keys: Collection[Key]) -> str:
@@ -92,10 +92,10 @@ def sources(used: Collection[Key], peers: Mapping[str, Peers]) -> list[str]:
             return operator
         cases, every = {key.case for key in keys}, {key for key in used if key.operator == operator}
         whole = len(keys) == sum(key.case in cases for key in every)
-        told = "" if whole else f", {' and '.join(sorted({key.direction for key in keys}))}"
-        return f"{operator} ({len(cases)} of {len({key.case for key in every})} cases{told})"
+        directions = "" if whole else f", {' and '.join(sorted({key.direction for key in keys}))}"
+        return f"{operator} ({len(cases)} of {len({key.case for key in every})} cases{directions})"
 
-    return [f"{', '.join(starmap(name, found.items()))}: {told}." for told, found in runs.items()]
+    return [f"{', '.join(starmap(name, found.items()))}: {source}." for source, found in runs.items()]
 
 
 class SummaryRow(NamedTuple):
@@ -109,9 +109,9 @@ class SummaryRow(NamedTuple):
 
 def summary_rows(peers: Mapping[str, Peers]) -> list[SummaryRow]:
     """Return a row for each operator and dtype, from the comparisons."""
-    found: dict[tuple[str, str], dict[Key, Beside]] = {}
+    found: dict[tuple[str, str], dict[Key, Comparison]] = {}
     for key in keys():
-        measured = beside(key, peers)
+        measured = comparison(key, peers)
         if measured:
             dtype, precision = known_cases(key.operator)[key.case].dtype, precision_of(key)
             label = f"{dtype} as {precision}" if precision else dtype
@@ -151,7 +151,7 @@ def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
     newest = {key: recording for recording in history for key in recording.seconds}
     rows, used = [], []
     for key in keys():
-        work, measured, by_asv = work_of(key), beside(key, peers), newest.get(key)
+        work, measured, by_asv = work_of(key), comparison(key, peers), newest.get(key)
         share = peer = ratio = since = "–"
         if measured:
             used.append(key)
@@ -167,7 +167,7 @@ def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
         cells = milliseconds(seconds), f"{work.rate(seconds):.2f} {work.unit}", share, peer, ratio, f"`{commit}`", since
         rows.append((key.operator, key.case, key.direction, *cells))
     commits = {f"`{one.commit[:8]}` on {one.measured:%Y-%m-%d}": one.device for one in newest.values()}
-    by_asv_at = [f"asv, median over bursts of 20 calls: {told}, one {device}." for told, device in commits.items()]
+    by_asv_at = [f"asv, median over bursts of 20 calls: {text}, one {device}." for text, device in commits.items()]
     lines = ["All but asv's, one process each:", *sources(used, peers), *by_asv_at]
     return "\n".join([*lines, "", *markdown(COLUMNS, rows)])
 

@@ -56,8 +56,8 @@ def profile(command: Sequence[str], kernels: str, metrics: Sequence[str]) -> lis
     known = [metric for metric in metrics if not any(metric in line for line in complaints)]
     if known and len(known) < len(metrics):
         return profile(command, kernels, known)
-    told = complaints or (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it said nothing"]
-    raise NoCounters(f"ncu ended with {done.returncode}: {'; '.join(told[:3])}")
+    reasons = complaints or (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it said nothing"]
+    raise NoCounters(f"ncu ended with {done.returncode}: {'; '.join(reasons[:3])}")
 
 
 def version() -> str | None:
@@ -65,8 +65,8 @@ def version() -> str | None:
     ncu = shutil.which("ncu")
     if ncu is None:
         return None
-    told = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout
-    found = re.search(r"Version (\S+)", told)
+    output = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"Version (\S+)", output)
     return found[1] if found else None
 
 

@@ -42,8 +42,8 @@ def one_batch(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -
         return found
     names = [[output.name for output in outputs] for outputs in (problem.spec.gradients, problem.spec.outputs)]
     results = next(tuple(there) for each in names if (there := [name for name in each if name in shapes]))
-    told = {"gamma", "log_decay"} & shapes.keys()
-    decays = {} if told else {"gamma": default_gamma(problem.H)[two].astype(np.float32)}
+    decay_given = {"gamma", "log_decay"} & shapes.keys()
+    decays = {} if decay_given else {"gamma": default_gamma(problem.H)[two].astype(np.float32)}
     return [Part(results, found, {}, decays)]
 
 

@@ -36,8 +36,8 @@ def picture(source: Path, target: Path) -> None:
         memory.set(title=f"{direction}: peak memory, without inputs and results", ylabel="MiB")
     axes[0, 0].figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     sizes = f"B=1, H={content['heads']}, D={content['width']}"
-    told = f"on one {content['gpu']}, {content['date']}, commit {content['commit'][:8]}"
-    figure.suptitle(f"{content['operator']}, {sizes}, {told}")
+    origin = f"on one {content['gpu']}, {content['date']}, commit {content['commit'][:8]}"
+    figure.suptitle(f"{content['operator']}, {sizes}, {origin}")
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=130)
 

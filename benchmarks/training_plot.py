@@ -40,8 +40,8 @@ def picture(source: Path, target: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize=8)
     where = f"on one {content['gpu']}" if content["gpu"] else "without a GPU"
-    told = f"{where}, {content['date']}, commit {content['commit'][:8]}"
+    origin = f"{where}, {content['date']}, commit {content['commit'][:8]}"
     tokens = f"{content['batch']} × {content['length']} tokens a step"
-    figure.suptitle(f"Llama of {content['parameters'] / 1e6:,.0f} M parameters, {tokens}, Lion: {told}")
+    figure.suptitle(f"Llama of {content['parameters'] / 1e6:,.0f} M parameters, {tokens}, Lion: {origin}")
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=130)

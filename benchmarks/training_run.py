@@ -213,8 +213,8 @@ def table(runs: list[Run]) -> str:
     rows = [f"{'':18}{'first loss':>11}{'last':>9}{'from float32':>14}{'ms per step':>13}{'first step':>12}{'GiB':>7}"]
     for one in runs:
         memory = "–" if one.peak_memory is None else f"{one.peak_memory / 2**30:.1f}"
-        told = (f"{one.losses[0]:.4f}", f"{one.losses[-1]:.4f}", f"{distance(one, exact):.4f}", f"{1e3 * one.step:.1f}")
-        widths = zip(told, (11, 9, 14, 13), strict=True)
+        row = (f"{one.losses[0]:.4f}", f"{one.losses[-1]:.4f}", f"{distance(one, exact):.4f}", f"{1e3 * one.step:.1f}")
+        widths = zip(row, (11, 9, 14, 13), strict=True)
         cells = "".join(f"{text:>{width}}" for text, width in widths)
         rows.append(f"{one.who:18}{cells}{one.seconds[0]:>10.1f} s{memory:>7}")
     noise, off = distance(eager, exact), distance(ours, exact)

@@ -19,7 +19,7 @@ from griffe import Class, Extension, Function, Object
 
 # scale; gamma [H]; window (left, right); mask [B, Sk] of bool
 ARGUMENT = r"\w+(?: \[[^\]]*\]| \([^()]*\))?(?: of \w+)?"
-ENTRY = re.compile(rf"(?P<names>{ARGUMENT}(?:, {ARGUMENT})*): (?P<told>.*)")
+ENTRY = re.compile(rf"(?P<names>{ARGUMENT}(?:, {ARGUMENT})*): (?P<text>.*)")
 
 
 class Arguments(Extension):
@@ -40,7 +40,7 @@ def listed(lines: Iterable[str], names: set[str]) -> Iterator[str]:
             in_code = bool(line)
         elif entry and re.findall(r"\w+", line)[0] in names:
             yield from ([] if in_item else [""])
-            yield f"- **{entry['names']}**: {entry['told']}"
+            yield f"- **{entry['names']}**: {entry['text']}"
             in_item = True
         elif line.startswith(("Returns ", "Raises ")):
             yield from ("", line)

@@ -264,7 +264,7 @@ class Memory(NamedTuple):
     """Bytes of a call: inputs and results, and the additional memory of each rung."""
 
     arrays: int
-    beside: dict[str, int]  # by rung
+    extra: dict[str, int]  # by rung
 
 
 def memory(S: int, *, backward: bool) -> Memory:
@@ -283,10 +283,10 @@ def memory(S: int, *, backward: bool) -> Memory:
     problem = (SPEC.bind_backward if backward else SPEC.bind)(given, {"return_lse": True})
     results = problem.outputs(SPEC.gradients if backward else None)
     choices = OPERATIONS[SPEC.name][backward].choices(problem, results, known("sm_90a"))
-    beside: dict[str, int] = {}
+    extra: dict[str, int] = {}
     for choice in choices:  # of each rung the first, which a call takes
-        beside.setdefault(choice.rung, sum(meta.nbytes for meta in choice.workspace.values()))
-    return Memory(sum(meta.nbytes for meta in (*problem.arrays.values(), *results.values())), beside)
+        extra.setdefault(choice.rung, sum(meta.nbytes for meta in choice.workspace.values()))
+    return Memory(sum(meta.nbytes for meta in (*problem.arrays.values(), *results.values())), extra)
 
 
 def draw_memory() -> Figure:
@@ -295,8 +295,8 @@ def draw_memory() -> Figure:
         found = [memory(S, backward=backward) for S in LENGTHS]
         axes.plot(LENGTHS, [one.arrays for one in found], "--", color=INK, zorder=3, label="inputs and results")
         for rung, colour, marker in (("naive", ORANGE, "s"), ("simt", BLUE, "o")):
-            whole = [one.arrays + one.beside[rung] for one in found]
-            axes.plot(LENGTHS, whole, color=colour, marker=marker, label=f"and what {rung} needs beside them")
+            whole = [one.arrays + one.extra[rung] for one in found]
+            axes.plot(LENGTHS, whole, color=colour, marker=marker, label=f"and what {rung} needs in addition")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(LENGTHS, [f"{S // 1024}K" if S >= 1024 else str(S) for S in LENGTHS])

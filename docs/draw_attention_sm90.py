@@ -83,7 +83,7 @@ def recorded() -> list[Event]:
 
             return call
 
-        return noun.but(**{name: noting(getattr(noun, name), *told) for name, told in verbs.items()})
+        return noun.but(**{name: noting(getattr(noun, name), *event) for name, event in verbs.items()})
 
     names = iter(STAGES)
 
@@ -236,9 +236,9 @@ def draw_schedule() -> Figure:
         colour = BLUE if what in STAGES else (ORANGE, GREEN)[who]
         row, light = rows.index(place), what in ("pv", "store")
         axes.barh(row, end - begin - 0.05, left=begin, height=0.8, color=colour, alpha=0.6 if light else 1.0)
-        told = {"qk": "S", "pv": "O", "softmax": "P", "store": "o"}.get(what, "")
+        letter = {"qk": "S", "pv": "O", "softmax": "P", "store": "o"}.get(what, "")
         shown = number if what in ("store", "q") else number % TILES
-        axes.text((begin + end) / 2, row, f"{told}{shown}", ha="center", va="center", fontsize=6.5, color="white")
+        axes.text((begin + end) / 2, row, f"{letter}{shown}", ha="center", va="center", fontsize=6.5, color="white")
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.4)

@@ -69,8 +69,8 @@ def draw_owners() -> Figure:
             down, right = (1, 2) if held[0, 0] == held[0, 1] else (2, 1)
             pairs = np.ndenumerate(held[::down, ::right])
             texts = {(down * (i + 0.5) - 0.5, right * (j + 0.5) - 0.5): str(lane) for (i, j), lane in pairs}
-        for (row, column), told in texts.items():
-            axes.text(column, row, told, ha="center", va="center", fontsize=7, color=INK)
+        for (row, column), text in texts.items():
+            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=INK)
         rows, columns = held.shape
         axes.set_xticks(
             np.arange(0, columns + 1, 8) - 0.5, [str(column) for column in range(0, columns + 1, 8)], fontsize=8
@@ -79,8 +79,8 @@ def draw_owners() -> Figure:
         axes.grid(color="white", linewidth=0.8)
         axes.tick_params(length=0)
         axes.set_title(title, fontsize=10)
-    told = f"Which lane holds what of a product of a warp (left), and of a warpgroup; orange: lane {LANE}"
-    figure.suptitle(told, fontsize=11)
+    heading = f"Which lane holds what of a product of a warp (left), and of a warpgroup; orange: lane {LANE}"
+    figure.suptitle(heading, fontsize=11)
     return figure
 
 
@@ -133,7 +133,7 @@ class Recorder:
 
     def pipe(self, pipe: Any) -> Any:
         verbs = {"acquire": "copy", "wait": "arrived", "release": "release"}
-        return pipe.but(**{name: self.noting(vars(pipe)[name], told, lambda _, i: i) for name, told in verbs.items()})
+        return pipe.but(**{name: self.noting(vars(pipe)[name], event, lambda _, i: i) for name, event in verbs.items()})
 
     def warpgroup_mma(self, mma: Any) -> Any:
         def next_slice(*_: Any) -> int:
@@ -192,8 +192,8 @@ def recorded(name: str) -> tuple[int, list[Event]]:
         for module, function, noted in instead:
             stack.enter_context(mock.patch.object(module, function, noted))
         launches: Any = ladder.STEPS[name].launches  # of what builds the kernel, here one that is not kept
-        anew = partial(launches.func, launches.args[0].__wrapped__)
-        step = ladder.STEPS[name]._replace(config=config, launches=anew)
+        build = partial(launches.func, launches.args[0].__wrapped__)
+        step = ladder.STEPS[name]._replace(config=config, launches=build)
         stack.enter_context(mock.patch.dict(ladder.STEPS, {name: step}))
         stack.enter_context(mock.patch.multiple(ladder.forward, plans={}, families={}))
         K = SLICES * config.block_k
@@ -277,8 +277,8 @@ def draw_pipeline() -> Figure:
             row, colour = (stages, ORANGE) if what == "multiply" else (number % stages, BLUE)
             one.barh(row, end - begin - 0.05, left=begin, height=0.8, color=colour)
             one.text((begin + end) / 2, row, str(number), ha="center", va="center", fontsize=7, color="white")
-        told = [f"stage {stage}" for stage in range(stages)]
-        one.set_yticks(range(stages + 1), [*told, "product"], fontsize=8)
+        labels = [f"stage {stage}" for stage in range(stages)]
+        one.set_yticks(range(stages + 1), [*labels, "product"], fontsize=8)
         one.invert_yaxis()
         one.set_title(name, fontsize=10, loc="left")
         one.grid(axis="x", alpha=0.4)

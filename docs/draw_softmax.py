@@ -104,23 +104,23 @@ def draw_reads() -> Figure:
     from matplotlib.patches import Patch
 
     found = {name: reads(step) for name, step in steps_of_a_warp().items()}
-    alike: dict[bytes, list[str]] = {}  # steps that read the same places
+    same_reads: dict[bytes, list[str]] = {}  # steps that read the same places
     for name, one in found.items():
-        alike.setdefault(one.first.tobytes() + one.own.tobytes(), []).append(name)
-    figure = new_figure(9, 1.6 * len(alike) + 0.7)
+        same_reads.setdefault(one.first.tobytes() + one.own.tobytes(), []).append(name)
+    figure = new_figure(9, 1.6 * len(same_reads) + 0.7)
     colours = ListedColormap([GREY, BLUE, PALE, ORANGE])
-    panels = figure.subplots(len(alike), 1)
-    for axes, names in zip(panels, alike.values()):
+    panels = figure.subplots(len(same_reads), 1)
+    for axes, names in zip(panels, same_reads.values()):
         one = found[names[0]]
         kinds = np.where(one.own, 1, np.where(one.first, 3, np.where(one.fetched, 2, 0)))[:SHOWN]
         axes.imshow(kinds, cmap=colours, vmin=0, vmax=3, aspect="auto", interpolation="nearest")
         grid_of(axes, range(0, N + 1, SECTOR), range(SHOWN + 1))
         often = ", ".join(str(found[name].times) for name in names)
         asked, sectors = int(one.first.sum()), int(one.fetched.sum()) // SECTOR
-        told = (
+        title = (
             f"{', '.join(names)}: a load of a warp is {asked} elements, from {sectors} sectors. Readings of x: {often}"
         )
-        axes.set_title(told, fontsize=10)
+        axes.set_title(title, fontsize=10)
         axes.set_ylabel("row")
     panels[-1].set_xlabel(f"column; the lines are {4 * SECTOR} bytes apart")
     labels = (f"thread {THREAD}'s elements", "comes along, and was not asked for", "the first load of the first warp")
@@ -146,7 +146,7 @@ THREADS = 64  # two warps
 class Moment(NamedTuple):
     """After a step of the way: how many threads' numbers are in what each has just made, 0 for an idle thread."""
 
-    told: str
+    text: str
     holds: list[int]
     barrier: bool  # all wait for all before the next
 
@@ -169,7 +169,7 @@ def tree_moments() -> list[Moment]:
     part = Watched(np.zeros(agree.size), "part")
     simulator.launch(lambda: agree.sum(1.0, part), (1,), (THREADS,), [])
     words = ["store"] + [f"add {THREADS >> step} away" for step in range(1, len(rounds))]
-    return [Moment(told, holds, True) for told, holds in zip(words, rounds)]
+    return [Moment(text, holds, True) for text, holds in zip(words, rounds)]
 
 
 def shuffle_moments() -> list[Moment]:
@@ -218,7 +218,7 @@ def draw_agreement() -> Figure:
         held = np.array([[count.bit_length() for count in moment.holds] for moment in moments])
         one.imshow(held, cmap=colours, norm=borders, aspect="auto")
         one.set_xticks(np.arange(0, THREADS + 1, 16) - 0.5, [str(thread) for thread in range(0, THREADS + 1, 16)])
-        one.set_yticks(range(len(moments)), [moment.told for moment in moments])
+        one.set_yticks(range(len(moments)), [moment.text for moment in moments])
         one.tick_params(length=0)
         for row, moment in enumerate(moments):
             one.axhline(row + 0.5, color=ORANGE if moment.barrier else "white", linewidth=2.4 if moment.barrier else 1)

@@ -114,5 +114,5 @@ def source_page(path: Path) -> str:
 
 def summary(module: Path) -> str:
     """The first paragraph of a module's docstring."""
-    told = ast.get_docstring(ast.parse(module.read_text("utf-8"))) or ""
-    return " ".join(told.partition("\n\n")[0].split()).replace("|", "\\|")
+    docstring = ast.get_docstring(ast.parse(module.read_text("utf-8"))) or ""
+    return " ".join(docstring.partition("\n\n")[0].split()).replace("|", "\\|")

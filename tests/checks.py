@@ -1,4 +1,4 @@
-"""The checker: one call of an operator, held against its spec and reference, wherever it runs.
+"""The checker: one call of an operator, compared with its spec and reference, wherever it runs.
 
     check(OPERATORS["softmax"], case, dualops.cuda.softmax)                        # NumPy arrays, the simulator
     check(OPERATORS["softmax"], case, dualops.cuda.softmax, library=TORCH)         # tests/cuda/gpu
@@ -91,7 +91,7 @@ def check(
     """Call `run(*arrays, out=..., **params)` in each of `ways` and raise Rejected for whatever is wrong.
 
     backward: `run` is the gradient. layouts: of its inputs, by name, dense where none is given; out_layout: of results
-    of the inputs' rank in the way "given", dense as a rule. special: NaN, infinities and extremes among the values.
+    of the inputs' rank in the way "given", dense by default. special: NaN, infinities and extremes among the values.
     extra: parameters beyond the case's, such as the gradient alone takes. host: what may be a number on the host is one
     (a seed). narrow: weights have the problem's dtype, not the one that it is computed in.
     Other exceptions of `run` pass through.
@@ -183,23 +183,23 @@ def _call(
     actual = {}
     for name, meta in wanted.items():
         actual[name] = library.to_host(returned[name])
-        told = library.strides(returned[name])
+        strides = library.strides(returned[name])
         dtype = numpy_dtype(meta.dtype)
         assert actual[name].dtype == dtype, f"{name} has dtype {actual[name].dtype}, expected {dtype}"
         assert actual[name].shape == meta.shape, f"{name} has shape {actual[name].shape}, expected {meta.shape}"
-        assert _same_strides(meta, told), f"{name} has strides {told}, expected {meta.strides}"
+        assert _same_strides(meta, strides), f"{name} has strides {strides}, expected {meta.strides}"
     return actual
 
 
 def _differing(one: np.ndarray, two: np.ndarray) -> int:
-    """In how many elements two arrays of one dtype differ, be it by the sign of a zero; a NaN is like any other."""
+    """In how many elements two arrays of one dtype differ, even by the sign of a zero; a NaN is like any other."""
     bits = np.dtype(f"u{one.itemsize}")
     unlike = np.ascontiguousarray(one).view(bits) != np.ascontiguousarray(two).view(bits)
     return int((unlike & ~(np.isnan(one.astype(np.float64)) & np.isnan(two.astype(np.float64)))).sum())
 
 
-def _same_strides(meta: ArrayMeta, told: Sequence[int]) -> bool:
+def _same_strides(meta: ArrayMeta, strides: Sequence[int]) -> bool:
     """Whether strides are those of `meta` where they mean something: an axis of size 1 may have any."""
     return 0 in meta.shape or all(
-        size == 1 or mine == theirs for size, mine, theirs in zip(meta.shape, meta.strides, told, strict=True)
+        size == 1 or mine == theirs for size, mine, theirs in zip(meta.shape, meta.strides, strides, strict=True)
     )

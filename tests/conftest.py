@@ -11,18 +11,18 @@ from hypothesis import settings
 from tests.gpus import first_gpu
 from tests.shares import share_of
 
-# the same examples in every run: a red test is red for everybody
+# the same examples in every run: a red test is red everywhere
 settings.register_profile("dualops", derandomize=True, deadline=None, max_examples=60, database=None)
 settings.load_profile("dualops")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=300, help="random problems for each fuzzed test (default: 300)")
-    parser.addoption("--share", type=int, default=1, help="run one test in so many, see tests/shares.py")
+    parser.addoption("--share", type=int, default=1, help="run one of this number of tests, see tests/shares.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "cuda(count=1): needs so many GPUs")
+    config.addinivalue_line("markers", "cuda(count=1): needs this number of GPUs")
     config.addinivalue_line("markers", "xdist_group(name): run by one of several processes, one after another")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         os.environ.update(first_gpu(int(worker.removeprefix("gw"))))

@@ -1,4 +1,4 @@
-"""Philox-4x32-7 in Python integers, as Salmon et al. 2011 have it, and the dropout that dualops makes of it.
+"""Philox-4x32-7 in Python integers, after Salmon et al. 2011, and the dropout that dualops computes from it.
 
 Written from the paper and the text of `dualops/spec/attention/dropout.py` alone: what all else must match.
 """

@@ -36,8 +36,8 @@ def python(*arguments: str) -> str:
 def drawn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the script wrote, which a test's module has as `draw`, and what that module's ASK prints, as JSON."""
     code = RUN.format(script=request.module.draw.__name__) + request.module.ASK
-    *written, told = python("-c", code, str(tmp_path_factory.mktemp("pictures"))).splitlines()
-    return {"written": written, **json.loads(told)}
+    *written, output = python("-c", code, str(tmp_path_factory.mktemp("pictures"))).splitlines()
+    return {"written": written, **json.loads(output)}
 
 
 def size(png: bytes) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Memory that torch allocates holds NaN until somebody writes to it."""
+"""Memory that torch allocates holds NaN until it is written."""
 
 from __future__ import annotations
 

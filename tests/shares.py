@@ -1,4 +1,4 @@
-"""Shares of long tests: CI runs a share; whoever changes what they test runs all of them."""
+"""Shares of long tests: CI runs a share; who changes what they test runs all of them."""
 
 from __future__ import annotations
 

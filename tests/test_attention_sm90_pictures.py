@@ -45,11 +45,11 @@ def test_nothing_begins_before_what_it_needs(drawn):
             assert copies["v", n].end <= result.begin and copies["q", n // draw.TILES].end <= scores.begin
 
 
-def test_one_warpgroups_products_run_beside_the_others_softmax(drawn):
+def test_one_warpgroups_products_overlap_the_others_softmax(drawn):
     spans = [draw.Span(*span) for span in drawn["spans"]]
     products = [span for span in spans if span.place == "tensor cores"]
     for span in spans:
-        if span.what == "softmax" and span.number % draw.TILES:  # a piece's first tile may be everybody's
+        if span.what == "softmax" and span.number % draw.TILES:  # all may have a piece's first tile at once
             others = [product for product in products if product.warpgroup != span.warpgroup]
             assert any(other.begin < span.end and span.begin < other.end for other in others)
 

@@ -52,10 +52,12 @@ def test_in_the_simulator_nothing_is_asked(machine, monkeypatch):
 
 
 @pytest.mark.parametrize("ask", [device.require, device.current, lambda: device.at.__wrapped__(0)])
-def test_what_is_missing_is_told_with_its_remedies_and_what_works_without(ask, monkeypatch):
+def test_the_message_names_what_is_missing_its_remedies_and_what_works_without(ask, monkeypatch):
     monkeypatch.setattr(device, "SIMULATED", False)
-    told = f"dualops.cuda: kernels can't run on a GPU here. {' '.join(LACKING)} Without a GPU, set NUMBA_ENABLE_CUDASIM"
-    with pytest.raises(RuntimeError, match=f"^{re.escape(told)}=1.*simulator.*dualops.reference"):
+    message = (
+        f"dualops.cuda: kernels can't run on a GPU here. {' '.join(LACKING)} Without a GPU, set NUMBA_ENABLE_CUDASIM"
+    )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}=1.*simulator.*dualops.reference"):
         ask()
 
 

@@ -127,14 +127,14 @@ def forgets(*arrays: Any, out: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("run", "told"),
+    ("run", "message"),
     [
         (overwrites, "input key_padding_mask, or memory around it, was written"),
         (forgets, r"1 elements were never written, the first at \(0, 0, 0\)"),
     ],
 )
-def test_stray_and_missing_writes_are_rejected(run, told):
-    with pytest.raises(Rejected, match=told):
+def test_stray_and_missing_writes_are_rejected(run, message):
+    with pytest.raises(Rejected, match=message):
         check(PLAIN, everything("float32"), run, ways=("given",))
 
 

@@ -41,9 +41,10 @@ VIEWS, ROW_WALK = "dualops.cuda.launch.views", "dualops.cuda.row_walk"
 class Row:
     """One row of the law.
 
-    modules: whom it binds. ours: which of our modules they may import beside one another in their own package. outside:
-    which others beside the standard library. A name ends in `.*` if what lies below it is meant too; outside names
-    always mean what lies below, except that `numba.cuda` is never part of `numba`. None allows all but the tests.
+    modules: whom it binds. ours: which of our modules they may import, in addition to each other in their own package.
+    outside: which others, in addition to the standard library. A name ends in `.*` if what lies below it is meant too;
+    outside names always mean what lies below, except that `numba.cuda` is never part of `numba`. None allows all but
+    the tests.
     """
 
     modules: str
@@ -128,7 +129,7 @@ LAW = (
     *(Row(f"dualops.cuda.{op}.*", (*OF_OPERATORS, DECLARED, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
     Row(ROWS, OF_OPERATORS, NUMBERS),
     *(Row(f"{family}.*", (*OF_OPERATORS, ROWS), NUMBERS) for family in sorted({*chain(*SHARED.values())} - {ROWS})),
-    # measures with a kernel of its own, so it stands above launching, beside the operators
+    # measures with a kernel of its own, so it stands above launching, next to the operators
     Row(ROOF, (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS),
     # knows operators' Configs and what their kernels do; nothing but the command line and `dualops.cuda` knows it
     Row(

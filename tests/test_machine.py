@@ -1,4 +1,4 @@
-"""What kernels need and a machine lacks: drivers that answer this and that, packages that are there or not."""
+"""What kernels need and a machine lacks: drivers that answer this and that, packages that are installed or not."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def only() -> str:
-    (told,) = missing()
-    return told
+    (message,) = missing()
+    return message
 
 
 def test_nothing_is_missing(here):
@@ -151,14 +151,18 @@ def test_neither_driver_nor_packages(here):
 
 def test_a_driver_that_is_too_old(here):
     here.driver(Library(12040))
-    told = "The NVIDIA driver is too old: it knows CUDA 12.4, the packages are for CUDA 13: update it to 580 or newer"
-    assert only() == f"{told}, or {machine.install_command(12)}."
+    message = (
+        "The NVIDIA driver is too old: it knows CUDA 12.4, the packages are for CUDA 13: update it to 580 or newer"
+    )
+    assert only() == f"{message}, or {machine.install_command(12)}."
     here.driver(Library(11080))
-    told = "The NVIDIA driver is too old: it knows CUDA 11.8, the packages are for CUDA 13: update it to 580 or newer."
-    assert only() == told
+    message = (
+        "The NVIDIA driver is too old: it knows CUDA 11.8, the packages are for CUDA 13: update it to 580 or newer."
+    )
+    assert only() == message
     here.packages()
-    told = "The NVIDIA driver is too old: it knows CUDA 11.8, dualops needs CUDA 12: update it to 525 or newer."
-    assert missing() == (f"numba-cuda and cuda-core are not installed: {machine.install_command(12)}.", told)
+    message = "The NVIDIA driver is too old: it knows CUDA 11.8, dualops needs CUDA 12: update it to 525 or newer."
+    assert missing() == (f"numba-cuda and cuda-core are not installed: {machine.install_command(12)}.", message)
 
 
 def test_a_newer_driver_than_the_packages_need(here):

@@ -54,7 +54,7 @@ def test_what_each_step_gains(drawn):
     }
     assert between["tensor_cores"] == {draw.COPY + draw.START}
     assert between["copies_ahead"] == between["boxes"] == {draw.START}  # to begin a product
-    assert between["roles"] == {0.0}  # it begins beside the one before
+    assert between["roles"] == {0.0}  # it begins together with the one before
     assert [found[name][0] for name in draw.STEPS] == [1, 3, 4, 4]
 
 

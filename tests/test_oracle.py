@@ -1,4 +1,4 @@
-"""`dualops.testing`: other people's operators, right and wrong, held against the references."""
+"""`dualops.testing`: other people's operators, right and wrong, compared with the references."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_a_softmax_with_an_unmasked_tail_is_caught():
         testing.check("softmax", wrong, {"x": x})
     assert isinstance(caught.value, AssertionError)
     place = tuple(int(i) for i in np.unravel_index(np.argmax(np.abs(wrong - in_blocks(x))), x.shape))
-    told = str(caught.value)
-    assert told.startswith("softmax float32, x (4, 300): y: max error ") and "limit" in told
-    assert f"worst at {place}: {float(wrong[place])} instead of 0." in told
+    message = str(caught.value)
+    assert message.startswith("softmax float32, x (4, 300): y: max error ") and "limit" in message
+    assert f"worst at {place}: {float(wrong[place])} instead of 0." in message
     assert caught.traceback[-1].frame.f_locals["__tracebackhide__"]  # pytest shows the caller's line
 
 
@@ -73,11 +73,11 @@ def test_references_pass_and_what_is_off_does_not(operator: str, backward: bool)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_results_times_a_tenth_more_are_wrong(operator: str, backward: bool):
-    """No operator's tolerance is blind: each result of each small case that is not 0 is told to be wrong."""
+    """No operator's tolerance is blind: each result of each small case that is not 0 is found wrong."""
     if backward and not OPERATORS[operator].gradients:
-        return  # told by the test above
+        return  # tested above
     function = getattr(reference, f"{operator}_backward" if backward else operator)
-    told = 0
+    checked = 0
     for problem in testing.cases(operator, Tag.SIM, backward=backward, dtype="float32"):
         arrays = problem.arrays()
         found = function(**problem.arrays(), **problem.params)
@@ -91,8 +91,8 @@ def test_results_times_a_tenth_more_are_wrong(operator: str, backward: bool):
                 testing.check(operator, {name: more[name] for name in there}, arrays, problem.params, backward)
             for name in there:
                 assert re.search(rf"(^|: ){name}: max error ", str(caught.value), re.MULTILINE), (problem, name)
-            told += 1
-    assert told
+            checked += 1
+    assert checked
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -118,7 +118,9 @@ def test_where_any_result_would_pass_that_is_an_error():
     """Squares of rows near 1e30 overflow in float32: the baseline's y is 0, and so its limit would pass noise."""
     x = RNG.standard_normal((4, 64), np.float32)
     one_row = np.where(np.arange(4)[:, None] == 1, np.float32(1e30), np.float32(1))
-    told = r"_norm float32, .*: y: nothing is checked: the baseline, float32 arithmetic rounded to float32, is off by "
+    message = (
+        r"_norm float32, .*: y: nothing is checked: the baseline, float32 arithmetic rounded to float32, is off by "
+    )
     for operator in ("rms_norm", "layer_norm"):
         right = getattr(reference, operator)(x)
         testing.check(operator, right, {"x": x})
@@ -127,11 +129,11 @@ def test_where_any_result_would_pass_that_is_an_error():
                 with pytest.raises((testing.Vacuous, testing.Wrong)) as caught:
                     testing.check(operator, got, {"x": huge})
                 assert got is not right or isinstance(caught.value, testing.Vacuous)
-                assert isinstance(caught.value, testing.Wrong) or re.search(told, str(caught.value))
+                assert isinstance(caught.value, testing.Wrong) or re.search(message, str(caught.value))
     overflows = {"a": np.full((2, 3), 300, np.float16), "b": np.full((3, 2), 300, np.float16)}
     infinite = np.full((2, 2), np.inf, np.float16)
-    told = r"y: inf at \(0, 0\), expected 270000.* the baseline, .*float16, is inf there"
-    with pytest.raises(testing.Vacuous, match=told):
+    message = r"y: inf at \(0, 0\), expected 270000.* the baseline, .*float16, is inf there"
+    with pytest.raises(testing.Vacuous, match=message):
         testing.check("matmul", infinite, overflows)
     with pytest.raises(testing.Wrong, match=r"y: max error 1.00e\+00"):
         testing.check("matmul", np.zeros((2, 2), np.float16), overflows)
@@ -144,7 +146,7 @@ def test_where_any_result_would_pass_that_is_an_error():
 
 @pytest.mark.parametrize("operator", [name for name, spec in OPERATORS.items() if spec.gradients])
 def test_what_forward_saves_need_not_be_given(operator: str):
-    """A gradient from what forward took and what comes in: as truth has it, all of it in float64."""
+    """A gradient from forward's arguments and the incoming gradients: as in truth, all of it is computed in float64."""
     spec = OPERATORS[operator]
     for problem in testing.cases(operator, Tag.SIM, backward=True, dtype="float32"):
         saved = problem.arrays()
@@ -156,7 +158,7 @@ def test_what_forward_saves_need_not_be_given(operator: str):
 
 
 class Jax:
-    """An array as JAX has it: `np.asarray` makes NumPy's of it, of ml_dtypes' bfloat16."""
+    """An array like JAX's: `np.asarray` converts it to NumPy's, with ml_dtypes' bfloat16."""
 
     def __init__(self, array: np.ndarray):
         self.array = array
@@ -208,7 +210,7 @@ X = RNG.standard_normal((2, 3), np.float32)
         ("softmax", "y", {"x": X}, {}, TypeError, "softmax: y: a builtins.str is no array of numbers"),
     ],
 )
-def test_a_call_that_asks_nothing_is_told_why(operator, got, arrays, params, error, words):
+def test_a_call_that_asks_nothing_raises_an_error_that_says_why(operator, got, arrays, params, error, words):
     with pytest.raises(error, match=f"^{re.escape(words)}"):
         testing.check(operator, got, arrays, params)
 
@@ -242,13 +244,13 @@ def test_random_cases_are_problems_that_references_pass(operator: str, backward:
 
 
 def test_random_cases_repeat_in_the_dtypes_that_are_wanted():
-    def told(*args: Any, **options: Any) -> list[tuple[Any, ...]]:
+    def drawn(*args: Any, **options: Any) -> list[tuple[Any, ...]]:
         problems = testing.random_cases("softmax", *args, **options)
         return [(str(each), each.params, each.arrays()["x"].tobytes()) for each in problems]
 
-    assert told(20)[:8] == told(8)
-    assert told(8) != told(8, seed=1)
-    assert told(0) == []
+    assert drawn(20)[:8] == drawn(8)
+    assert drawn(8) != drawn(8, seed=1)
+    assert drawn(0) == []
     dtypes = {name: testing.random_cases("lion", 40, dtypes=name) for name in ("float16", "bfloat16")}
     assert all({case.case.dtype for case in cases} == {name} for name, cases in dtypes.items())
     two = testing.random_cases("lion", 40, dtypes=iter(dtypes))
@@ -256,7 +258,7 @@ def test_random_cases_repeat_in_the_dtypes_that_are_wanted():
 
 
 @pytest.mark.parametrize(
-    ("operator", "count", "options", "told"),
+    ("operator", "count", "options", "message"),
     [
         ("softmin", 1, {}, f"operator is 'softmin', expected one of {', '.join(OPERATORS)}"),
         ("softmax", -1, {}, "softmax: count is -1, expected 0 or more"),
@@ -266,8 +268,8 @@ def test_random_cases_repeat_in_the_dtypes_that_are_wanted():
         ("rope", 1, {"dtypes": ()}, "rope: dtypes are none, expected some of float64, .*"),
     ],
 )
-def test_random_cases_say_what_they_expected(operator, count, options, told):
-    with pytest.raises(ValueError, match=f"^{told}$"):
+def test_random_cases_say_what_they_expected(operator, count, options, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
         testing.random_cases(operator, count, **options)
 
 
@@ -277,7 +279,7 @@ def test_an_operator_that_draws_nothing_has_no_random_cases(monkeypatch):
         testing.random_cases("softmax", 1)
 
 
-def test_what_cancels_is_told_by_the_record_or_else_by_a_module():
+def test_what_cancels_is_stated_by_the_record_or_else_by_a_module():
     softmax, norm, varlen = (OPERATORS[name] for name in ("softmax", "layer_norm", "flash_attention_varlen"))
     assert terms_of(softmax, True) is softmax.gradient_terms
     assert (terms_of(norm, False), terms_of(norm, True)) == (norm.terms, norm.gradient_terms)

@@ -1,4 +1,4 @@
-"""The teaching pages beside the kernels: their Python runs, prints what they show, quotes what is there; links lead on.
+"""The teaching pages next to the kernels: their Python runs, prints what they show, quotes what exists; links lead on.
 
 A page's ```python blocks run one after the other, as a reader would run them, in the simulator. A ```text block right
 after one is what it prints; a block that is followed by none prints nothing. A block whose first line is `# FILE` is a

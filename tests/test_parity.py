@@ -148,7 +148,7 @@ def test_every_operator_has_its_tests_of_kernels(op):
 )
 def test_what_is_not_tested_is_found(pattern, lost):
     kept = "\n".join(line for line in collected().splitlines() if not re.search(pattern, line))
-    assert [told for spec in OPERATORS.values() for told in uncovered(kept, spec)] == lost
+    assert [missing for spec in OPERATORS.values() for missing in uncovered(kept, spec)] == lost
 
 
 # --- public functions ----------------------------------------------------------------------------
@@ -214,8 +214,8 @@ def test_public_functions_have_the_specs_signature(op: str, package: ModuleType,
 @pytest.mark.parametrize("op", KEYWORDS)
 def test_options_by_name_are_the_specs(op: str):
     """With all that the operator's own function writes out, but for what each of the others has written itself."""
-    told = get_type_hints(KEYWORDS[op])
-    assert told.keys() == defaults_of(OPERATORS[op]).keys() - {
+    options = get_type_hints(KEYWORDS[op])
+    assert options.keys() == defaults_of(OPERATORS[op]).keys() - {
         "max_seqlen",
         "max_seqlen_q",
         "max_seqlen_k",
@@ -242,12 +242,12 @@ def test_an_option_that_is_none_is_refused_before_anything_else(package: ModuleT
 @by_name
 def test_a_docstring_lists_the_options(package: ModuleType, op: str, backward: bool):
     listed = (inspect.getdoc(getattr(package, f"{op}_backward" if backward else op)) or "").partition("\noptions:\n")[2]
-    told = [line.partition(":")[0].partition(" ")[0] for line in listed.splitlines()]
-    assert sorted(told) == sorted(get_type_hints(KEYWORDS[op]))
+    options = [line.partition(":")[0].partition(" ")[0] for line in listed.splitlines()]
+    assert sorted(options) == sorted(get_type_hints(KEYWORDS[op]))
 
 
 def right(x, y, *, z=None, p=1.0, out=None):
-    """What a signature is held against."""
+    """What a signature is compared with."""
 
 
 WRONG_SIGNATURES = [
@@ -299,7 +299,7 @@ def test_every_operator_has_its_benchmark(op):
 
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
-def test_every_operator_is_told_of(page):
+def test_every_operator_is_documented(page):
     """In README's table of what there is."""
     text = (ROOT / page).read_text("utf-8")
     lines = text.splitlines() if page == "CHANGELOG.md" else re.findall(r"^(\|(?: `\w+`,?)+ \|)", text, re.MULTILINE)
@@ -323,7 +323,7 @@ def test_nothing_is_left_to_be_written():
 
 
 def unsaid(spec: Spec) -> list[str]:
-    """What the fuzzer and the rule of accuracy can't know of an operator, or are told twice."""
+    """What the fuzzer and the rule of accuracy can't know of an operator, or what is stated twice."""
     found = []
     if spec.draw is None:
         found.append(f"{spec.name}: no draw in its Spec, expected a function that makes a random problem")
@@ -348,12 +348,12 @@ def test_an_operator_without_draw_is_found():
 
 
 @pytest.mark.parametrize(("op", "parent"), [("matmul", "matmul"), ("retention_varlen", "retention")])
-def test_terms_that_are_told_twice_are_found(op, parent):
+def test_terms_that_are_stated_twice_are_found(op, parent):
     terms = OPERATORS["rms_norm"].terms
-    told = f"{op}: {{}} in its Spec and {{}} in dualops.testing.terms.{parent}, expected one of them"
+    message = f"{op}: {{}} in its Spec and {{}} in dualops.testing.terms.{parent}, expected one of them"
     assert unsaid(replace(OPERATORS[op], terms=terms, gradient_terms=terms)) == [
-        told.format("terms", "result_terms"),
-        told.format("gradient_terms", "gradient_terms"),
+        message.format("terms", "result_terms"),
+        message.format("gradient_terms", "gradient_terms"),
     ]
 
 

@@ -24,7 +24,7 @@ def test_the_script_draws_every_picture_of_the_page(tmp_path):
 
 class TestOnlineSoftmax:
     def test_each_state_follows_from_the_one_before(self):
-        """The rule as the page writes it, one key after another where the reference goes by tiles."""
+        """The rule as the page writes it, one key after another where the reference computes tiles."""
         q, k, v = draw.one_row()
         scores, values = draw.scores_of(q, k), v[0, 0, :, 0]
         states = draw.online_states(q, k, v)
@@ -124,8 +124,8 @@ class TestMemory:
         forward, backward = (draw.memory(S, backward=backward) for backward in (False, True))
         assert forward == (4 * 2 * wide + 4 * rows, {"sm90": 0, "sm80": 0, "simt": 0, "naive": 4 * rows * (S + 1)})
         fused = 4 * wide + 8 * (1 + rows // 128)
-        beside = {"sm90": 4 * rows + fused, "sm80": 4 * rows, "simt": 4 * rows, "naive": 4 * rows * (2 * S + 1)}
-        assert backward == (8 * 2 * wide + 4 * rows, beside)
+        extra = {"sm90": 4 * rows + fused, "sm80": 4 * rows, "simt": 4 * rows, "naive": 4 * rows * (2 * S + 1)}
+        assert backward == (8 * 2 * wide + 4 * rows, extra)
 
     @pytest.mark.parametrize(("power", "said"), [(0, "1 B"), (22, "4 MiB"), (37, "128 GiB"), (40, "1 TiB")])
     def test_binary(self, power, said):

@@ -42,8 +42,8 @@ def test_a_hugging_face_model(tmp_path):
 def test_laptop(tmp_path):
     switch, program, *words = shlex.split(BLOCKS["A laptop"])
     assert program == "python"
-    told = python(tmp_path, *words, **dict([switch.split("=")]))
-    assert re.findall(r"0\.\d{4}", told) == ["0.5761", *["0.2119"] * 3] * 2 + ["0.5761"]
+    output = python(tmp_path, *words, **dict([switch.split("=")]))
+    assert re.findall(r"0\.\d{4}", output) == ["0.5761", *["0.2119"] * 3] * 2 + ["0.5761"]
 
 
 def test_reference(tmp_path):
@@ -59,10 +59,10 @@ def test_your_own_arrays(tmp_path):
     np.savez(tmp_path / "qkv.npz", q=q, k=q, v=q)
     commands = [line.partition("#")[0].split() for line in BLOCKS["Your own arrays, no code"].splitlines()]
     assert all(command[:3] == ["python", "-m", "dualops"] for command in commands)
-    told = [python(tmp_path, *command[1:]) for command in commands if command[3] not in ("check", "tune", "warm")]
-    assert len(told) == 3
-    assert "flash_attention  1 of 1 within tolerance" in told[0] and "wrote o.npz: o 1×1×20×8 float32" in told[0]
+    outputs = [python(tmp_path, *command[1:]) for command in commands if command[3] not in ("check", "tune", "warm")]
+    assert len(outputs) == 3
+    assert "flash_attention  1 of 1 within tolerance" in outputs[0] and "wrote o.npz: o 1×1×20×8 float32" in outputs[0]
     o = reference.flash_attention(q, q, q, causal=True)
     np.testing.assert_allclose(np.load(tmp_path / "o.npz")["o"], o, rtol=0, atol=1e-5)
-    assert "rms error" not in told[0] and "rms error" in told[1]
-    assert "on NVIDIA H200" in told[2] and "\nbackward\n" in told[2]
+    assert "rms error" not in outputs[0] and "rms error" in outputs[1]
+    assert "on NVIDIA H200" in outputs[2] and "\nbackward\n" in outputs[2]

@@ -53,6 +53,6 @@ def collected(*options: str) -> tuple[set[str], str]:
 
 
 def test_pytest_takes_a_share():
-    (everything, _), (share, _), (_, told) = (collected(*words) for words in ((), ("--share", "3"), ("--share", "0")))
+    (everything, _), (share, _), (_, error) = (collected(*words) for words in ((), ("--share", "3"), ("--share", "0")))
     assert share < everything and len(everything) // 3 <= len(share) <= len(everything) // 3 + 1
-    assert "--share is 0, expected at least 1" in told
+    assert "--share is 0, expected at least 1" in error

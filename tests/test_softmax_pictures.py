@@ -47,7 +47,7 @@ def test_who_reads_what(drawn):
 def test_the_pages_table_says_how_often_x_is_read(drawn):
     words = {"3 times": 3, "twice": 2, "once": 1}
     table = re.findall(r"^\| \[`(\w+)`\]\(.*?\) \| [^|]* \| [^|]* \| ([^|]*) \|", PAGE.read_text(), re.MULTILINE)
-    assert {name: words[told] for name, told in table} == {name: one[3] for name, one in drawn["reads"].items()}
+    assert {name: words[times] for name, times in table} == {name: one[3] for name, one in drawn["reads"].items()}
 
 
 def test_how_threads_agree(drawn):

@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def wrong_files(names: Iterable[str]) -> list[str]:
-    """What a wheel of these files lacks, and what it has beside: the sources, py.typed, the license, and no more."""
+    """What a wheel of these files lacks or should not have: only sources, py.typed and the license belong there."""
     package = ROOT / "dualops"
     wanted = {str(path.relative_to(ROOT)) for path in (*package.rglob("*.py"), package / "py.typed")}
     found = {name for name in names if ".dist-info/" not in name}

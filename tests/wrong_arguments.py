@@ -115,14 +115,14 @@ def other_words(
     wrong: list[tuple[str, Any, str]] = [(name, value, shown(value)) for name, value in product(call.params, PARAMS)]
     wrong += [(name, x, f"{x.dtype} {x.shape}") for name, array in call.arrays.items() for x in bent(array)]
     found = {}
-    for name, value, told in wrong:
+    for name, value, label in wrong:
         given = call.given(**{name: value})
         wanted = refusal(getattr(reference, str(call)), call.given(**{name: value}))
         if not wanted:
             continue
         words = refusal(function, {key: of_array(x) if key in call.arrays else x for key, x in given.items()})
         if wanted != (words and words.replace("[0]", "")):  # as lion says it of a list of one
-            found[name, told] = f"{words}, expected {wanted}"
+            found[name, label] = f"{words}, expected {wanted}"
     return found
 
 
@@ -147,8 +147,8 @@ def complaint(
         with np.errstate(all="ignore"):
             function(**given)
     except REFUSALS as error:
-        told = str(error)
-        return None if told.startswith(f"{operator}: ") else f"{type(error).__name__}: {told[:200]}"
+        message = str(error)
+        return None if message.startswith(f"{operator}: ") else f"{type(error).__name__}: {message[:200]}"
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     return "it was taken" if must_refuse else None

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{'arch':8}" + "".join(f"{title:>9}" for title in TITLES) + f"{'s':>7}  kernel")
     refused = 0
     with progress(len(wanted)) as advance:
-        for report in offline.build_all(wanted, arguments.jobs, anew=True):
+        for report in offline.build_all(wanted, arguments.jobs, rebuild=True):
             advance(f"{report.arch}  {report.name.partition('(')[0]}")
             refused += not report.allowed
             with advance.aside():

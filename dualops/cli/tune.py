@@ -8,7 +8,7 @@ A way is a rung with one of its Configs.
     python -m dualops tune --clear                                  delete all measured times, or an operator's
 
 State a problem as for `estimate` and `warm`: sizes of attention, matmul, retention, softmax and the norms, or arrays.
-Without --anew, a way that was timed before is not timed again. Ctrl-C keeps all measured times.
+Without --remeasure, a way that was timed before is not timed again. Ctrl-C keeps all measured times.
 `print(dualops.cuda.plan(...))` shows the way that a call takes.
 
 Exit code 2: the request can't be read or is no problem of the operator's, there is no GPU or none of the ways works on
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--forward", action="store_true", help="not the gradient")
     parser.add_argument("--top", type=int, default=8, metavar="N", help="number of ways for each problem; default: 8")
-    parser.add_argument("--anew", action="store_true", help="also time ways that were timed before")
+    parser.add_argument("--remeasure", action="store_true", help="also time ways that were timed before")
     parser.add_argument("--dry-run", action="store_true", help="list the ways without timing them")
     parser.add_argument("--arch", metavar="GPU", help=f"for --dry-run, such as rtx4090 or sm_80; default: {DEFAULT}")
     parser.add_argument("--clear", action="store_true", help="delete measured times, and time nothing")
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.arch and not arguments.dry_run:
         raise CommandError(f"--arch {arguments.arch}: tune times this GPU; name another one only with --dry-run")
     if arguments.clear:
-        if arguments.dry_run or arguments.problem or arguments.forward or arguments.anew:
+        if arguments.dry_run or arguments.problem or arguments.forward or arguments.remeasure:
             raise CommandError("--clear deletes all times of an operator, expected no other option with it")
         _without_compiler()
         return _clear(name)
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.dry_run:
             return _dry_run(problems, arguments.arch or DEFAULT, arguments.top)
         cache_folder()
-        return _tune(problems, arguments.top, arguments.anew)
+        return _tune(problems, arguments.top, arguments.remeasure)
     except (ValueError, TypeError, NotImplementedError, RuntimeError, OSError, MemoryError) as error:
         raise CommandError(str(error) or type(error).__name__) from None
 
@@ -144,7 +144,7 @@ def _dry_run(problems: Sequence[tuple[Task, Case]], arch: str, top: int) -> int:
     return 0
 
 
-def _tune(problems: Sequence[tuple[Task, Case]], top: int, anew: bool) -> int:
+def _tune(problems: Sequence[tuple[Task, Case]], top: int, remeasure: bool) -> int:
     """Time each problem's ways, and print its record."""
     tune = import_module("dualops.cuda.tuning.tune").tune
     with progress(len(problems) * top) as begin:
@@ -152,7 +152,9 @@ def _tune(problems: Sequence[tuple[Task, Case]], top: int, anew: bool) -> int:
             bench = Bench(job_of_case(task, case), case_arrays(task, case, _on_gpu), None)
             out = tuple(bench.outs[0].values())
             given = {**bench.inputs[0], **bench.job.params}
-            record = tune(task.spec.name, out=out, backward=task.backward, top=top, anew=anew, begin=begin, **given)
+            record = tune(
+                task.spec.name, out=out, backward=task.backward, top=top, remeasure=remeasure, begin=begin, **given
+            )
             with begin.aside():
                 print(record, flush=True)
     return 0

@@ -86,9 +86,9 @@ def compare(
     if not truth.size:
         return Accuracy(True, Errors(0, 0), Errors(0, 0), Errors(0, 0), (), f"{name}: empty")
     x, base = actual.astype(np.float64), baseline.astype(np.float64)
-    strange = ~np.isfinite(truth)
-    lost = ~strange & ~np.isfinite(base)  # the baseline is not finite here
-    misplaced = np.where(strange, ~_same_strange(x, truth), ~np.isfinite(x))
+    non_finite = ~np.isfinite(truth)
+    lost = ~non_finite & ~np.isfinite(base)  # the baseline is not finite here
+    misplaced = np.where(non_finite, ~_same_non_finite(x, truth), ~np.isfinite(x))
     forgiven = slack(dtype, floor)
     if misplaced.any():
         vacuous = not (misplaced & ~lost).any()
@@ -102,12 +102,12 @@ def compare(
         unknown = Errors(np.inf, np.inf)
         message = f"{name}: nothing is checked: the arithmetic knows nothing of a result of terms this large"
         return Accuracy(False, unknown, Errors(0, 0), unknown, (), message, True)
-    size = np.where(strange, 0.0, np.abs(truth))
+    size = np.where(non_finite, 0.0, np.abs(truth))
     known = _eps(dtype) * terms  # a truth below this is unknown: errors are then relative to this size
     unit = max(float(size.max()), known) or 1.0
     units = Errors(unit, max(unit * _rms(size / unit), known) or 1.0)
-    kernel, distance = _errors(x, truth, strange, units)
-    reference, _ = _errors(base, truth, strange | lost, units)
+    kernel, distance = _errors(x, truth, non_finite, units)
+    reference, _ = _errors(base, truth, non_finite | lost, units)
     limit = Errors(*(2 * error + forgiven * max(terms / own, 1.0) for error, own in zip(reference, units)))
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
     least = max(terms, float(ml_dtypes.finfo(numpy_dtype(dtype)).smallest_normal))
@@ -139,7 +139,7 @@ def _eps(dtype: str) -> float:
     return float(np.finfo(compute_dtype(dtype)).eps)
 
 
-def _same_strange(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def _same_non_finite(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return (np.isnan(x) & np.isnan(truth)) | (x == truth)
 
 

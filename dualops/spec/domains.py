@@ -74,7 +74,7 @@ def non_negative(value: Any) -> float:
 
 
 def optional(domain: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`domain`, or None."""
+    """Return the domain that accepts None in addition to the values of `domain`."""
     return lambda value: None if value is None else domain(value)
 
 

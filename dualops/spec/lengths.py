@@ -49,7 +49,7 @@ def check_ends(op: str, name: str, values: np.ndarray, tokens: tuple[str, str, i
     if ends[-1] > total:
         raise ValueError(f"{op}: {name} ends at {ends[-1]}, {array} has {axis}={total}, expected no more")
     if lengths.size and lengths.max() > longest[1]:
-        raise ValueError(f"{op}: {longest[0]} is {longest[1]}, expected {lengths.max()} or more, as {name} has it")
+        raise ValueError(f"{op}: {longest[0]} is {longest[1]}, expected {lengths.max()} or more, the longest of {name}")
 
 
 def check_ranges(

@@ -113,9 +113,9 @@ def check_apart(
     later, mine = order[1:], np.array(written, bool)[order]
     reach = np.maximum.accumulate(end[order])[:-1]
     written_reach = np.maximum.accumulate(np.where(mine, end[order], 0))[:-1]
-    met = (begin[later] < written_reach) | (mine[1:] & (begin[later] < reach))
-    if met.any():
-        place = int(np.argmax(met))
+    overlaps = (begin[later] < written_reach) | (mine[1:] & (begin[later] < reach))
+    if overlaps.any():
+        place = int(np.argmax(overlaps))
         second = int(later[place])
         first = next(int(i) for i in order[: place + 1] if end[i] > begin[second] and (written[i] or written[second]))
         one, two = sorted((first, second), key=lambda i: (not written[i], i))

@@ -33,7 +33,7 @@ PARTIAL_ROWS = 528
 
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """Measure M rows of N elements."""
+    """Add M rows and N elements of a row to the sizes. Raises ValueError if shapes disagree."""
     x = arrays["x"].shape
     if not x:
         raise ValueError(f"{op}: x has no axes, expected at least one")

@@ -84,7 +84,7 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
 def check_values(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
     """Check that every position has a row, and that tables of R/2 columns are not both halves of R/2 dimensions."""
     half, cos, sin = problem.half, arrays["cos"], arrays["sin"]
-    if cos.shape[-1] == half and half and half % 2 == 0 and sin.any() and all(map(_halves_alike, (cos, sin))):
+    if cos.shape[-1] == half and half and half % 2 == 0 and sin.any() and all(map(_equal_halves, (cos, sin))):
         raise ValueError(
             f"{op}: cos has {half} columns, whose halves are alike, as of a table for R={half}; "
             f"R is {2 * half}, expected R/2 of its own, or dim={half}"
@@ -101,7 +101,7 @@ def check_values(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) ->
         )
 
 
-def _halves_alike(table: np.ndarray) -> bool:
+def _equal_halves(table: np.ndarray) -> bool:
     middle = table.shape[-1] // 2
     return np.array_equal(table[..., :middle], table[..., middle:])
 

@@ -309,7 +309,7 @@ def local_shards(op: str, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, li
     params: Sequence[Any] = lists["params"]
     for i, first in enumerate(params):
         if isinstance(first, DTensor) and any(placement.is_partial() for placement in first.placements):
-            raise ValueError(f"{op}: params[{i}] has placements {_told(first)}, expected Shard or Replicate")
+            raise ValueError(f"{op}: params[{i}] has placements {_text(first)}, expected Shard or Replicate")
 
     def local(name: str, i: int, tensor: Any) -> Tensor:
         first = params[i]
@@ -331,7 +331,7 @@ def local_shards(op: str, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, li
         if tensor.placements != first.placements:
             if name != "grads":
                 raise ValueError(
-                    f"{op}: {name}[{i}] has placements {_told(tensor)}, params[{i}] has {_told(first)}, "
+                    f"{op}: {name}[{i}] has placements {_text(tensor)}, params[{i}] has {_text(first)}, "
                     "expected the same"
                 )
             tensor = tensor.redistribute(placements=first.placements)
@@ -344,5 +344,5 @@ def local_shards(op: str, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, li
     return {name: [local(name, i, tensor) for i, tensor in enumerate(each)] for name, each in lists.items()}
 
 
-def _told(tensor: Any) -> str:
+def _text(tensor: Any) -> str:
     return ", ".join(map(str, tensor.placements))

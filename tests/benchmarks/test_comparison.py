@@ -68,7 +68,7 @@ def stage() -> Stage:
 
 @pytest.fixture
 def suite(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> Any:
-    """A softmax suite of one small case on the CPU, where dualops takes 2 ms and everybody else 3 ms."""
+    """A softmax suite of one small case on the CPU, where dualops takes 2 ms and every peer 3 ms."""
 
     def roof_call() -> None:
         pass
@@ -147,7 +147,7 @@ def test_the_columns_are_ratios_to_dualops_in_the_same_run(suite: Any) -> None:
     assert shown[1].split()[2:] == ["roof", "500.0", "µs", "10.0%", "0.25", f"{rate / 0.5e-3:.2f}", "TB/s"]
 
 
-def test_in_each_round_the_roof_and_everybody_have_a_turn(suite: Any, stage: Stage) -> None:
+def test_in_each_round_the_roof_and_every_implementation_have_a_turn(suite: Any, stage: Stage) -> None:
     (dualops, *_) = comparison.run(suite, cases=["small"], peers=True, show=lambda text: None)
     rounds = [stage.turns[first : first + 4] for first in (0, 4, 8)]
     assert [sorted(each) for each in rounds] == [["dualops", "inaccurate", "roof", "torch eager"]] * 3
@@ -187,7 +187,7 @@ def test_who_fails_in_a_later_round_is_out_and_the_others_go_on(
     assert found["inaccurate"].burst == 3e-3
 
 
-def test_everybody_gets_the_same_data_each_time(suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_implementation_gets_the_same_data(suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though one of them writes over it."""
     seen: dict[str, list[torch.Tensor]] = {}
 

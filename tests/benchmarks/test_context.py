@@ -27,10 +27,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_line_says_whether_the_target_is_reached() -> None:
     found = Point("causal", 4, 2, (0.1, 0.4), (0.05, 0.25), (1 << 30, 3 << 29))
-    told = line(found, Row((8,), {}, (0.95, 0.9))).split()
-    assert told[:2] == ["causal", "4"]
-    assert told[2:8] == ["100.00", "ms", "50.00", "ms", "1.000", "0.95"] and told[8] == "ok"
-    assert told[13:16] == ["0.800", "0.90", "no"] and told[16:] == ["1.00", "/", "1.50"]
+    words = line(found, Row((8,), {}, (0.95, 0.9))).split()
+    assert words[:2] == ["causal", "4"]
+    assert words[2:8] == ["100.00", "ms", "50.00", "ms", "1.000", "0.95"] and words[8] == "ok"
+    assert words[13:16] == ["0.800", "0.90", "no"] and words[16:] == ["1.00", "/", "1.50"]
 
 
 def test_rows_are_of_65536_tokens() -> None:

@@ -33,13 +33,13 @@ class Softmax:
     timer, number, rounds, repeat, warmup_time, version = CLOCK, 1, 1, 3, 0.0, "1"
 
     def time_forward(self, case):
-        import beside  # a package that only PYTHONPATH knows
-        CLOCK.advance(dualops.SECONDS * beside.FACTOR)
+        import settings  # a package that only PYTHONPATH knows
+        CLOCK.advance(dualops.SECONDS * settings.FACTOR)
 """
 
 
 def command(folder: Path, *words: str, home: Path) -> str:
-    """Run it in `folder`, with a home of its own and no path but `beside`'s; its output."""
+    """Run it in `folder`, with a home of its own and no path but that of `settings`; its output."""
     env = {
         **os.environ,
         "HOME": str(home),
@@ -60,7 +60,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "benchmarks").mkdir(parents=True)
     (root / "dualops").mkdir()
     (home / "packages").mkdir()
-    (home / "packages" / "beside.py").write_text("FACTOR = 4\n")
+    (home / "packages" / "settings.py").write_text("FACTOR = 4\n")
     command(root, "git", "init", "--quiet", home=home)
     for day, seconds in enumerate(COMMITS, 1):
         (root / "dualops" / "__init__.py").write_text(f"SECONDS = {seconds}\n")
@@ -115,8 +115,8 @@ def test_without_a_gpu_nothing_is_begun(words: tuple[str, ...]) -> None:
     """Not even a machine is asked for, and no benchmark is discovered."""
     done = asv(*words)
     assert done.returncode == 1, done.stdout
-    (told,) = [line for line in done.stdout.splitlines() if line]
-    assert "benchmarks need a GPU that torch can use. " in told and told.endswith("Nothing was timed.")
+    (output,) = [line for line in done.stdout.splitlines() if line]
+    assert "benchmarks need a GPU that torch can use. " in output and output.endswith("Nothing was timed.")
 
 
 def test_what_times_nothing_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,15 +28,15 @@ def test_reached(row, reached):
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
         (Row("softmax", 14e-6, torch=10e-6, times=1.3), "softmax 14.0 µs torch 10.0 µs 1.40 x at most 1.3 x: MISSED"),
         (Row("start", 0.05, most=0.1), "start 0.050 s at most 0.100 s: reached"),
         (Row("rms_norm", 14e-6), "rms_norm 14.0 µs"),
     ],
 )
-def test_lines(row, told):
-    assert " ".join(line(row).split()) == told
+def test_lines(row, expected):
+    assert " ".join(line(row).split()) == expected
 
 
 def test_what_is_kept(tmp_path: Path, monkeypatch):

@@ -172,7 +172,7 @@ def test_what_is_timed_is_what_people_run(operator: str):
     assert ladder_run.LADDERS.keys() == ladder_table.PAGES.keys()
 
 
-def test_everybody_is_timed_beside_the_roof(toy: list[str]):
+def test_every_implementation_is_timed_with_the_roof(toy: list[str]):
     shown: list[str] = []
     found = ladder_run.run(of("softmax"), shown.append)
     assert len(shown) == len(found) == 4 and len(toy) == 3

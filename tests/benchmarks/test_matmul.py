@@ -1,4 +1,4 @@
-"""matmul's benchmark: the sample that is held against the reference, and torch as the peer."""
+"""matmul's benchmark: the sample that is compared with the reference, and torch as the peer."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_backward_of_a_residual_is_given_the_gradient_of_the_sum(name: str) -> N
     given = work.arguments("backward")
     assert "dsummed" in given
     assert (given["x"] == work.arguments("forward")["x"] + work.arguments("forward")["residual"]).all()
-    # x, dy, dsummed and the statistics of each row are read, beside w; dx is written, beside dw and db
+    # x, dy, dsummed and the statistics of each row are read, and w; dx, dw and db are written
     statistics, vectors = len(operator.saved) - 1 - len(VECTORS[name]), len(VECTORS[name])
     assert Work.of(operator, work.case, "backward")[1:] == (
         4 * (3 * 24 * 32 + statistics * 24 + 32),

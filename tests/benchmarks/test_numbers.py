@@ -97,7 +97,7 @@ def test_a_run_stops_in_time_and_the_next_one_goes_on(tmp_path: Path, elapse: Cl
     assert ran(every, elapse, seconds=35)[:2] == (0, names[3:])
 
 
-def test_a_part_that_fails_is_told_and_left(tmp_path: Path, elapse: Clock) -> None:
+def test_a_part_that_fails_is_reported_and_skipped(tmp_path: Path, elapse: Clock) -> None:
     every = [part for part in parts(tmp_path, "h200", gpus=1) if not part.keys]
     names = [part.name for part in every]
     assert ran(every, elapse, fails=names[0])[:2] == (1, names)

@@ -112,7 +112,7 @@ def test_autograd_makes_its_graph_once_for_each_copy_of_the_data() -> None:
         assert [x.shape for x in found] == [(2, 4, 7, 8), (2, 4, 9, 8), (2, 4, 9, 8)]
 
 
-def test_autograd_makes_its_graphs_anew_after_a_release() -> None:
+def test_autograd_makes_its_graphs_again_after_a_release() -> None:
     work, seen = prepared("flash_attention", attention()), []
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -201,7 +201,7 @@ def test_bench_cases_are_none_that_every_peer_refuses() -> None:
 
 
 def test_lengths_of_the_bench_case_differ_between_queries_and_keys() -> None:
-    """What the peer's alignment of the causal mask is held against."""
+    """What the peer's alignment of the causal mask is compared with."""
     operator = spec.OPERATORS["flash_attention_varlen"]
     case = packed()
     arrays = operator.generate(operator, case, np.random.default_rng(case.seed))

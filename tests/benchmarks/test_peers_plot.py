@@ -1,4 +1,4 @@
-"""The picture of attention and matmul beside their peers, from made-up runs."""
+"""The picture of attention and matmul next to their peers, from made-up runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import peers_plot
-from benchmarks.peers_plot import Panel, lengths, panels, told
+from benchmarks.peers_plot import Panel, lengths, measured_runs, panels
 from benchmarks.plot import fill
 from benchmarks.recorded import Key, PeerRun, Peers, peer_runs, work_of
 from benchmarks.tree import ROOT
@@ -46,7 +46,7 @@ def test_the_picture(panel: Panel, tmp_path: Path) -> None:
     times: dict[str, float | None] = {"dualops": 2e-3, "SDPA flash": 3e-3, "torch eager": 1e-3}
     assert peers_plot.picture(measured(panel, times), target)
     assert target.stat().st_size > 10_000
-    said = told([(panel, panel.rates(measured(panel, times)))], measured(panel, times))
+    said = measured_runs([(panel, panel.rates(measured(panel, times)))], measured(panel, times))
     assert said.endswith(f"\n{panel.operator}: one NVIDIA H200, 2026-01-02, commit abcdef01")
 
 

@@ -50,7 +50,7 @@ def record(results: Path, commit: str, day: int, seconds: float | None, *, dropp
 
 
 def record_peers(folder: Path, times: dict[str, float | None], roof: float) -> None:
-    """A run of softmax beside peers: the same times for each case and direction; None is a peer that failed."""
+    """A run of softmax and its peers: the same times for each case and direction; None is a peer that failed."""
     measurements = [
         {"case": case, "direction": direction, "name": name, "roof": roof, "burst": seconds, "single": seconds}
         | {"error": 3e-3 if case == NARROW.case else 2e-3, "baseline_error": 2e-3}
@@ -106,8 +106,8 @@ class TestRecorded:
 class TestTable:
     def test_rates_follow_from_the_specs_cost(self, tree: Path) -> None:
         table = plot.table(recordings(tree / "results", "h200"), {})
-        told = "asv, median over bursts of 20 calls: `bbbbbbbb` on 1970-01-08, one NVIDIA H200."
-        assert table.startswith(f"All but asv's, one process each:\n{told}\n\n|")
+        source = "asv, median over bursts of 20 calls: `bbbbbbbb` on 1970-01-08, one NVIDIA H200."
+        assert table.startswith(f"All but asv's, one process each:\n{source}\n\n|")
         found = rows_of(table)
         assert len(found) == len(BY_ASV)
         # 32768 x 1024 bfloat16: 2 x 64 MiB forward, 3 x 64 MiB backward, in 0.1 ms
@@ -117,7 +117,7 @@ class TestTable:
         # 4 x 2 x 16 x 2048 x 2048 x 128 flops
         assert found["flash_attention", "s2048d128-bfloat16", "forward"][1] == "687.19 TFLOP/s"
 
-    def test_peers_and_roof_are_of_the_run_beside_them(self, tree: Path) -> None:
+    def test_peers_and_roof_are_of_the_same_run(self, tree: Path) -> None:
         times = {"dualops": 2e-4, "dualops naive": 1e-4, "Liger": 3e-4, "QuACK": 1.5e-4, "torch eager": None}
         record_peers(tree / "peers", times, 1e-4)
         table = plot.table(recordings(tree / "results", "h200"), peer_runs(tree / "peers"))
@@ -144,7 +144,7 @@ class TestTable:
         assert summary[3] == "| softmax | float32 | 50% | 50% | 1.00 | 0.75 | 0.75 |"
         assert summary[-1] == "softmax: 1970-01-09, one NVIDIA H200, commit `ffffffff`."
 
-    def test_where_cases_are_of_two_runs_both_are_told(self, tree: Path) -> None:
+    def test_where_cases_are_of_two_runs_both_are_named(self, tree: Path) -> None:
         record_peers(tree / "peers", {"dualops": 2e-4}, 1e-4)
         path = tree / "peers" / "softmax.json"
         content = json.loads(path.read_text())
@@ -152,10 +152,10 @@ class TestTable:
         new = {**old, "commit": "e" * 40, "measurements": [m for m in old["measurements"] if m["case"] == NARROW.case]}
         old["measurements"] = [m for m in old["measurements"] if m["case"] != NARROW.case]
         path.write_text(json.dumps({**content, "runs": [old, new]}))
-        told = plot.summary(peer_runs(tree / "peers")).splitlines()[-2:]
+        lines = plot.summary(peer_runs(tree / "peers")).splitlines()[-2:]
         every = len(BENCH["softmax"])
-        assert f"softmax (1 of {every} cases): 1970-01-09, one NVIDIA H200, commit `eeeeeeee`." in told
-        assert f"softmax ({every - 1} of {every} cases): 1970-01-09, one NVIDIA H200, commit `ffffffff`." in told
+        assert f"softmax (1 of {every} cases): 1970-01-09, one NVIDIA H200, commit `eeeeeeee`." in lines
+        assert f"softmax ({every - 1} of {every} cases): 1970-01-09, one NVIDIA H200, commit `ffffffff`." in lines
 
     def test_it_lands_between_the_markers_and_nowhere_else(self) -> None:
         readme = f"before\n{plot.BEGIN}\nold\n{plot.END}\nafter"

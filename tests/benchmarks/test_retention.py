@@ -1,4 +1,4 @@
-"""Retention's benchmark: the sample that is held against the reference, and what is asked of flash-linear-attention."""
+"""Retention's benchmark: the sample that is compared with the reference, and the calls of flash-linear-attention."""
 
 from __future__ import annotations
 

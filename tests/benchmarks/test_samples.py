@@ -1,4 +1,4 @@
-"""The sample that is held against the reference: which part it is, and that its reference is a part of the whole's."""
+"""The sample that is compared with the reference: which part it is, and that its reference is a part of the whole's."""
 
 from __future__ import annotations
 

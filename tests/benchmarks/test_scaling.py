@@ -57,7 +57,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return timed
 
 
-def test_everybody_at_every_length_in_both_directions(toy: list[str]) -> None:
+def test_every_implementation_at_every_length_in_both_directions(toy: list[str]) -> None:
     shown: list[str] = []
     found = scaling_run.run(longest=32, show=shown.append)
     assert len(shown) == len(found)

@@ -21,7 +21,7 @@ from benchmarks.timing import (
 
 @pytest.fixture
 def bursts(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[int]]:
-    """Makes every call take so many seconds; gives the list of how many calls each reading of the clock was of."""
+    """Make every call take this number of seconds. Returns the number of calls before each reading of the clock."""
     found: list[int] = []
 
     def of(seconds: float) -> list[int]:

@@ -28,8 +28,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
             code = main([str(argument) for argument in arguments])
         except SystemExit as exit_:  # argparse's own errors
             code = int(exit_.code or 0)
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return run
 

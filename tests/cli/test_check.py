@@ -37,8 +37,8 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             found = [report for arch in architectures for report in reports if report.arch == arch]
             return [report for report in found if report.name.partition(".")[0] in operators]
 
-        def build_all(wanted: list[Report], jobs: int, *, anew: bool) -> list[Report]:
-            assert anew  # what the disk holds says nothing of today's compiler
+        def build_all(wanted: list[Report], jobs: int, *, rebuild: bool) -> list[Report]:
+            assert rebuild  # what the disk holds says nothing of today's compiler
             return wanted
 
         stand_ins = {

@@ -114,6 +114,6 @@ def test_check_builds_real_kernels():
         assert one["registers"] > 0 and one["cubin_bytes"] > 0 and one["seconds"] > 0
 
 
-def test_durations_are_told_in_the_unit_of_a_person():
-    told = [duration(seconds) for seconds in (0, 0.26, 3.4, 119, 121, 7199, 7201, 200000)]
-    assert told == ["0.1 s", "0.3 s", "3 s", "119 s", "2 min", "120 min", "2 h", "2 days"]
+def test_durations_are_formatted_in_readable_units():
+    texts = [duration(seconds) for seconds in (0, 0.26, 3.4, 119, 121, 7199, 7201, 200000)]
+    assert texts == ["0.1 s", "0.3 s", "3 s", "119 s", "2 min", "120 min", "2 h", "2 days"]

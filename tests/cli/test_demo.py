@@ -27,11 +27,11 @@ def test_a_line_an_operator_one_for_the_whole_and_what_to_try_next(run, simulato
     code, out, _ = run("demo")
     assert code == 0
     assert max(map(len, re.sub(r"\S+/python[\d.]*", "python", out).splitlines())) <= 80
-    *told, last, title, first, second, third = out.splitlines()
+    *lines, last, title, first, second, third = out.splitlines()
     assert title == "Try next:"
     assert first == "  .venv/bin/python -m dualops demo flash_attention -v     errors, time, memory"
     assert [line.split()[4] for line in (first, second, third)] == ["flash_attention", "softmax", "what"]
-    found = [re.fullmatch(LINE, line) for line in told]
+    found = [re.fullmatch(LINE, line) for line in lines]
     assert [match and match[1] for match in found] == list(OPERATORS)
     assert len({match.start(2) for match in found if match}) == 1  # one below another
     counts = {match[1]: int(match[2]) for match in found if match}
@@ -44,26 +44,26 @@ def test_what_to_try_next_are_calls_that_there_are():
     for place in ("gpu", "simulator", "reference"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("dualops.cli.afterwards.shutil.which", lambda name: sys.executable)
-            told = [line.plain.partition("python -m dualops ")[2] for line in afterwards(place)][1:]
-        assert len(told) == 3
-        for line in told:
+            commands = [line.plain.partition("python -m dualops ")[2] for line in afterwards(place)][1:]
+        assert len(commands) == 3
+        for line in commands:
             parser = argparse.ArgumentParser()
             command, *words = re.split(r" {2,}", line)[0].split()
             SUBCOMMANDS[command].add_arguments(parser)
             parser.parse_args(words)
 
 
-def test_a_fall_back_to_the_simulator_is_told_and_a_choice_is_not(run, simulator, monkeypatch):
+def test_a_fall_back_to_the_simulator_is_reported_and_a_choice_is_not(run, simulator, monkeypatch):
     simulator()
     words = ("demo", "rope_tables", "--dtype", "float32")
-    told = "dualops demo: kernels run in the simulator. There is no driver.\n"
-    assert run(*words)[2].startswith(told)
+    message = "dualops demo: kernels run in the simulator. There is no driver.\n"
+    assert run(*words)[2].startswith(message)
     assert run(*words, "--where", "simulator")[2].startswith("[1/")
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
     assert run(*words)[2].startswith("[1/")
 
 
-def test_what_is_not_checked_is_told_with_its_reason_unless_that_was_wanted(run, simulator, monkeypatch):
+def test_what_is_not_checked_is_reported_with_its_reason_unless_that_was_wanted(run, simulator, monkeypatch):
     simulator()
     words = ("demo", "softmax", "--kernel", "simt", "--dtype", "float32")
     code, out, _ = run(*words, "--no-check")
@@ -112,14 +112,14 @@ def test_attention_leads_in_both_directions_with_a_row_of_options_on_every_rung(
     assert list(dict.fromkeys(names)) == list(tasks())
     rungs = OPERATORS["flash_attention"].rungs
     for name in ("flash_attention", "flash_attention_backward"):
-        mine = [told for each, told in zip(names, runs, strict=True) if each == name]
-        assert [re.findall(r"^  (\w+) +\d", told, re.MULTILINE) for told in mine] == [[*rungs]] * 2
+        mine = [output for each, output in zip(names, runs, strict=True) if each == name]
+        assert [re.findall(r"^  (\w+) +\d", output, re.MULTILINE) for output in mine] == [[*rungs]] * 2
     assert max(map(len, re.sub(r"\S+/python[\d.]*", "python", out).splitlines())) <= 80
     shapes = next(case.shapes for case in OPERATORS["flash_attention"].cases if case.name == "sim_options_1")
     arrays = [f"{name} {'×'.join(map(str, shapes[name]))}" for name in ("bias", "key_padding_mask")]
     for words in (*arrays, "softcap=1.5", "score_mod=bent"):
         assert out.count(words) == 2  # once a direction, however many rungs
-    assert "3 KiB" in out  # what the kernels hold beside
+    assert "3 KiB" in out  # the kernels' additional memory
 
 
 def test_the_reference_runs_once_for_all_rungs(run, simulator, monkeypatch):
@@ -147,14 +147,14 @@ def test_error_over_its_tolerance_is_exit_code_1(run, simulator):
     for verbose in ((), ("--verbose",)):
         code, out, _ = run("demo", "softmax", "--dtype", "float32", *verbose)
         assert code == 1
-        first, *told = out.splitlines()
+        first, *lines = out.splitlines()
         rungs = OPERATORS["softmax"].rungs
         count = len(rungs)
         assert first == f"softmax  {count} of {count} OVER TOLERANCE, worst at > 999 % of allowed"
-        failures = [line for line in told if line.startswith("over its tolerance: softmax, ")]
+        failures = [line for line in lines if line.startswith("over its tolerance: softmax, ")]
         for rung, line in zip(rungs, failures, strict=True):  # in full, whatever was asked for
             assert f", {rung}: y: max error " in line and "worst at (0, 7)" in line
-        assert told[-1].startswith(f"{count} of {count} OVER TOLERANCE, in the simulator, ")
+        assert lines[-1].startswith(f"{count} of {count} OVER TOLERANCE, in the simulator, ")
         assert ("FAILS" in out) == bool(verbose)
 
 
@@ -222,13 +222,13 @@ def test_arrays_are_rounded_to_the_dtype_asked_for(run, tmp_path):
 # --- what it refuses: one line on stderr, exit code 2 --------------------------------------------
 
 
-def refused(result: tuple[int, str, str], *told: str) -> None:
+def refused(result: tuple[int, str, str], *messages: str) -> None:
     code, out, err = result
     assert code == 2
     lines = err.strip().splitlines()
     assert lines[-1].startswith("dualops demo: ")
     assert not any("Traceback" in line for line in lines) and not out
-    for words in told:
+    for words in messages:
         assert words in lines[-1]
 
 
@@ -246,8 +246,8 @@ def test_too_slow_for_the_simulator(run, simulator, tmp_path):
 
 def test_no_gpu(run, monkeypatch):
     monkeypatch.setattr("dualops.cli.place.missing", lambda: ("There is no driver.", "There is no numba-cuda."))
-    told = "There is no driver. There is no numba-cuda. --where simulator and --where reference need no GPU."
-    refused(run("demo", "--where", "gpu"), told)
+    message = "There is no driver. There is no numba-cuda. --where simulator and --where reference need no GPU."
+    refused(run("demo", "--where", "gpu"), message)
 
 
 def test_numba_switched_otherwise_before(run, simulator):
@@ -276,14 +276,14 @@ REFUSED: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_told_in_a_line(run, tmp_path, monkeypatch, name):
-    words, told = REFUSED[name]
+def test_what_is_refused_is_reported_in_a_line(run, tmp_path, monkeypatch, name):
+    words, messages = REFUSED[name]
     monkeypatch.chdir(tmp_path)
-    refused(run("demo", *words), *told)
+    refused(run("demo", *words), *messages)
 
 
 @pytest.mark.parametrize(
-    ("operator", "arrays", "told"),
+    ("operator", "arrays", "message"),
     [
         *(
             ("flash_attention", dict.fromkeys(names, np.zeros((1, 1, 2, 2))), "expected q, k, v")
@@ -294,9 +294,9 @@ def test_what_is_refused_is_told_in_a_line(run, tmp_path, monkeypatch, name):
     ],
     ids=["missing", "none", "superfluous", "the spec's error"],
 )
-def test_arrays_that_are_refused(run, tmp_path, operator, arrays, told):
+def test_arrays_that_are_refused(run, tmp_path, operator, arrays, message):
     np.savez(tmp_path / "in.npz", **arrays)
-    refused(run("demo", operator, "--where", "reference", "--input", tmp_path / "in.npz"), told)
+    refused(run("demo", operator, "--where", "reference", "--input", tmp_path / "in.npz"), message)
 
 
 def test_output_that_cannot_be_written(run, tmp_path):
@@ -322,13 +322,13 @@ def test_info_tells_what_is_missing_to_the_last_bracket(run, simulator, monkeypa
     monkeypatch.setattr("dualops.cli.place.missing", lambda: ("There is no driver.", "Do: pip install 'this[cu13]'."))
     code, out, _ = run("info")
     assert code == 0
-    told = [line.split(maxsplit=1) for line in out.splitlines()]
-    assert [value.strip() for name, value in told if name == "missing"] == [
+    lines = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert [value.strip() for name, value in lines if name == "missing"] == [
         "There is no driver.",
         "Do: pip install 'this[cu13]'.",
     ]
     assert ["device", "the simulator: kernels can't run on a GPU here"] in [
-        [name, value.strip()] for name, value in told
+        [name, value.strip()] for name, value in lines
     ]
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
     _, out, _ = run("info")

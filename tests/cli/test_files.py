@@ -43,8 +43,8 @@ def call(run, tmp_path):
     def call(operator: str, arrays: dict[str, Any], *words: str) -> Any:
         np.savez(tmp_path / "in.npz", **arrays)
         arguments = ("--where", "reference", "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
-        told = run("demo", operator, *arguments, *words)
-        return told, dict(np.load(tmp_path / "out.npz")) if told[0] == 0 else {}
+        result = run("demo", operator, *arguments, *words)
+        return result, dict(np.load(tmp_path / "out.npz")) if result[0] == 0 else {}
 
     return call
 
@@ -84,8 +84,8 @@ def test_sequences_one_after_another(call):
     assert np.array_equal(saved["o"], reference.flash_attention_varlen(**arrays, max_seqlen_q=4, max_seqlen_k=9))
     arrays["cu_seqlens_k"][1] = 4
     arrays["cu_seqlens_k"][2] = 10
-    told, _ = call("flash_attention_varlen", arrays, *words)
-    refused(told, "in.npz: flash_attention_varlen: cu_seqlens_k ends at 10, k has total_k=9")
+    result, _ = call("flash_attention_varlen", arrays, *words)
+    refused(result, "in.npz: flash_attention_varlen: cu_seqlens_k ends at 10, k has total_k=9")
 
 
 def test_a_dtype_rounds_each_array_to_what_the_problem_has_it_in(call):
@@ -107,14 +107,14 @@ def test_bits_of_bfloat16_may_be_weights_but_no_lengths(call):
     (code, _, _), saved = call("flash_attention", bits, "--dtype", "bfloat16")
     assert code == 0
     assert np.array_equal(saved["o"].view(bfloat16), reference.flash_attention(**arrays))
-    told, _ = call("flash_attention", {**bits, "seed": np.array(3, np.uint16)}, "--dtype", "bfloat16")
-    refused(told, "seed has dtype uint16, expected ")
+    result, _ = call("flash_attention", {**bits, "seed": np.array(3, np.uint16)}, "--dtype", "bfloat16")
+    refused(result, "seed has dtype uint16, expected ")
 
 
 @pytest.mark.parametrize("text", ["abs", "lambda score, b, h, i, j: score"])
 def test_a_function_is_no_value_of_the_command_line(call, text):
-    told, _ = call("flash_attention", qkv(), "--param", f"score_mod={text}")
-    refused(told, "score_mod is ", "of type str, expected a Python function of (score, b, h, i, j)")
+    result, _ = call("flash_attention", qkv(), "--param", f"score_mod={text}")
+    refused(result, "score_mod is ", "of type str, expected a Python function of (score, b, h, i, j)")
 
 
 def same_name(path: Path) -> Path:
@@ -154,8 +154,8 @@ def test_the_input_is_not_overwritten(run, tmp_path, other, turned):
     np.savez(path, x=np.ones((3, 4), np.float32))
     before = path.read_bytes()
     one, two = (other(path), path) if turned else (path, other(path))
-    told = run("demo", "softmax", "--where", "reference", "--input", one, "--output", two)
-    refused(told, f"--output {two} is the file of --input, expected another one")
+    result = run("demo", "softmax", "--where", "reference", "--input", one, "--output", two)
+    refused(result, f"--output {two} is the file of --input, expected another one")
     assert path.read_bytes() == before
 
 

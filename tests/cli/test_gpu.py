@@ -1,4 +1,4 @@
-"""The demo's GPU path, with the host in the GPU's place: what is timed, what is told. The rest needs a GPU."""
+"""The demo's GPU path, with the host in the GPU's place: what is timed and printed. The rest needs a GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Host:
         before = len(self.calls)
         work()
         self.spans += 1
-        return (len(self.calls) - before) * self.each * (1 if self.spans != 3 else 50)  # somebody disturbed the third
+        return (len(self.calls) - before) * self.each * (1 if self.spans != 3 else 50)  # other work disturbed the third
 
     def peak_bytes(self, work: Callable[[], None]) -> int | None:
         work()

@@ -30,7 +30,7 @@ def test_ctrl_c_is_a_line_and_130(run, monkeypatch: pytest.MonkeyPatch, name: st
     assert run(name, *words) == (130, "", f"dualops {name}: interrupted{KEPT.get(name, '')}\n")
 
 
-# in the place of what takes a while: it says so on stdout, and then waits for ever
+# in the place of what takes a while: it says so on stdout, and then waits forever
 WAITS = """
 import signal, sys, threading
 from types import SimpleNamespace
@@ -86,9 +86,9 @@ def test_ctrl_c_wherever_it_comes(tmp_path: Path, name: str):
         out, err = running.stdout.read(), running.stderr.read()
         code = running.wait()
     command_name = "" if name.startswith("while") else f" {words[0]}"
-    told = [line for line in err.splitlines() if not line.startswith("[")]  # but for the progress
-    told = [line for line in told if "kernels run in the simulator" not in line]
-    assert (code, told) == (130, [f"dualops{command_name}: interrupted{KEPT.get(words[0], '')}"]), err
+    lines = [line for line in err.splitlines() if not line.startswith("[")]  # but for the progress
+    lines = [line for line in lines if "kernels run in the simulator" not in line]
+    assert (code, lines) == (130, [f"dualops{command_name}: interrupted{KEPT.get(words[0], '')}"]), err
     assert "Traceback" not in out
 
 
@@ -110,11 +110,11 @@ def test_a_reader_who_leaves_is_no_error(name: str, unbuffered: bool):
     command = [sys.executable, "-m", "dualops", *READERS[name]]
     done = subprocess.run(command, env=environment, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
-    told = [line for line in done.stderr.splitlines() if not line.startswith("[")]
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("[")]
     if name == "a wrong call":
-        assert done.returncode == 2 and len(told) == 1
+        assert done.returncode == 2 and len(lines) == 1
     else:  # of help that can't be written argparse says nothing itself
-        assert told == [], done.stderr
+        assert lines == [], done.stderr
         assert done.returncode == (0 if unbuffered and "--help" in command else 141)
 
 

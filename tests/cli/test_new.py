@@ -41,8 +41,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(ROOT / part, root / part)
     done = python_on(root, "-m", "dualops", "new", NAME)
     assert done.returncode == 0, done.stderr
-    told = done.stdout.splitlines()
-    assert len(told) == 13 and all(f"{NAME}" in (root / path).read_text("utf-8") for path in told[:-1])
+    lines = done.stdout.splitlines()
+    assert len(lines) == 13 and all(f"{NAME}" in (root / path).read_text("utf-8") for path in lines[:-1])
     return root
 
 
@@ -63,7 +63,7 @@ def fill(tree: Path) -> None:
         path.write_text(path.read_text("utf-8").replace("WRITE", "written"), "utf-8")
 
 
-def test_what_is_missing_is_told_then_all_is_there(tree: Path) -> None:
+def test_what_is_missing_is_reported_until_nothing_is(tree: Path) -> None:
     pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
     own, kernels = f"tests/reference/test_{NAME}.py", "tests/cuda/simulator/test_cases.py"
     parity = ("tests/test_parity.py", "-k", f"({NAME} and not tests_of_kernels) or written")
@@ -81,7 +81,7 @@ def test_what_is_missing_is_told_then_all_is_there(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("L2Norm", "the operator is 'L2Norm', expected a name in lower case, such as l2_norm"),
         ("../l2", "the operator is '../l2', expected a name in lower case, such as l2_norm"),
@@ -91,9 +91,9 @@ def test_what_is_missing_is_told_then_all_is_there(tree: Path) -> None:
         ("norm", "dualops/cuda/norm is there already, expected a name that nothing has"),
     ],
 )
-def test_a_name_that_none_can_have(run, name: str, told: str) -> None:
+def test_a_name_that_none_can_have(run, name: str, message: str) -> None:
     code, out, err = run("new", name)
-    assert (code, out, err) == (2, "", f"dualops new: {told}\n")
+    assert (code, out, err) == (2, "", f"dualops new: {message}\n")
 
 
 def test_without_a_clone(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def npy(array: np.ndarray = X) -> bytes:
 def header(text: str, version: tuple[int, int] = (1, 0), length: int | None = None) -> bytes:
     """The beginning of an .npy file with this header, or one that says another length of it."""
     encoded = text.encode("latin1") + b"\n"
-    told = struct.pack("<H" if version == (1, 0) else "<I", len(encoded) if length is None else length)
-    return b"\x93NUMPY" + bytes(version) + told + encoded
+    size = struct.pack("<H" if version == (1, 0) else "<I", len(encoded) if length is None else length)
+    return b"\x93NUMPY" + bytes(version) + size + encoded
 
 
 def described(descr: str = "'<f4'", order: str = "False", shape: str = "(3, 4)", data: bytes = X.tobytes()) -> bytes:
@@ -59,10 +59,10 @@ def patched(content: bytes, local: tuple[int, bytes] | None = None, central: tup
 
 
 def claims(size: int) -> bytes:
-    """A file whose directory says that x has so many bytes, with the header that goes with it."""
+    """A file whose directory says that x has this number of bytes, with the header that goes with it."""
     content = described(shape=f"({size // 4},)", data=b"")
-    told = struct.pack("<I", len(content) + size)
-    return patched(of(content), (22, told), (24, told))
+    claimed = struct.pack("<I", len(content) + size)
+    return patched(of(content), (22, claimed), (24, claimed))
 
 
 def bomb() -> bytes:
@@ -74,11 +74,11 @@ def bomb() -> bytes:
     stream = io.BytesIO(archive(("x.npy", npy())))
     with zipfile.ZipFile(stream, "a") as file:
         file.writestr(info, packed)
-    told, method = struct.pack("<I", 1 << 26), struct.pack("<H", zipfile.ZIP_DEFLATED)
+    claimed, method = struct.pack("<I", 1 << 26), struct.pack("<H", zipfile.ZIP_DEFLATED)
     whole = bytearray(stream.getvalue())
     for signature, at, size in ((b"PK\x03\x04", 8, 22), (b"PK\x01\x02", 10, 24)):
         place = whole.rindex(signature)
-        whole[place + at : place + at + 2], whole[place + size : place + size + 4] = method, told
+        whole[place + at : place + at + 2], whole[place + size : place + size + 4] = method, claimed
     return bytes(whole)
 
 
@@ -171,20 +171,20 @@ def refused(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bad_file_is_one_line(refused, kind: str, monkeypatch: pytest.MonkeyPatch):
-    made, told = KINDS[kind]
+    made, message = KINDS[kind]
     content = made if isinstance(made, bytes) else made()
     if kind not in ("a damaged checksum", "a size that only the directory has"):
         monkeypatch.setattr(npz.Npz, "read", lambda self, name: pytest.fail(f"{name} was inflated"))
-    assert told in refused(content), kind
+    assert message in refused(content), kind
 
 
-def test_a_problem_that_is_wrong_is_told_before_anything_is_inflated(refused, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_problem_is_reported_before_anything_is_inflated(refused, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(npz.Npz, "read", lambda self, name: pytest.fail(f"{name} was inflated"))
     q, k = np.zeros((1, 2, 5, 4), np.float32), np.zeros((1, 2, 5, 3), np.float32)
-    told = refused(
+    message = refused(
         archive(*((f"{name}.npy", npy(x)) for name, x in {"q": q, "k": k, "v": k}.items())), "flash_attention"
     )
-    assert "in.npz: flash_attention: k has D=3, q has D=4" in told
+    assert "in.npz: flash_attention: k has D=3, q has D=4" in message
 
 
 def test_more_bytes_than_the_machine_has(refused, monkeypatch: pytest.MonkeyPatch):

@@ -55,8 +55,8 @@ class TestChoice:
         plain, options = own_jobs(task, "simulator", {}, dtype)
         cases = task.spec.tagged(Tag.SIM)
         assert plain.problem.dtype == (dtype or "bfloat16") and not plain.optional_inputs
-        alike = [case for case in cases if set(case.shapes) == {"q", "k", "v"}]
-        assert plain.flops == max(job_of_case(task, case).flops for case in alike if case.dtype == plain.problem.dtype)
+        simple = [case for case in cases if set(case.shapes) == {"q", "k", "v"}]
+        assert plain.flops == max(job_of_case(task, case).flops for case in simple if case.dtype == plain.problem.dtype)
         assert options.problem.dtype == "float32"
         assert len(options.optional_inputs) == max(len(set(case.shapes) - {"q", "k", "v"}) for case in cases)
 

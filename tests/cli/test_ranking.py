@@ -24,7 +24,7 @@ def test_what_a_call_takes_and_what_bounds_it(run):
 
 
 @pytest.mark.parametrize("operator", cost.SIZES)
-def test_the_problem_that_nobody_stated_is_told_in_80_columns(run, operator: str):
+def test_the_default_problem_is_printed_in_80_columns(run, operator: str):
     code, out, _ = run("estimate", operator, "--top", 40)
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     shown = " ".join(out.partition("\non ")[0].split())
@@ -33,7 +33,7 @@ def test_the_problem_that_nobody_stated_is_told_in_80_columns(run, operator: str
 
 @pytest.mark.parametrize("operator", ["softmax", "rms_norm", "layer_norm"])
 def test_what_the_memory_bounds_has_bytes_a_second(run, operator: str):
-    """Rows are read and written once: 512 MiB in the time that is told."""
+    """Rows are read and written once: 512 MiB in the time that is printed."""
     code, out, _ = run("estimate", operator, "--problem", "M=32768 N=4096", "--forward", "--top", 1)
     assert code == 0 and "TFLOP/s" not in out
     for milliseconds, speed in re.findall(r"([\d.]+) ms +([\d.]+) TB/s", out):
@@ -56,7 +56,7 @@ def test_forward_on_another_gpu(run):
     assert "on NVIDIA GeForce RTX 4090\n\nforward\n" in out and "backward" not in out and "sm90" not in out
 
 
-def test_what_is_compiled_is_told(run, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_compiled_is_printed(run, monkeypatch: pytest.MonkeyPatch):
     def built(wanted: Sequence[Any], jobs: int) -> list[Report]:
         return [Report(each.kernel.name, each.arch, 167, 0, 12, 0, 0, 1, (), False, 1.0) for each in wanted]
 

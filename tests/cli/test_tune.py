@@ -66,13 +66,13 @@ def test_what_is_timed(run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "missing", lambda: ())
     monkeypatch.setattr(command, "Bench", bench)
     monkeypatch.setattr(tuning, "tune", stand_in)
-    code, out, err = run("tune", "softmax", "--problem", "x=3x8 axis=0", "--anew", "--top", 3)
+    code, out, err = run("tune", "softmax", "--problem", "x=3x8 axis=0", "--remeasure", "--top", 3)
     assert (code, out) == (0, "the record of softmax\n" * 2)
     assert err == "[1/6] sm90  a Config\n[2/6] sm90  a Config\n"
     (_, forward), (_, backward) = asked
     assert forward["x"].shape == (3, 8) and forward["axis"] == 0 and forward["out"][0].shape == (3, 8)
-    assert {*backward} == {"y", "dy", "axis", "out", "backward", "top", "anew"}
-    assert backward["backward"] and backward["anew"] and backward["top"] == 3
+    assert {*backward} == {"y", "dy", "axis", "out", "backward", "top", "remeasure"}
+    assert backward["backward"] and backward["remeasure"] and backward["top"] == 3
 
 
 def test_what_was_measured_is_forgotten(run, folder):
@@ -89,27 +89,27 @@ def test_what_was_measured_is_forgotten(run, folder):
     assert run("tune", "--clear")[:2] == (0, "0 records forgotten\n")
 
 
-@pytest.mark.parametrize("arguments", [("--dry-run",), ("--problem", "x=3x8"), ("--forward",), ("--anew",)])
+@pytest.mark.parametrize("arguments", [("--dry-run",), ("--problem", "x=3x8"), ("--forward",), ("--remeasure",)])
 def test_only_all_of_an_operator_is_forgotten(run, folder, arguments):
     code, out, err = run("tune", "softmax", "--clear", *arguments)
     assert (code, out) == (2, "") and "expected no other option with it" in err and not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (RuntimeError("too many resources"), "too many resources"),
         (OSError("no space left"), "no space left"),
         (MemoryError(), "MemoryError"),
     ],
 )
-def test_one_line_for_what_goes_wrong_meanwhile(run, monkeypatch: pytest.MonkeyPatch, error, told):
+def test_one_line_for_what_goes_wrong_meanwhile(run, monkeypatch: pytest.MonkeyPatch, error, message):
     def stand_in(*given: Any) -> int:
         raise error
 
     monkeypatch.setattr(command, "missing", lambda: ())
     monkeypatch.setattr(command, "_tune", stand_in)
-    assert run("tune", "softmax", "--problem", "x=3x8") == (2, "", f"dualops tune: {told}\n")
+    assert run("tune", "softmax", "--problem", "x=3x8") == (2, "", f"dualops tune: {message}\n")
 
 
 def test_nothing_is_timed_before_all_of_it_can_be(run, monkeypatch: pytest.MonkeyPatch):
@@ -124,7 +124,7 @@ def test_nothing_is_timed_before_all_of_it_can_be(run, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("softmin",), "no operator softmin, expected one of flash_attention, "),
         ((), "no operator, expected one of flash_attention, "),
@@ -138,8 +138,8 @@ def test_nothing_is_timed_before_all_of_it_can_be(run, monkeypatch: pytest.Monke
         (("softmax", "--dry-run", "--problem", "x=3x4 axis=5"), "softmax: axis is 5"),
     ],
 )
-def test_one_line_for_what_is_wrong(run, monkeypatch: pytest.MonkeyPatch, arguments, told):
+def test_one_line_for_what_is_wrong(run, monkeypatch: pytest.MonkeyPatch, arguments, message):
     monkeypatch.setattr(command, "missing", lambda: ("There is no driver.",))
     code, out, err = run("tune", *arguments)
     assert code == 2 and not out
-    assert err.startswith("dualops tune: ") and told in err and len(err.splitlines()) == 1
+    assert err.startswith("dualops tune: ") and message in err and len(err.splitlines()) == 1

@@ -46,7 +46,7 @@ def test_what_passes():
     assert line(row(0), width=9) == "softmax    1 of 1 within tolerance, worst at 0 % of allowed"
 
 
-def test_what_fails_is_counted_and_no_speed_is_told_of_it():
+def test_what_fails_is_counted_and_has_no_speed():
     assert line(row(0.1), row(8.3)) == "softmax  1 of 2 OVER TOLERANCE, worst at 830 % of allowed"
     assert line(row(np.inf, roof=0.9)) == "softmax  1 of 1 OVER TOLERANCE, worst at > 999 % of allowed"
 
@@ -78,15 +78,15 @@ def test_no_line_has_more_than_80_columns(options, ratio):
 def test_the_last_line():
     rows = [row(0.5)] * 3
     assert last_line(rows, "gpu", 200, verbose=True).plain == "3 of 3 within tolerance, on the GPU, 3 min"
-    told = "3 of 3 within tolerance, 1 not checked, as NumPy, 2 s. Details: --verbose"
-    assert last_line([*rows, row(None)], "reference", 2, verbose=False).plain == told
+    expected = "3 of 3 within tolerance, 1 not checked, as NumPy, 2 s. Details: --verbose"
+    assert last_line([*rows, row(None)], "reference", 2, verbose=False).plain == expected
     assert last_line([*rows, row(2.0)], "gpu", 2, verbose=True).plain == "1 of 4 OVER TOLERANCE, on the GPU, 2 s"
     assert last_line([row(None)], "gpu", 2, verbose=True).plain == "1 not checked, on the GPU, 2 s"
 
 
 def test_remarks():
-    told = [text.plain for text in remarks([row(0.5), row(2.0), row(None), row(None)], None, said=True)]
-    failure, unchecked = told
+    lines = [text.plain for text in remarks([row(0.5), row(2.0), row(None), row(None)], None, said=True)]
+    failure, unchecked = lines
     assert failure == f"over its tolerance: softmax, {JOBS['softmax'].title}, simt: y: off by 2.0"
     assert unchecked == "softmax was not checked: the reference needs about 3 s; --check checks anyway"
     assert [*remarks([row(None)], None, said=False)] == []
@@ -123,18 +123,18 @@ def on_terminal(*words: str) -> tuple[int, str]:
 
 
 def test_a_bar_on_a_terminal_and_lines_that_stay():
-    code, told = on_terminal("demo", "softmax", "--where", "reference")
+    code, output = on_terminal("demo", "softmax", "--where", "reference")
     assert code == 0
-    assert re.search(r"1/2 .* left softmax", told) and re.search(r"2/2 .* left softmax", told)
-    stays = [line.lstrip("\r") for line in told.replace("\r\n", "\n").split("\n") if " left " not in line]
+    assert re.search(r"1/2 .* left softmax", output) and re.search(r"2/2 .* left softmax", output)
+    stays = [line.lstrip("\r") for line in output.replace("\r\n", "\n").split("\n") if " left " not in line]
     assert "softmax  2 of 2 within tolerance, worst at 50 % of allowed" in stays
     assert stays[-2].startswith("2 of 2 within tolerance, as NumPy, ") and stays[-1] == ""
 
 
 def test_long_lines_are_broken_between_words_on_a_terminal():
-    code, told = on_terminal("demo", "sotfmax")
+    code, output = on_terminal("demo", "sotfmax")
     assert code == 2
-    found = told.replace("\r\n", "\n").strip().split("\n")
+    found = output.replace("\r\n", "\n").strip().split("\n")
     assert found[0].startswith("dualops demo: no operator sotfmax, expected one of ")
     assert len(found) > 1 and max(map(len, found)) <= 80
     assert re.split(r",\s+", " ".join(found))[1:] == ["expected one of flash_attention", *list(tasks())[1:]]
@@ -153,8 +153,8 @@ def test_the_table_of_a_gpu_has_80_columns(capsys: pytest.CaptureFixture[str], m
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     words = " ".join(out.split())
-    for told in ("> 999 %", "FAILS", "97 %", "637 TFLOP/s", "not", "checked", "1 ms", "0 B"):
-        assert told in words
+    for text in ("> 999 %", "FAILS", "97 %", "637 TFLOP/s", "not", "checked", "1 ms", "0 B"):
+        assert text in words
     assert "softmax, gpu, bfloat16: x " in out and "flash_attention, gpu, bfloat16: q " in out
 
 

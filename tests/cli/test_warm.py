@@ -91,7 +91,7 @@ def test_operators_and_problems(run, warmed):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("softmin",), "no operator softmin, expected some of flash_attention, "),
         (("softmax", "rope", "--problem", "x=3"), "--problem is of one operator"),
@@ -100,10 +100,10 @@ def test_operators_and_problems(run, warmed):
         (("--jobs", "0"), "--jobs is 0, expected at least 1"),
     ],
 )
-def test_one_line_for_what_is_wrong(run, warmed, arguments, told):
+def test_one_line_for_what_is_wrong(run, warmed, arguments, message):
     code, out, err = run("warm", *arguments)
     assert code == 2 and not out
-    assert err.startswith(f"dualops warm: {told}") and err.count("\n") == 1
+    assert err.startswith(f"dualops warm: {message}") and err.count("\n") == 1
 
 
 def test_without_a_gpu_an_architecture_must_be_named(run, warmed, monkeypatch):

@@ -43,7 +43,7 @@ def steps_of(call: Call, device: Device) -> tuple[Step, ...] | None:
 
 
 def calls_of_case(direction: Direction, rung: str | None, case: Case, odd: bool = False) -> list[Call]:
-    """The calls that tests make of a case: dense, into memory of theirs, new memory and, where it may be, the inputs'.
+    """The calls of a case: dense, results in given memory, in new memory and, if that is allowed, in the inputs'.
 
     odd: every array one element off a multiple of 16 bytes.
     """

@@ -20,7 +20,7 @@ def alone(rung: ModuleType, config: Any) -> Change:
 
 @contextmanager
 def changed(operator: str, *changes: Change) -> Iterator[None]:
-    """Inside the with statement these modules are changed, and the operator's plans are made anew."""
+    """Inside the with statement these modules are changed, and the operator's plans are made again."""
     with ExitStack() as stack:
         for module, instead in changes:
             stack.enter_context(mock.patch.multiple(module, **instead))

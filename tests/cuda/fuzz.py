@@ -14,7 +14,7 @@ from tests.checks import NUMPY, Library, check
 from tests.cuda.operators import GENERAL_RUNGS, Direction, general_rungs, shapes_of, without_broadcast
 from tests.problems import Layout, layouts_of, random_layout, random_problems
 
-STRIDES_OF_ROWS = 3  # the axes beside its own that softmax can walk where no two of them merge
+STRIDES_OF_ROWS = 3  # the axes in addition to its own that softmax can walk where no two of them merge
 
 
 @dataclass(frozen=True)

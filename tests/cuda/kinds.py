@@ -32,11 +32,11 @@ CANDIDATES = 4  # trials that a kind is looked for among: some are empty, some t
 Resized = Drawn  # shapes, and the parameters that follow from them
 
 
-def batch(direction: Direction, number: int, device: Device, *, alike: bool = True) -> Iterator[tuple[Trial, bool]]:
+def batch(direction: Direction, number: int, device: Device, *, same: bool = True) -> Iterator[tuple[Trial, bool]]:
     """Batch `number` of a direction's random problems, always the same, and of each whether a kernel serves it.
 
     They are BATCH, or a few more. Where kernels are dear, all but CANDIDATES of them need the same ones; without
-    `alike` one of those stands for all.
+    `same` one of those stands for all.
     """
     dear = direction.spec.name in RESIZED
     each = CANDIDATES if dear else BATCH
@@ -44,7 +44,7 @@ def batch(direction: Direction, number: int, device: Device, *, alike: bool = Tr
     for trial in drawn:
         steps = steps_of(call_of(trial), device)
         if dear and steps and not is_empty(trial.case):
-            yield from ((other, True) for other in (others(trial, BATCH, device) if alike else (trial,)))
+            yield from ((other, True) for other in (others(trial, BATCH, device) if same else (trial,)))
             return
         yield trial, steps is not None
 

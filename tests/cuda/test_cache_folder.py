@@ -156,9 +156,9 @@ def test_files_of_this_user_and_root_are_read(path, owned, user, trusted):
 
 def refused(path: Path, reason: str) -> None:
     """One warning, and neither read nor written."""
-    with pytest.warns(RuntimeWarning, match=f"dualops does not use the cache {path.parent}: {reason}") as told:
+    with pytest.warns(RuntimeWarning, match=f"dualops does not use the cache {path.parent}: {reason}") as caught:
         assert [cache.read(path), cache.read(path)] == [None, None]
-    assert len(told) == 1 and not cache.holds(path)
+    assert len(caught) == 1 and not cache.holds(path)
     for call in (lambda: cache.write(path, b""), cache.kernels, cache.prepare, lock):
         with pytest.raises(cache.RefusedFolder, match=reason):
             call()
@@ -260,7 +260,7 @@ def test_an_interrupted_write_leaves_nothing(path, monkeypatch, error):
 
 
 def test_what_a_killed_process_left_is_removed(path):
-    """When it is old; a file of somebody else's stays."""
+    """When it is old; a file of other code stays."""
     names = {f"{NAME}abcd_123.tmp": 7200, f"{NAME}wxyz_456.tmp": 0, "notes.tmp": 7200, f"{NAME}.tmp": 7200}
     for name, age in names.items():
         (path.parent / name).touch()

@@ -165,7 +165,7 @@ def test_every_candidate_has_launches_and_fits(problem: str, name: str):
         seconds = [row.candidate.estimate.seconds for row in ranking.rows]
         assert seconds == sorted(seconds)
         for row in ranking.rows:
-            for step in row.candidate.steps():  # so many blocks as its registers are for
+            for step in row.candidate.steps():  # as many blocks as its registers are for
                 room = ARCHITECTURES[name].device.shared_memory_per_block
                 assert step.kernel.min_blocks * step.shared_bytes <= room
 
@@ -195,8 +195,8 @@ def test_rows_take_the_time_of_their_bytes(problem: str, directions: int, name: 
             assert row.candidate.estimate.shares.keys() == {"memory", "launches"}
         assert sum(row.taken for row in ranking.rows) == 1
         (taken,) = [row for row in ranking.rows if row.taken]
-        alike = [row for row in ranking.rows if row.candidate.estimate == taken.candidate.estimate]
-        assert alike[0].taken
+        same = [row for row in ranking.rows if row.candidate.estimate == taken.candidate.estimate]
+        assert same[0].taken
 
 
 SEGMENTS = [

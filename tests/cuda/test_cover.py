@@ -96,7 +96,7 @@ def test_tests_whose_kernels_are_there_run_too(here, calls, needs):
     assert found.kept | found.left_out == {*calls} and found.kept.isdisjoint(found.left_out)
     there = set().union(*(needs[name] for name in found.kept))
     assert len(there) <= 60 and not any(needs[name] <= there for name in found.left_out)
-    assert "of all pairs of values" in found.told
+    assert "of all pairs of values" in found.summary
 
 
 def test_every_test_of_an_edited_module_runs(here, calls, needs, monkeypatch):

@@ -116,7 +116,7 @@ def test_another_gpu_is_current_for_a_while(fake):
     assert fake.current() == 1000
 
 
-def test_an_error_of_the_driver_is_told(fake):
+def test_an_error_of_the_driver_is_raised(fake):
     with pytest.raises(RuntimeError, match="the CUDA driver answered 101"), driver.Current(2):
         pass
 

@@ -27,8 +27,8 @@ def test_a_batch(direction):
 def test_what_is_compiled_is_what_a_batch_needs(direction):
     for number in range(3):
         calls, few = (
-            [call_of(trial) for trial, served in batch(direction, number, DEVICE, alike=alike) if served]
-            for alike in (True, False)
+            [call_of(trial) for trial, served in batch(direction, number, DEVICE, same=same) if served]
+            for same in (True, False)
         )
         assert len(few) < len(calls)
         assert kernels_of(few, DEVICE) == kernels_of(calls, DEVICE)

@@ -1,4 +1,4 @@
-"""Which Config rows of so many bytes take: no GPU is needed."""
+"""Which Config rows of a given number of bytes take: no GPU is needed."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_what_is_no_whole_number_of_blocks_is_scaled(launched: list[Any]) -> Non
     assert roof.Stream(2 * block, 0, 128, 1).scale == 1.0
 
 
-def test_beside_much_that_is_read_what_is_written_counts_as_read(launched: list[Any]) -> None:
+def test_few_writes_among_many_reads_count_as_reads(launched: list[Any]) -> None:
     roof.Stream(4096 * MB, MB, 128, 1)()
     (kernel, grid, _), _, _ = launched[0]
     assert kernel == (128, 1, 1, 0)

@@ -124,7 +124,7 @@ def test_a_tool_that_sees_no_mistake_is_not_believed(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("names", "until", "code", "told"),
+    ("names", "until", "code", "expected"),
     [
         ("a b", 1e99, 0, ["begins a", "done a", "begins b", "done b"]),
         ("a b", 0, 0, ["begins a", "done a"]),
@@ -132,7 +132,7 @@ def test_a_tool_that_sees_no_mistake_is_not_believed(run, monkeypatch):
         ("a broken b", 1e99, 1, ["begins a", "done a", "begins broken", "broke broken RuntimeError: CUDA error"]),
     ],
 )
-def test_cases_one_after_another(names, until, code, told, monkeypatch, capsys):
+def test_cases_one_after_another(names, until, code, expected, monkeypatch, capsys):
     direction = Direction(OPERATORS["softmax"], False)
 
     def check(spec, case, function, **options):
@@ -144,7 +144,7 @@ def test_cases_one_after_another(names, until, code, told, monkeypatch, capsys):
     monkeypatch.setattr(edge, "check", check)
     monkeypatch.setattr(edge, "cases", lambda: {name: (direction, "simt", name) for name in names.split()})
     assert edge.run(names.split(), until) == code
-    assert capsys.readouterr().out.splitlines() == told
+    assert capsys.readouterr().out.splitlines() == expected
 
 
 def test_fewer_cases_without_words(run):

@@ -22,10 +22,10 @@ class Names:
 
 
 class Map:
-    """128 bytes: the address that was put there, and what else was asked for is in `told`."""
+    """128 bytes: the address that was put there, and the other operands are in `arguments`."""
 
-    def __init__(self, told: tuple[Any, ...]):
-        self.told, self.memory = told, (ctypes.c_uint64 * 16)(*[7] * 16)
+    def __init__(self, arguments: tuple[Any, ...]):
+        self.arguments, self.memory = arguments, (ctypes.c_uint64 * 16)(*[7] * 16)
 
     def getPtr(self) -> int:
         return ctypes.addressof(self.memory)
@@ -41,9 +41,9 @@ class Driver(SimpleNamespace):
 
     cuuint32_t = cuuint64_t = staticmethod(int)
 
-    def cuTensorMapEncodeTiled(self, *told: Any) -> tuple[int, Map]:
-        self.encoded.append(told)
-        return self.error, Map(told)
+    def cuTensorMapEncodeTiled(self, *arguments: Any) -> tuple[int, Map]:
+        self.encoded.append(arguments)
+        return self.error, Map(arguments)
 
     def cuTensorMapReplaceAddress(self, found: Map, address: int) -> tuple[int]:
         self.replaced += 1
@@ -132,7 +132,7 @@ def test_what_the_driver_refuses(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("bool", (8, 64), (64, 1), (8, 64), 128), "expected a dtype of float64, "),
         (("float16", (64,), (1,), (64,), 128), "expected 2 to 5 axes"),
@@ -154,8 +154,8 @@ def test_what_the_driver_refuses(monkeypatch):
         (("float16", (8, 128), (128, 1), (8, 32), 128), "boxes have 64 bytes along the last axis, expected the 128"),
     ],
 )
-def test_what_cannot_be_encoded(arguments, told):
-    with pytest.raises(ValueError, match=f"tensor map of {arguments[0]} .*: .*{told}"):
+def test_what_cannot_be_encoded(arguments, message):
+    with pytest.raises(ValueError, match=f"tensor map of {arguments[0]} .*: .*{message}"):
         boxes_of(*arguments)
 
 

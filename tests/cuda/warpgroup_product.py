@@ -343,7 +343,7 @@ def build(kind: Kind) -> Kernel:
 
 
 def problem(kind: Kind, rows: int = M) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """a and b as they lie in memory, of integers, and the product; rows of y that are there."""
+    """a and b as they are in memory, of integers, and the product. rows: of y."""
     rng = np.random.default_rng(0)
     a, b = rng.integers(-50, 50, (rows, kind.k)), rng.integers(-50, 50, (kind.k, kind.n))
     lying = (a.T if kind.a == "mn" else a, b if kind.b == "mn" else b.T)

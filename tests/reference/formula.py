@@ -1,4 +1,4 @@
-"""Attention with all of its options in plain Python floats, a score at a time: what the references are held against.
+"""Attention with all of its options in plain Python floats, a score at a time: what the references are compared with.
 
 Written from the operator's description alone. It shares nothing with the records in `dualops/spec/attention`.
 """

@@ -208,12 +208,12 @@ class NormTests:
             assert np.array_equal(self.gradients(one, dy[place])[0], dx[place])
 
     @pytest.mark.parametrize("dtype", FLOATS)
-    @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
-    def test_nan_and_infinities_stay_in_their_row(self, strange: float, dtype: str) -> None:
+    @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+    def test_nan_and_infinities_stay_in_their_row(self, special: float, dtype: str) -> None:
         given = {name: array.astype(numpy_dtype(dtype)) for name, array in self.arrays((4, 60)).items()}
         dy = self.arrays((4, 60), seed=1)["x"].astype(numpy_dtype(dtype))
         plain, (dx, *_) = self.forward(**given), self.gradients(given, dy)
-        given["x"][2, 33] = strange
+        given["x"][2, 33] = special
         y, (found, dw, *others) = self.forward(**given), self.gradients(given, dy)
         rest = [0, 1, 3]
         assert np.array_equal(y[rest], plain[rest])

@@ -50,10 +50,10 @@ def test_subclasses_are_refused(spec, backward):
     function = getattr(reference, op)
     for case, arrays in calls(spec, backward):
         for name, array in arrays.items():
-            for told, made in KINDS.items():
+            for kind, made in KINDS.items():
                 if made is np.asmatrix and array.ndim != 2:
                     continue
-                with pytest.raises(TypeError, match=f"^{re.escape(f'{op}: {name} is {told}')}"):
+                with pytest.raises(TypeError, match=f"^{re.escape(f'{op}: {name} is {kind}')}"):
                     call(function, inputs, {**arrays, name: made(array)}, **case.params)
 
 
@@ -84,7 +84,7 @@ def test_rope_in_place_writes_nothing_where_it_may_not(locked, turned):
     if turned:
         arrays[locked] = arrays[locked][:, ::-1]
     arrays[locked].flags.writeable = False
-    told = f"rope: out {locked}_rotated is read-only, expected an array that can be written to"
-    with pytest.raises(ValueError, match=f"^{told}$"):
+    message = f"rope: out {locked}_rotated is read-only, expected an array that can be written to"
+    with pytest.raises(ValueError, match=f"^{message}$"):
         reference.rope(**arrays, cos=tables, sin=tables, inplace=True)
     assert all((array == 1).all() for array in arrays.values())

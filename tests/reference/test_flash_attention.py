@@ -89,7 +89,7 @@ def test_half_precision_rounds_the_probabilities_and_the_result_once_each(form, 
     exact, exact_lse = both(flash_attention, q64, k64, v64)
     unit = 2.0**-11 if dtype == "float16" else 2.0**-8
     # |o - exact| <= unit * sum p |v| for the probabilities, unit * |o| for the result, and 1 % for both together;
-    # a probability below float16's normal numbers, in units of the largest, is off by 2**-25 at the most
+    # a probability below float16's normal numbers, in units of the largest, is off by at most 2**-25
     spread = flash_attention(q64, k64, np.abs(v64))
     assert isinstance(spread, np.ndarray)
     tiny = 90 * 2.0**-25 * np.abs(v64).max() if dtype == "float16" else 0.0
@@ -157,13 +157,13 @@ def test_grouped_heads_are_repeated_heads(form, dtype):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["k", "v", "both"])
-def test_what_no_query_sees_does_not_leak(form, dtype, strange, where):
+def test_what_no_query_sees_does_not_leak(form, dtype, value, where):
     q, k, v = qkv(Sq=20, Sk=40, dtype=dtype)
     plain = both(form, q, k, v, causal="top_left")  # keys 20 to 39 are seen by nobody
     for array in {"k": [k], "v": [v], "both": [k, v]}[where]:
-        array[:, :, 20:] = strange
+        array[:, :, 20:] = value
     for one, two in zip(both(form, q, k, v, causal="top_left"), plain, strict=True):
         if where == "k":
             assert np.array_equal(one, two)
@@ -204,18 +204,18 @@ def test_infinite_scores(form, dtype):
     assert np.isnan(lse).all()
 
 
-def test_plain_and_blocked_put_special_values_alike():
-    strange = 0
+def test_plain_and_blocked_put_special_values_in_the_same_places():
+    with_nan = 0
     for case in random_problems("flash_attention", 2, 150, max_elements=3000):
         arrays = values(SPEC, case, special=True)
         wide = widened(arrays)
         truths, plains = both(flash_attention, **wide, **case.params), both(flash_attention, **arrays, **case.params)
         blocked = both(flash_attention_blocked, **arrays, **case.params, block_q=16, block_kv=8)
         for what, actual, truth, plain in zip(("o", "lse"), blocked, truths, plains, strict=True):
-            strange += int(np.isnan(truth).any())
+            with_nan += int(np.isnan(truth).any())
             agree(plain, truth, plain, case.dtype, f"{case}: plain {what}")
             agree(actual, truth, plain, case.dtype, f"{case}: blocked {what}")
-    assert strange > 30
+    assert with_nan > 30
 
 
 # --- the door ------------------------------------------------------------------------------------

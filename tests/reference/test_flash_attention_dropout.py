@@ -115,6 +115,6 @@ def test_the_docs_say_what_a_probability_is_rounded_to():
     """What is less than half of 2**-15 drops nothing, and both public docstrings name that number."""
     rate = [1 - np.count_nonzero(drawn(1, p, Sq=400, Sk=400)) / 160_000 for p in (0.49 / DRAWS, 16 / DRAWS)]
     assert rate[0] == 0 and rate[1] == pytest.approx(16 / DRAWS, rel=0.5)
-    told = f"rounded to a multiple of 2**-{DRAWS.bit_length() - 1}"
+    text = f"rounded to a multiple of 2**-{DRAWS.bit_length() - 1}"
     for path in ("cuda/flash_attention/__init__.py", "torch_bridge/flash_attention.py"):
-        assert told in " ".join((ROOT / "dualops" / path).read_text("utf-8").split()), path
+        assert text in " ".join((ROOT / "dualops" / path).read_text("utf-8").split()), path

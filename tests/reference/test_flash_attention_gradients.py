@@ -123,7 +123,7 @@ def test_blocked_is_plain(spec, case, blocks):
 @pytest.mark.parametrize("special", [False, True])
 def test_blocked_is_as_near_the_truth_as_plain_is(special):
     """In every dtype, by the rule that kernels are held to."""
-    strange = 0
+    non_finite = 0
     for case in random_problems("flash_attention", 4, 60, max_elements=3000):
         arrays = gradient_inputs(SPEC, case, special=special)
         problem = bind(SPEC, arrays, case.params, True)
@@ -132,12 +132,12 @@ def test_blocked_is_as_near_the_truth_as_plain_is(special):
         tiled = call(flash_attention_backward_blocked, inputs, arrays, **case.params, **sizes)
         terms = gradient_terms(arrays, problem)
         for name, actual, truth, plain in zip(problem.outputs(SPEC.gradients), tiled, truths, plains, strict=True):
-            strange += int(not np.isfinite(truth).all())
+            non_finite += int(not np.isfinite(truth).all())
             rule = {"dtype": case.dtype, "floor": SPEC.floor, "terms": terms[name]}
-            for each, told in ((plain, "plain"), (actual, "blocked")):
-                found = compare(each, truth, plain, **rule, name=f"{case}: {told} {name}")
+            for each, label in ((plain, "plain"), (actual, "blocked")):
+                found = compare(each, truth, plain, **rule, name=f"{case}: {label} {name}")
                 assert found.passed, found.message
-    assert strange > 20 if special else strange == 0
+    assert non_finite > 20 if special else non_finite == 0
 
 
 @pytest.mark.parametrize("blocks", BLOCKS[:2], ids=str)

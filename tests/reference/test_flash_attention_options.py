@@ -208,8 +208,8 @@ both_directions = pytest.mark.parametrize(("form", "backward"), BOTH, ids=["plai
 
 @both_directions
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
-def test_keys_and_values_that_nobody_sees_do_not_leak(form, backward, name, strange):
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_keys_and_values_that_nobody_sees_do_not_leak(form, backward, name, special):
     arrays, params, visible = masked(name)
     hidden = ~visible.reshape(2, 2, 2, 7, 11).any(axis=(2, 3))  # [B, Hkv, Sk]
     assert hidden.any() and not hidden.all()
@@ -218,7 +218,7 @@ def test_keys_and_values_that_nobody_sees_do_not_leak(form, backward, name, stra
     for where in ("v",) if name == "a bias of -inf" else ("k", "v", "kv"):
         here = {other: array.copy() for other, array in arrays.items()}
         for array in where:
-            here[array][hidden] = strange
+            here[array][hidden] = special
         found = results(form, backward, here, params)
         assert (found[3][hidden] == 0).all() and (found[4][hidden] == 0).all()
         for one, two in zip(found, expected, strict=True):
@@ -279,12 +279,12 @@ def with_a_hole(name: str) -> tuple[dict[str, Any], dict[str, Any], np.ndarray, 
 
 @both_directions
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("strange", [np.nan, np.inf])
-def test_a_nan_row_reaches_the_keys_that_it_sees_and_no_others(form, backward, name, strange):
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_a_nan_row_reaches_the_keys_that_it_sees_and_no_others(form, backward, name, special):
     """Also keys of which the row's own score is -inf."""
     arrays, params, visible, (row, cause, _) = with_a_hole(name)
     expected = results(form, backward, arrays, params)
-    arrays["bias"][1, 2, row, cause] = strange
+    arrays["bias"][1, 2, row, cause] = special
     found = results(form, backward, arrays, params)
     rows, keys = np.zeros((2, 4, 7), bool), np.zeros((2, 2, 11), bool)
     rows[1, 2, row], keys[1, 1] = True, visible[1, 2, row]

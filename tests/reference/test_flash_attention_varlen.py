@@ -182,7 +182,7 @@ def test_longer_limits_change_nothing():
 
 
 def test_the_sequences_that_are_drawn_have_special_values_where_floats_are():
-    strange = 0
+    with_nan = 0
     for case in random_problems(SPEC.name, 9, 60, max_elements=2000):
         arrays = values(SPEC, case, special=True)
         truths, plains = (
@@ -192,5 +192,5 @@ def test_the_sequences_that_are_drawn_have_special_values_where_floats_are():
         for name, truth, plain in zip(("o", "lse"), truths, plains, strict=True):
             found = compare(plain, truth, plain, dtype=case.dtype, floor=SPEC.floor, name=f"{case}: {name}")
             assert found.passed, found.message
-            strange += int(np.isnan(truth).any())
-    assert strange > 15
+            with_nan += int(np.isnan(truth).any())
+    assert with_nan > 15

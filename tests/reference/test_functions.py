@@ -12,7 +12,7 @@ from dualops.reference._functions import elementwise
 from dualops.spec.attention.function import UserFunction
 from tests.user_functions import MASK, MASK_MODS, SCORE, SCORE_MODS
 
-# as attention has them: [B, H, Sq, Sk], [B, 1, 1, 1], [H, 1, 1], [Sq, 1], [Sk]
+# as in attention: [B, H, Sq, Sk], [B, 1, 1, 1], [H, 1, 1], [Sq, 1], [Sk]
 SHAPE = (2, 2, 6, 5)
 PLACES = (np.arange(2)[:, None, None, None], np.arange(2)[:, None, None], np.arange(6)[:, None], np.arange(5))
 SCORES = np.random.default_rng(0).uniform(0.1, 0.9, SHAPE)

@@ -23,7 +23,7 @@ class TestLayerNorm(NormTests):
         x = np.random.default_rng(1).integers(-20, 20, (5, 64)).astype(np.float64)
         assert np.array_equal(self.forward(x + shift), self.forward(x))  # 64 integers: the mean is exact
 
-    def test_a_mean_beside_which_the_deviation_is_small(self) -> None:
+    def test_a_mean_with_a_small_deviation(self) -> None:
         """The mean goes before the square: in float32 the difference of two means of squares would be noise."""
         x = (1000 + np.random.default_rng(2).standard_normal((4, 300))).astype(np.float32)
         exact = self.forward(x.astype(np.float64))

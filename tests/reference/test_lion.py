@@ -216,6 +216,6 @@ ERRORS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
-    args, options, error, told = ERRORS[name]
-    with pytest.raises(error, match=f"^{re.escape(told)}$"):
+    args, options, error, message = ERRORS[name]
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
         reference.lion(*args, **options)

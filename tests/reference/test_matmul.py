@@ -34,7 +34,7 @@ def arrays_of(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, np
 
 
 def act(z: float, activation: str | None) -> float:
-    """Once more, on one number."""
+    """The activation of one number."""
     if activation == "relu":
         return max(z, 0.0)
     if activation == "gelu":
@@ -191,8 +191,8 @@ def test_parts_of_tf32():
     assert np.array_equal(upper, as_tf32(upper)) and np.array_equal(lower, as_tf32(lower))
     assert (np.abs(upper + lower - x) / np.abs(x)).max() <= 2.0**-23
     assert (np.abs(lower) / np.abs(x)).max() <= 2.0**-11
-    of_strange = tf32_parts(np.array([np.inf, -np.inf, np.nan], np.float32))
-    assert [part[:2].tolist() for part in of_strange] == [[1, -1], [np.inf, -np.inf]] and np.isnan(of_strange[1][2])
+    of_special = tf32_parts(np.array([np.inf, -np.inf, np.nan], np.float32))
+    assert [part[:2].tolist() for part in of_special] == [[1, -1], [np.inf, -np.inf]] and np.isnan(of_special[1][2])
 
 
 def test_what_is_infinite_in_float32_is_so_in_3xtf32():

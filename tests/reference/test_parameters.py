@@ -52,7 +52,7 @@ def small_cases(spec: Spec) -> Iterator[Case]:
 
 @pytest.mark.parametrize("spec", OPERATORS.values(), ids=OPERATORS)
 def test_normal_forms_are_pythons_numbers(spec):
-    told = set()
+    covered = set()
     for case in spec.cases:
         for backward in (False, True):
             given = params_of(spec, case, backward=backward)
@@ -61,8 +61,8 @@ def test_normal_forms_are_pythons_numbers(spec):
             again = spec.normal_params(accepted, in_numpy(given), spec.name)
             assert all(map(is_normal, again.values())), again
             assert again == normal
-            told |= {name for name, value in given.items() if value is not None}
-    assert told >= {param.name for param in (*spec.params, *spec.gradient_params)}
+            covered |= {name for name, value in given.items() if value is not None}
+    assert covered >= {param.name for param in (*spec.params, *spec.gradient_params)}
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])

@@ -291,15 +291,15 @@ def test_a_nan_reaches_what_comes_after_it_alone(place, form, normalize):
         arrays = clean | {name: clean[name].copy()}
         arrays[name][1, 2, place, 1] = np.nan
         o, state, *_ = retention(**arrays, **params)
-        strange = np.isnan(o)
-        assert not strange[0].any() and not strange[1, :2].any() and not strange[1, 2, :place].any()
-        assert strange[1, 2, place].any()
-        after = strange[1, 2, place + 1 :]
+        is_nan = np.isnan(o)
+        assert not is_nan[0].any() and not is_nan[1, :2].any() and not is_nan[1, 2, :place].any()
+        assert is_nan[1, 2, place].any()
+        after = is_nan[1, 2, place + 1 :]
         # of v only its own column is; of q nothing
         assert not after.any() if name == "q" else after[:, 1].all()
         assert after.all() if name == "k" else not after[:, [0, 2, 3]].any()
         assert np.isnan(state[1, 2]).sum() == {"q": 0, "k": 4, "v": 5}[name]
-        assert np.abs(np.where(strange, 0, o - expected[0])).max() < 1e-12
+        assert np.abs(np.where(is_nan, 0, o - expected[0])).max() < 1e-12
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -361,9 +361,9 @@ def test_every_two_values_of_options_meet_in_some_row_where_they_may():
     """ "abs" is for the parallel form, and has no states."""
     columns = [set(column) for column in zip(*PAIRS, strict=True)]
     for one, two in combinations(range(6), 2):
-        met = {(row[one], row[two]) for row in PAIRS}
+        found = {(row[one], row[two]) for row in PAIRS}
         allowed = {(a, b) for a in columns[one] for b in columns[two]}
         allowed -= {("chunk", "abs"), ("recurrent", "abs")}
         if one == 1 and two in (3, 4):
             allowed -= {("abs", 1)}
-        assert met == allowed, (one, two, allowed - met)
+        assert found == allowed, (one, two, allowed - found)

@@ -109,7 +109,7 @@ def test_errors_are_the_specs(change, kind, message):
             "cu_seqlens falls from 5 to 3 at 2, expected it not to fall",
         ),
         ({"cu_seqlens": np.array([0, 10], np.int32)}, "cu_seqlens ends at 10, q has total=9, expected no more"),
-        ({"max_seqlen": 4}, "max_seqlen is 4, expected 5 or more, as cu_seqlens has it"),
+        ({"max_seqlen": 4}, "max_seqlen is 4, expected 5 or more, the longest of cu_seqlens"),
         ({"max_seqlen": -1}, "max_seqlen is -1, expected 0 or more"),
         ({"cu_seqlens": np.zeros(0, np.int32)}, "cu_seqlens has no elements, expected B+1 of them"),
         ({"initial_state": np.ones((3, 2, 4, 4))}, "initial_state has B=3, expected 2: cu_seqlens has 3 elements"),

@@ -233,14 +233,14 @@ def test_a_nan_reaches_the_gradients_of_what_comes_before_it_alone(place, form):
         arrays = clean | {source: clean[source].copy()}
         arrays[source][0, 1, place, 1] = np.nan
         for name, gradient in backward(SPEC, arrays, **params).items():
-            strange = np.isnan(gradient)
-            rows = strange[0, 1].any(axis=-1)
-            assert not strange[0, 0].any()
+            is_nan = np.isnan(gradient)
+            rows = is_nan[0, 1].any(axis=-1)
+            assert not is_nan[0, 0].any()
             if name == "dq":
                 assert np.flatnonzero(rows).tolist() == ([place] if source == "do" else [])
             else:
                 assert rows[: place + 1].all() and not rows[place + 1 :].any()
-            assert np.abs(np.where(strange, 0, gradient - expected[name])).max() < 1e-12
+            assert np.abs(np.where(is_nan, 0, gradient - expected[name])).max() < 1e-12
 
 
 def test_errors_are_the_specs():

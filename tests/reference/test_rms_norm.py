@@ -28,7 +28,7 @@ class TestRmsNorm(NormTests):
         self.hold_against_differences((3, 4), residual=True, weights=("w",), offset=-0.5)
 
     def test_offset_is_added_in_float32(self) -> None:
-        """Weights near 0 beside an offset of 1 keep their bits: that is what they are kept so for."""
+        """Weights near 0 with an offset of 1 keep their bits: that is what they are kept so for."""
         x, w = np.ones((1, 8), np.float32), np.full(8, 2.0**-12).astype(np.float16)
         y = self.forward(x.astype(np.float16), w, eps=0.0, offset=-1.0 + 2.0**-12)
         assert (y == np.float16(-1 + 2.0**-11)).all()

@@ -196,7 +196,7 @@ def test_the_largest_numbers_do_not_overflow(form, dtype):
     assert form(x).astype(float).tolist() == [[0.5, 0.0, 0.5, 0.0]]
 
 
-def test_plain_and_online_put_special_values_alike():
+def test_plain_and_online_put_special_values_in_the_same_places():
     for case in problems(2, 150):
         x = values(SPEC, case, special=True)["x"]
         truth = softmax(x.astype(np.float64), **case.params)
@@ -212,9 +212,9 @@ def test_a_nan_in_dy_poisons_its_row_alone():
     y = softmax(rng.standard_normal((4, 9)))
     dy = rng.standard_normal((4, 9))
     plain = softmax_backward(y, dy)
-    for strange in (np.nan, np.inf, -np.inf):
+    for special in (np.nan, np.inf, -np.inf):
         poisoned = dy.copy()
-        poisoned[2, 3] = strange
+        poisoned[2, 3] = special
         dx = softmax_backward(y, poisoned)
         assert not np.isfinite(dx[2]).any()
         assert np.array_equal(np.delete(dx, 2, 0), np.delete(plain, 2, 0))

@@ -13,9 +13,9 @@ from tests.wrong_arguments import CALLS, Call, NoWords, complaint, wrong
 def test_every_argument(call: Call):
     function = getattr(reference, str(call))
     found = {
-        (name, shown(value)): told
+        (name, shown(value)): message
         for name, value in wrong(call.arrays, call.params)
-        if (told := complaint(str(call), function, call.given(**{name: value})))
+        if (message := complaint(str(call), function, call.given(**{name: value})))
     }
     assert not found
 

@@ -17,7 +17,7 @@ def meta(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = 
 
 
 def metas_of(inputs: Sequence[Input], dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ArrayMeta | None]:
-    """Of those inputs that have a shape, each of the dtype that it has beside data of this one."""
+    """Metas of the inputs that have a shape. dtype: of the problem."""
     given = [entry for entry in inputs if entry.name in shapes]
     return {entry.name: meta(*shapes[entry.name], dtype=entry.dtype_for(dtype)) for entry in given}
 
@@ -37,7 +37,7 @@ def attention_backward(**changed: Any) -> Problem:
 
 
 def varlen(**changed: Any) -> Problem:
-    """The same of three sequences."""
+    """Bind a right call of three sequences, changed in the same way."""
     right = {"q": meta(20, 6, 16), "k": meta(30, 3, 16), "v": meta(30, 3, 24)}
     right |= {f"cu_seqlens_{side}": meta(4, dtype="int32") for side in "qk"}
     arrays, params = _parted(changed)

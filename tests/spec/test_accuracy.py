@@ -126,23 +126,23 @@ def test_sums_in_half_precision_fail():
     assert not found.passed, found.message
 
 
-@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
-def test_nan_and_infinity_must_stand_where_the_truth_has_them_and_nowhere_else(strange):
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_must_stand_where_the_truth_has_them_and_nowhere_else(special):
     _, truth, baseline = problem("float32")
-    truth[2, 3] = baseline[2, 3] = strange
+    truth[2, 3] = baseline[2, 3] = special
     assert judge(baseline, truth, baseline, "float32").passed
     missing = baseline.copy()
     missing[2, 3] = 0.5
     found = judge(missing, truth, baseline, "float32")
     assert (found.passed, found.worst) == (False, (2, 3))
     added = baseline.copy()
-    added[7, 8] = strange
+    added[7, 8] = special
     found = judge(added, truth, baseline, "float32")
     assert (found.passed, found.worst) == (False, (7, 8))
     moved = added.copy()
     moved[2, 3] = 0.5
     assert not judge(moved, truth, baseline, "float32").passed
-    for other in {np.inf, -np.inf, np.nan} - {strange}:
+    for other in {np.inf, -np.inf, np.nan} - {special}:
         swapped = baseline.copy()
         swapped[2, 3] = other
         assert not judge(swapped, truth, baseline, "float32").passed

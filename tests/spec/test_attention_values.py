@@ -1,4 +1,4 @@
-"""Wrong and right values of attention's functions, seeds and lengths, and what right options make of a problem."""
+"""Wrong and right values of attention's functions, seeds and lengths, and how right options change a problem."""
 
 from __future__ import annotations
 
@@ -136,10 +136,10 @@ LENGTHS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"cu_seqlens_k": (0, 31)}, "cu_seqlens_k ends at 31, k has total_k=30, expected no more"),
     ({"cu_seqlens_q": (0, 21)}, "cu_seqlens_q ends at 21, q has total_q=20, expected no more"),
-    ({"max_seqlen_q": 19}, "max_seqlen_q is 19, expected 20 or more, as cu_seqlens_q has it"),
+    ({"max_seqlen_q": 19}, "max_seqlen_q is 19, expected 20 or more, the longest of cu_seqlens_q"),
     (
         {"cu_seqlens_q": (0, 5, 20), "cu_seqlens_k": (0, 12, 30), "max_seqlen_k": 17},
-        "max_seqlen_k is 17, expected 18 or more, as cu_seqlens_k has it",
+        "max_seqlen_k is 17, expected 18 or more, the longest of cu_seqlens_k",
     ),
     (ranges(starts=(0, -1)), "k_starts is -1 at 1, expected 0 or more"),
     (ranges(lengths=(-2, 5)), "k_lengths is -2 at 0, expected 0 or more"),

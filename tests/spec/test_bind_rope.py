@@ -38,12 +38,12 @@ WRONG_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("shapes", "told"), WRONG_SHAPES)
-def test_wrong_shapes(shapes, told):
+@pytest.mark.parametrize(("shapes", "message"), WRONG_SHAPES)
+def test_wrong_shapes(shapes, message):
     arrays = zeros(**shapes)
-    with pytest.raises(ValueError, match=f"^{told}"):
+    with pytest.raises(ValueError, match=f"^{message}"):
         bound(arrays)
-    with pytest.raises(ValueError, match=f"^{told}"):
+    with pytest.raises(ValueError, match=f"^{message}"):
         reference.rope(**arrays)
 
 
@@ -77,7 +77,7 @@ def test_tables_of_both_halves_of_half_the_dimensions():
 
 
 @pytest.mark.parametrize(
-    ("dim", "error", "told"),
+    ("dim", "error", "message"),
     [
         (10, ValueError, "dim is 10, q has D=8, expected D or less"),
         (3, ValueError, "dim is 3, expected an even number, 0 to 16777216"),
@@ -85,13 +85,13 @@ def test_tables_of_both_halves_of_half_the_dimensions():
         (4.0, TypeError, "dim is 4.0, expected an integer"),
     ],
 )
-def test_wrong_rotary_dimensions(dim, error, told):
-    with pytest.raises(error, match=f"^rope: {told}"):
+def test_wrong_rotary_dimensions(dim, error, message):
+    with pytest.raises(error, match=f"^rope: {message}"):
         bound(zeros(), dim=dim)
 
 
 @pytest.mark.parametrize(
-    ("positions", "error", "told"),
+    ("positions", "error", "message"),
     [
         (np.zeros(4, np.int64), ValueError, r"positions have shape \(4,\), expected \(5,\) or \(2, 5\)"),
         (np.zeros((1, 5), np.int32), ValueError, r"positions have shape \(1, 5\), expected \(5,\) or \(2, 5\)"),
@@ -101,8 +101,8 @@ def test_wrong_rotary_dimensions(dim, error, told):
         ([0, 1, 2, 3, 4], TypeError, "positions is a list, expected a numpy.ndarray"),
     ],
 )
-def test_wrong_positions(positions, error, told):
-    with pytest.raises(error, match=f"^rope: {told}"):
+def test_wrong_positions(positions, error, message):
+    with pytest.raises(error, match=f"^rope: {message}"):
         reference.rope(**zeros(), positions=positions)
 
 
@@ -118,13 +118,13 @@ def test_tables_shorter_than_the_sequence_do_with_positions():
 
 
 def test_wrong_dtypes_and_strides():
-    for name, dtype, told in (
+    for name, dtype, message in (
         ("k", np.float16, "k has dtype float16, q has dtype float32, expected the same"),
         ("cos", np.float16, "cos has dtype float16, q has dtype float32, expected float32"),
         ("q", np.int32, "q has dtype int32, expected one of float64"),
     ):
         arrays = zeros()
-        with pytest.raises(TypeError, match=f"^rope: {told}"):
+        with pytest.raises(TypeError, match=f"^rope: {message}"):
             bound(arrays | {name: arrays[name].astype(dtype)})
     half = {name: array.astype(np.float16) for name, array in zeros().items()}
     with pytest.raises(TypeError, match=r"^rope: sin has dtype float32, cos has dtype float16, expected the same$"):
@@ -143,7 +143,7 @@ def test_the_gradients_errors_name_its_own_arguments():
 
 
 @pytest.mark.parametrize(
-    ("params", "error", "told"),
+    ("params", "error", "message"),
     [
         ({}, TypeError, "dim is None, expected an integer"),
         ({"dim": 7}, ValueError, "dim is 7, expected an even number, 2 to 16777216"),
@@ -179,18 +179,18 @@ def test_the_gradients_errors_name_its_own_arguments():
         ({"dim": 8, "scaling": {"rope_type": "llama3", "factor": 2}}, ValueError, "expected 'llama3' with factor, low"),
     ],
 )
-def test_wrong_parameters_of_tables(params, error, told):
-    with pytest.raises(error, match=f"^rope_tables: .*{told}"):
+def test_wrong_parameters_of_tables(params, error, message):
+    with pytest.raises(error, match=f"^rope_tables: .*{message}"):
         reference.rope_tables(np.arange(3), **params)
 
 
 def test_wrong_positions_of_tables():
-    for positions, error, told in (
+    for positions, error, message in (
         (np.array(3), ValueError, r"positions has 0 axes \(\), expected 1 or 2: \[S\] or \[B, S\]"),
         (np.zeros((2, 2, 2), int), ValueError, "positions has 3 axes"),
         (np.zeros(3), TypeError, "positions has dtype float64, expected one of int64, int32"),
     ):
-        with pytest.raises(error, match=f"^rope_tables: {told}"):
+        with pytest.raises(error, match=f"^rope_tables: {message}"):
             reference.rope_tables(positions, 8)
 
 

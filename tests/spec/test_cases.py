@@ -157,8 +157,8 @@ def test_every_two_values_of_attentions_options_meet_in_some_row():
     values_of = {name: set(map(str, column)) for name, column in COLUMNS.items()}
     assert [len(found) for found in values_of.values()][:4] == [3, 3, 2, 5] and min(map(len, values_of.values())) == 2
     for one, two in combinations(COLUMNS, 2):
-        met = {(str(row[one]), str(row[two])) for row in PAIRS}
-        assert met == {(a, b) for a in values_of[one] for b in values_of[two]}, (one, two)
+        present = {(str(row[one]), str(row[two])) for row in PAIRS}
+        assert present == {(a, b) for a in values_of[one] for b in values_of[two]}, (one, two)
 
 
 def test_rows_of_pairs_become_cases_in_full():

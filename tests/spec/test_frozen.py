@@ -345,7 +345,7 @@ def test_what_is_equal_in_python_and_not_the_same_is_a_change(one, other):
 
 
 def test_equal_values_are_no_change():
-    """Numbers are made anew all the time."""
+    """Numbers are new objects all the time."""
     values = [lambda: float("1.25"), lambda: float("nan"), lambda: 10**20, lambda: "a" * 9, lambda: np.float32(0.5)]
     values += [lambda: (float("1.25"), [float("2")]), lambda: np.array([math.nan, -0.0]), lambda: Pair(float("1.25"))]
     for value in values:

@@ -40,7 +40,7 @@ def test_memory_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("written", "read", "told"),
+    ("written", "read", "message"),
     [
         ({"a": floats(0, 4), "b": floats(12, 4)}, {}, "a overlaps b"),
         ({"a": floats(100, 1)}, {"x": floats(0, 100), "y": floats(900, 1)}, "a overlaps x"),
@@ -50,15 +50,15 @@ def test_memory_of_their_own():
         ({"a": floats(0, 4)}, {"x": floats(0, 4)}, "a overlaps x"),
     ],
 )
-def test_shared_memory(written, read, told):
-    with pytest.raises(ValueError, match=f"^lion: {told} in memory, expected memory of its own$"):
+def test_shared_memory(written, read, message):
+    with pytest.raises(ValueError, match=f"^lion: {message} in memory, expected memory of its own$"):
         apart(written, read)
 
 
 def test_a_result_may_overwrite_its_own_input_and_no_other():
     read = {"old": floats(0, 4), "other": floats(16, 4)}
-    for address, told in ((16, "new overlaps other"), (4, "new overlaps old")):
-        with pytest.raises(ValueError, match=told):
+    for address, message in ((16, "new overlaps other"), (4, "new overlaps old")):
+        with pytest.raises(ValueError, match=message):
             apart({"new": floats(address, 4)}, read, over={"new": "old"})
 
 
@@ -72,7 +72,7 @@ def test_each_tensor_of_a_list_is_a_problem():
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "told"),
+    ("changed", "error", "message"),
     [
         (
             {"grads": meta(2)}, ValueError,
@@ -97,9 +97,9 @@ def test_each_tensor_of_a_list_is_a_problem():
         ),
     ],
 )  # fmt: skip
-def test_errors_say_which_tensor(changed, error, told):
+def test_errors_say_which_tensor(changed, error, message):
     lists = {name: [meta(3), changed.get(name, meta(3))] for name in ("params", "grads", "momenta")}
-    with pytest.raises(error, match=f"^{re.escape(told)}$"):
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
         bind_list("lion", lists, LR, {})
 
 

@@ -11,7 +11,7 @@ from .conftest import values
 
 B, H, HKV, SQ, SK, D, DV = 2, 4, 2, 3, 5, 4, 3
 LENGTHS_Q, LENGTHS_K = (2, 0, 4, 1), (3, 2, 2, 0)
-STARTS, LENGTHS = (2, 0, 1, 1), (5, 4, 6, 2)  # ranges of keys, of sequences with so many queries
+STARTS, LENGTHS = (2, 0, 1, 1), (5, 4, 6, 2)  # ranges of keys, of sequences of SQ queries
 
 
 def woven(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -20,7 +20,7 @@ def woven(b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def squashed(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-    """A score_mod whose derivative is given beside it, since it branches."""
+    """A score_mod whose derivative is given, too, since it branches."""
     return math.tanh(score) if h % 2 else 0.5 * score
 
 

@@ -20,7 +20,7 @@ BATCH, TOKENS = 4, 24
 
 
 class Operators(NamedTuple):
-    """What the model is made of, beside matrix products."""
+    """What the model consists of, in addition to matrix products."""
 
     norm: type[nn.RMSNorm]
     added_and_normed: Callable[..., tuple[Tensor, Tensor]]  # (norm, x, added) -> (y, x + added)

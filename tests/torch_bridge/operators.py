@@ -51,7 +51,7 @@ class BridgeCall(NamedTuple):
 
 
 def bridge_call(name: str, device: str, dtype: str = "float32", case: Case | None = None) -> BridgeCall:
-    """Of a case in this dtype: as a rule the operator's `richest_case`."""
+    """Of a case in this dtype, by default the operator's `richest_case`."""
     spec = OPERATORS[name]
     case = case or richest_case(name)
     if case.dtype != dtype:  # precision is of float32 alone

@@ -52,7 +52,7 @@ def batches_apart(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def ulysses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of tokens that are shared out, with heads that are."""
+    """Attention of sharded tokens, computed with sharded heads."""
     from torch.distributed.tensor import DTensor, Shard
 
     def to(axis: int, x: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ ATTENTION = {
     "attention three heads": attention(S1, heads=3),
     "attention grouped heads": attention(S1, Hkv=2, sinks=((H,), S0, S0), causal=True),
     "attention one head of k": attention(S1, Hkv=1, causal=True),
-    "attention groups that can't be shared out": attention(S1, heads=6, Hkv=3, batch=1, result=R),
+    "attention groups that can't be split": attention(S1, heads=6, Hkv=3, batch=1, result=R),
     "attention batch and heads": attention((S0, S1), Hkv=2, sinks=((H,), (R, S0), (P, S0))),
     "attention heads twice": attention((S1, S1)),
     "attention groups twice": attention((S1, S1), heads=12, Hkv=6, batch=1, result=None),

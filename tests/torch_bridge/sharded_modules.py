@@ -1,4 +1,4 @@
-"""A step of training of `torch_bridge.nn` modules, by whoever shards their parameters."""
+"""A step of training of `torch_bridge.nn` modules, by each way to shard their parameters."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def alone() -> dict[str, Tensor]:
 
 
 def _in_parallel(model: Block, mesh: Any) -> None:
-    """Norms with tokens that are shared out, products with columns and rows that are."""
+    """Norms of sharded tokens, products with sharded columns and rows."""
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 

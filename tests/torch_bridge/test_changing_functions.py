@@ -27,7 +27,7 @@ GLOBAL = 1
 
 
 class Mods(NamedTuple):
-    """Functions that read a variable: they scale scores by it, and let a query see so many keys after its own."""
+    """Functions that read a variable: they scale scores by it, and let a query see that many keys after its own."""
 
     score_mod: Callable[..., Any]
     mask_mod: Callable[..., Any]
@@ -270,7 +270,7 @@ class Module(torch.nn.Module):
     ids=["number", "array", "NumPy's number", "list", "default", "code of a helper", "value of a helper"],
 )
 @pytest.mark.parametrize("way", ["argument", "attribute", "pair"])
-def test_compiled_functions_of_one_code_are_told_apart(make: Any, two: Any, three: Any, way: str) -> None:
+def test_compiled_functions_of_one_code_are_distinguished(make: Any, two: Any, three: Any, way: str) -> None:
     if make is calling and two is not doubled:
         two, three = (lambda x, own=own: own(x, 0, 0, 0, 0) for own in (two, three))
     counter, module = CompileCounterWithBackend("aot_eager"), Module()
@@ -286,7 +286,7 @@ def test_compiled_functions_of_one_code_are_told_apart(make: Any, two: Any, thre
     assert counts[0] < counts[1] == counts[3]
 
 
-def test_compiled_once_for_functions_that_are_alike() -> None:
+def test_compiled_once_for_equal_functions() -> None:
     """As a module makes them in every step."""
     counter = CompileCounterWithBackend("aot_eager")
     function = compiled(lambda x, mod: flash_attention(x, x, x, score_mod=mod), backend=counter)

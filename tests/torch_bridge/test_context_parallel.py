@@ -1,4 +1,4 @@
-"""Attention whose tokens are shared out among processes: as in one process, for any documents and options."""
+"""Attention whose tokens are split among processes: as in one process, for any documents and options."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def hold_gradients(made: Case, found: Found, size: int, *, pieces: bool) -> None
         truth, baseline = made.exact(found), made.rounded(found, size, pieces=pieces)
         for name, x in baseline.items():
             arrays = (each[name].double().numpy() for each in (found, truth, baseline))
-            told = compare(*arrays, dtype=str(x.dtype)[6:], floor=SPEC.floor, name=name)
-            assert told.passed, told.message
+            result = compare(*arrays, dtype=str(x.dtype)[6:], floor=SPEC.floor, name=name)
+            assert result.passed, result.message
         return
     ends, longest = torch.tensor(made.ends, dtype=torch.int32), max(b - a for a, b in pairwise(made.ends))
     arrays = made.tensors() | {"cu_seqlens_q": ends, "cu_seqlens_k": ends}

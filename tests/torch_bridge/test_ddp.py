@@ -50,5 +50,5 @@ def test_gradients_are_as_near_to_float64_as_those_of_one_process(
     assert all(torch.equal(first[key], second[key]) for key in first)
     truth = of_gradients(train("float64", "cpu"))
     arrays = [joined(of_gradients(found), truth) for found in (first, truth, train(name, kind))]
-    told = compare(arrays[0], arrays[1], arrays[2], dtype="float32", floor=FLOOR, name="all gradients")
-    assert told.passed, told.message
+    result = compare(arrays[0], arrays[1], arrays[2], dtype="float32", floor=FLOOR, name="all gradients")
+    assert result.passed, result.message

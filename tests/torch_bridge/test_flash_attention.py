@@ -46,10 +46,10 @@ def close(actual: Any, expected: Any) -> None:
 # --- values --------------------------------------------------------------------------------------
 
 
-def strange_rows() -> dict[str, tuple[Arguments, torch.Tensor | None]]:
-    """Arguments of plain calls without masks, and a bias, by what is strange in row 1 or in all rows."""
+def special_rows() -> dict[str, tuple[Arguments, torch.Tensor | None]]:
+    """Arguments of plain calls without masks, and a bias, by what is not finite in row 1 or in all rows."""
     found = {}
-    for name in ("NaN in q", "inf in a score", "NaN beside -inf", "inf beside -inf", "-inf alone"):
+    for name in ("NaN in q", "inf in a score", "NaN with -inf", "inf with -inf", "-inf alone"):
         arguments, bias = plain(), None
         q, k, _ = (x.data for x in arguments.tensors.values())
         if name == "NaN in q":
@@ -68,9 +68,9 @@ def strange_rows() -> dict[str, tuple[Arguments, torch.Tensor | None]]:
     return found
 
 
-@pytest.mark.parametrize("name", strange_rows())
-def test_strange_rows_are_those_of_torchs_math_backend(name: str) -> None:
-    arguments, bias = strange_rows()[name]
+@pytest.mark.parametrize("name", special_rows())
+def test_special_rows_are_those_of_torchs_math_backend(name: str) -> None:
+    arguments, bias = special_rows()[name]
     tensors = [*arguments.tensors.values(), *([] if bias is None else [bias.requires_grad_()])]
     with sdpa_kernel(SDPBackend.MATH):
         expected = scaled_dot_product_attention(*tensors[:3], attn_mask=bias, enable_gqa=True)
@@ -171,16 +171,16 @@ def test_schema(form: str) -> None:
     name = f"dualops::{FORMS[form][0].__name__}"
     backward = OPERATORS[form].backward
     assert backward is not None
-    told = (str(OPERATORS[form].overload._schema), str(backward.overload._schema))
-    assert told == (f"{name}({expected[form][0]}", f"{name}_backward({expected[form][1]}")
+    schemas = (str(OPERATORS[form].overload._schema), str(backward.overload._schema))
+    assert schemas == (f"{name}({expected[form][0]}", f"{name}_backward({expected[form][1]}")
 
 
 # --- compilation ---------------------------------------------------------------------------------
 
 
 def test_varlen_compiled_once_for_all_lengths(device: str) -> None:
-    """Their number and the longest of them too, be it more than all of them together; the first call alone takes all of
-    these for constants.
+    """Their number and the longest of them too, even if it is more than all of them together; only the first call takes
+    all of these for constants.
     """
     counter = CompileCounterWithBackend("aot_eager")
 
@@ -269,7 +269,7 @@ def test_autocast_lowers_data_and_leaves_weights(lower: torch.dtype, form: str, 
     for call in (function, compiled(function)):
         with torch.autocast(device, lower):
             results = arguments(call, return_lse=True)
-            # what a linear layer gave beside parameters as they are
+            # the result of a linear layer, with unchanged parameters
             mixed = call(**{**tensors, "q": lowered["q"]}, **arguments.more, return_lse=True)
         for found in (results, mixed):
             assert [x.dtype for x in found] == [lower, torch.float32]

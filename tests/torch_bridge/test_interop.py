@@ -1,4 +1,4 @@
-"""What `register` makes of a spec: schema, fakes, autograd, autocast, and what it refuses."""
+"""What `register` derives from a spec: schema, fakes, autograd, autocast, and what it refuses."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_results_that_a_call_does_not_have_are_empty_or_none() -> None:
     assert total is None
     (dx,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(dx, w.detach().expand(3, 5))
-    with profile():  # by way of the dispatcher
+    with profile():  # through the dispatcher
         y, total = OPERATOR(x, w, None, *DEFAULTS[:-1], False)
     assert tuple(total.shape) == (0,)
     (dx,) = torch.autograd.grad(y.sum() + total.sum(), x)  # an empty tensor may take part, and has no gradient

@@ -30,7 +30,7 @@ def lists(device: str, dtype: torch.dtype, momenta: torch.dtype | None = None) -
 
 
 def expected(given: list[Tensors], lr: float, **options: Any) -> list[Any]:
-    """What the reference makes of them, flat."""
+    """The reference's results, flat."""
     arrays = [[as_numpy(x.detach().cpu()).copy() for x in each] for each in given]
     master = options.pop("master", None)
     if master is not None:
@@ -179,8 +179,8 @@ ERRORS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name: str) -> None:
-    args, options, error, told = ERRORS[name]
-    with pytest.raises(error, match=re.escape(told)):
+    args, options, error, message = ERRORS[name]
+    with pytest.raises(error, match=re.escape(message)):
         lion(*args, **options)
 
 

@@ -256,7 +256,7 @@ def test_options_that_a_state_dict_does_not_have_stay() -> None:
     (group,) = optimizer.param_groups
     assert [group[name] for name in OPTIONS] == [None, False, True, True, torch.float32, True]
     assert isinstance(group["lr"], torch.Tensor) and group["lr"].item() == pytest.approx(0.01)
-    assert torch.equal(optimizer.state[params[1]]["exp_avg"], torch.tensor([-0.02, 0.5]))  # not by way of bfloat16
+    assert torch.equal(optimizer.state[params[1]]["exp_avg"], torch.tensor([-0.02, 0.5]))  # not through bfloat16
     with_gradients(params, 0)
     optimizer.step()
     assert optimizer.state[params[0]]["master"].dtype is torch.float32
@@ -342,7 +342,7 @@ def test_lr_as_a_tensor_of_the_callers(device: str) -> None:
     assert same(optimizer, params, plain)
 
 
-def test_lr_of_a_new_group_goes_beside_its_parameters(device: str) -> None:
+def test_lr_of_a_new_group_is_on_the_device_of_its_parameters(device: str) -> None:
     params = model(device, torch.float64)
     optimizer = Lion(params[:1], 0.5, capturable=True)
     optimizer.add_param_group({"params": params[1:], "lr": 0.25})
@@ -354,7 +354,7 @@ def test_lr_of_a_new_group_goes_beside_its_parameters(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "told"),
+    ("options", "error", "message"),
     [
         ({"lr": -0.1}, ValueError, "Lion: lr is -0.1, expected 0 or more"),
         ({"lr": "0.1"}, TypeError, "Lion: lr is a str, expected a number"),
@@ -366,8 +366,8 @@ def test_lr_of_a_new_group_goes_beside_its_parameters(device: str) -> None:
         ({"maximize": None}, TypeError, "Lion: maximize is None, expected True or False"),
     ],
 )
-def test_options_out_of_their_domain(options: dict[str, Any], error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_options_out_of_their_domain(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         Lion(pair(), **options)
 
 

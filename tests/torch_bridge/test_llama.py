@@ -1,4 +1,4 @@
-"""Whole training steps of a small Llama: gradients beside torch's own operators, ways to run it, CUDA graphs."""
+"""Whole training steps of a small Llama: gradients against torch's own operators, ways to run it, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_gradients_are_as_near_to_float64_as_torchs(mode: Mode, device: str) -> 
     baseline = gradients(mode._replace(compiled=False), TORCHS, device, SEEDS)
     found = gradients(mode, OURS, device, SEEDS)
     arrays = [joined(each, truth) for each in (found, truth, baseline)]
-    told = compare(*arrays, dtype="float32", floor=FLOOR, name="all gradients")
-    assert told.passed, told.message
+    result = compare(*arrays, dtype="float32", floor=FLOOR, name="all gradients")
+    assert result.passed, result.message
 
 
 def test_checkpointing_changes_no_bit(device: str) -> None:

@@ -72,7 +72,7 @@ class NormTests:
     # --- modules -------------------------------------------------------------------------------------
 
     def pair(self, shape: Any, device: str, **options: Any) -> tuple[Any, Any]:
-        """Our module and torch's, with the same random parameters, by way of torch's state."""
+        """Our module and torch's, with the same random parameters, through torch's state."""
         options = {"device": device, "dtype": torch.float64, **options}
         ours, theirs = self.module(shape, **options), self.theirs(shape, **options)
         with torch.no_grad():

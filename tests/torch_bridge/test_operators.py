@@ -385,11 +385,11 @@ def test_opcheck(name: str, case: Case, dtype: str, device: str) -> None:
     call = bridge_call(name, device, dtype, case)
     with Recorder() as recorder:
         run(call)
-    assert [told for told, _ in recorder.calls] == [name, *([f"{name}_backward"] if call.leaves else [])]
-    for told, given in recorder.calls:
-        leaves = call.leaves if told == name else {}
+    assert [operator for operator, _ in recorder.calls] == [name, *([f"{name}_backward"] if call.leaves else [])]
+    for operator, given in recorder.calls:
+        leaves = call.leaves if operator == name else {}
         tensors = {key: x.detach().requires_grad_(key in leaves) for key, x in given.items() if torch.is_tensor(x)}
-        torch.library.opcheck(getattr(torch.ops.dualops, told).default, (), given | tensors)
+        torch.library.opcheck(getattr(torch.ops.dualops, operator).default, (), given | tensors)
 
 
 @every_case

@@ -97,9 +97,9 @@ def test_in_place(form: str, device: str) -> None:
 def test_in_place_where_a_gradient_is_wanted(device: str) -> None:
     given = arguments("rows", torch.float32, device)
     given = given._replace(q=given.q.requires_grad_(), k=given.k.requires_grad_())
-    told = "rope: inplace is True and q requires a gradient, which is not implemented; leave inplace out"
+    message = "rope: inplace is True and q requires a gradient, which is not implemented; leave inplace out"
     for function, error in ((rope, NotImplementedError), (compiled(rope), Unsupported)):
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=message):
             given(function, inplace=True)
     expected = given._replace(q=given.q.detach(), k=given.k.detach())()
     with torch.no_grad():
@@ -159,8 +159,8 @@ def test_scalings_and_dtypes_that_tables_do_not_have(device: str) -> None:
         ({"dim": 8, "scaling": {"rope_type": "longrope"}}, NotImplementedError, "rope_tables: scaling has 'longrope'"),
         ({"dim": 8, "dtype": torch.int8}, ValueError, "rope_tables: dtype is .*expected one of 'float64'"),
     ]
-    for params, error, told in wrong_tables:
-        with pytest.raises(error, match=told):
+    for params, error, message in wrong_tables:
+        with pytest.raises(error, match=message):
             rope_tables(torch.arange(3, device=device), **params)
 
 

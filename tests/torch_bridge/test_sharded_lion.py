@@ -44,7 +44,7 @@ def optimizer_of(model: nn.Module, name: str) -> Lion:
 
 
 def with_gradients(model: nn.Module, turn: int) -> None:
-    """The same numbers, whoever has which of them."""
+    """The same numbers, whichever process has them."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     for i, param in enumerate(model.parameters()):
@@ -59,7 +59,7 @@ def whole(x: Any) -> Any:
     return (x.full_tensor() if hasattr(x, "full_tensor") else x.detach().clone()).cpu()
 
 
-def told(model: nn.Module, optimizer: Lion) -> list[Tensor]:
+def whole_state(model: nn.Module, optimizer: Lion) -> list[Tensor]:
     """Parameters and states, whole."""
     states = [optimizer.state[param] for param in model.parameters()]
     return [whole(p) for p in model.parameters()] + [whole(state[key]) for state in states for key in sorted(state)]
@@ -71,7 +71,7 @@ def alone(name: str, device: str = "cpu") -> list[Tensor]:
     for turn in range(STEPS):
         with_gradients(model, turn)
         optimizer.step()
-    return told(model, optimizer)
+    return whole_state(model, optimizer)
 
 
 def steps(name: str, mesh: Any) -> tuple[list[Tensor], list[bool]]:
@@ -88,7 +88,7 @@ def steps(name: str, mesh: Any) -> tuple[list[Tensor], list[bool]]:
         optimizer.step()
     kept = [p.to_local().data_ptr() == at and p._version > version for p, (at, version) in zip(params, before)]
     states = [optimizer.state[p][key] for p in params for key in optimizer.state[p]]
-    return told(model, optimizer), [*kept, all(s.placements == params[0].placements for s in states)]
+    return whole_state(model, optimizer), [*kept, all(s.placements == params[0].placements for s in states)]
 
 
 def resumed(name: str, mesh: Any) -> list[Tensor]:
@@ -122,11 +122,11 @@ def resumed(name: str, mesh: Any) -> list[Tensor]:
         if first:
             found = dict(zip(("model", "optimizer"), state_dict.get_state_dict(model, optimizer)))
             save(found, checkpoint_id=where[0])
-    return told(model, optimizer)
+    return whole_state(model, optimizer)
 
 
 def moved(mesh: Any) -> list[Tensor]:
-    """A gradient that is a sum over processes, and one that is whole, beside sharded parameters and a plain one."""
+    """A gradient that is a sum over processes, and one that is whole, with sharded parameters and a plain one."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
     grad = values((5, 3), torch.float32, "cpu", seed=7)

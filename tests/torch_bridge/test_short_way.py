@@ -128,7 +128,7 @@ class FakePlan:
 
 
 def test_cuda_tensors_go_to_the_kernels() -> None:
-    """In the spec's order, with None for arrays that are not there and the fixed parameters; results are told apart."""
+    """In the spec's order, with None for missing arrays and the fixed parameters; results are distinguished."""
     seen: list[Any] = []
     plans = [FakePlan([torch.ones(3, 5), torch.ones(3)]), FakePlan([torch.ones(3, 5)])]
 
@@ -163,7 +163,7 @@ def test_a_recorded_call_has_its_gradients_kernels_built_ahead(monkeypatch: pyte
     """Where new kernels are needed, before those of forward are built."""
     asked: list[Any] = []
     monkeypatch.setattr(
-        import_module("dualops.cuda.compiler.offline"), "build_gradient_ahead", lambda *told: asked.append(told)
+        import_module("dualops.cuda.compiler.offline"), "build_gradient_ahead", lambda *args: asked.append(args)
     )
     new = SimpleNamespace(problem="problem", device="device")
 

@@ -15,7 +15,7 @@ ENDS, LEFT = (0, 3, 3, 40), 90  # more of them than a tile has rows
 
 
 def tokens(count: int, dtype: torch.dtype, device: str, **shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Leaves of so many tokens, and of `LEFT` more that are NaN."""
+    """Leaves of this number of tokens, and of `LEFT` more that are NaN."""
     made = {}
     for seed, (name, shape) in enumerate(shapes.items()):
         made[name] = torch.full((count + LEFT, *shape), torch.nan, dtype=dtype, device=device)

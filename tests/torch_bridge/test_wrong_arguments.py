@@ -1,4 +1,4 @@
-"""The same of the bridge's functions, with torch's own values among the wrong ones."""
+"""What wrong arguments of the bridge's functions raise, with torch's own values among the wrong ones."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_every_argument(call: Call, grads: bool):
     values = [*wrong(call.arrays, call.params), *((name, x) for name in (*arrays, *call.params) for x in TENSORS)]
     found = {}
     for name, value in values:
-        told = complaint(str(call), function, given(**{name: value}))
-        if told and "got an unexpected keyword argument" not in told:
-            found[name, shown(value)] = told
+        message = complaint(str(call), function, given(**{name: value}))
+        if message and "got an unexpected keyword argument" not in message:
+            found[name, shown(value)] = message
     assert not found
 
 
@@ -44,4 +44,4 @@ def test_every_argument(call: Call, grads: bool):
 def test_wrong_calls_get_the_references_words(call: Call):
     found = other_words(call, getattr(torch_bridge, str(call)), lambda x: torch.from_numpy(np.asarray(x).copy()))
     own = ("got an unexpected keyword argument", "seed is None")  # backward alone asks for row sums; torch draws seeds
-    assert not {key: told for key, told in found.items() if not any(words in told for words in own)}
+    assert not {key: message for key, message in found.items() if not any(words in message for words in own)}

@@ -32,7 +32,7 @@ HARMLESS = {
     "over waits meanwhile until all of it has been taken, and comes to its own barrier after that",
     r"flash_attention_dkv_sm90 thirds: dkv_tiles\.finish > register_mma\.wait > wgmma_wait_group_n64: left out": "sums "
     "of parts "
-    "were waited for and collected in the loop: nothing is under way there",
+    "were waited for and collected in the loop: nothing is in flight there",
     r"flash_attention_dkv_split_sm90 .*q_loads\.fetch > places\.claim > mbarrier_wait_cta: one mbarrier for "
     "all": "of two stages it waits for the first, whose tile is released after lse and delta of the one behind it have "
     "been read",
@@ -43,14 +43,14 @@ HARMLESS = {
     r"places\.claim > mbarrier_wait_cta|"
     r"flash_attention_(dq_)?sm90 a bias in boxes: .*loaded\.load > pipeline\.acquire > mbarrier_wait_cta#1): left "
     r"out": "of two stages, one is filled again when P of that tile and of the next has been read: so a place of two "
-    "is free when the tile that fills it is there; one place likewise of one stage, as no element is made anew there; "
-    "and K's or dq's V's stage when the bias of the tile that it had is given back, with its product over, of V in the "
+    "is free when the tile that fills it is there; one place of one stage, too, as no element is recomputed there; "
+    "and K's or dq's V's stage when the bias of the tile that it had is released, with its product over, of V in the "
     "simulator alone: the other problems show that the wait is needed",
     r"flash_attention_dkv_split_sm90 .*dk_tile > pipeline\.wait > mbarrier_wait_cta(#1: left out|#2: (left out|"
     r"one mbarrier for "
     "all))": "who has dk reads Q after P, and that was made of Q",
     r"flash_attention_dkv_split_sm90 some rows see nothing: .*d[kv]_tile > warpgroup_mma\.(start > "
-    r"warpgroup_mma\._issue > wgmma_commit#2|wait > wgmma_wait_group_n16#3): left out": "nothing is made beside dv's "
+    r"warpgroup_mma\._issue > wgmma_commit#2|wait > wgmma_wait_group_n16#3): left out": "nothing overlaps dv's "
     "and dk's products "
     "there: one wait is for all",
     r"flash_attention_dkv_split_sm90 some rows see nothing: .*(dv_tile > second_barrier\.wait#1: i \+ 1|"
@@ -84,7 +84,7 @@ HARMLESS = {
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}
 
 
-def reason(kernel: str, case: str, told: str) -> str | None:
+def reason(kernel: str, case: str, mutant: str) -> str | None:
     """Why the mutant of a kernel is harmless in a problem, None if it is not."""
-    names = f"{kernel} {told}", f"{kernel} {case}: {told}"
+    names = f"{kernel} {mutant}", f"{kernel} {case}: {mutant}"
     return next((why for pattern, why in HARMLESS.items() if any(re.fullmatch(pattern, name) for name in names)), None)

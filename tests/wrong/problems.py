@@ -73,7 +73,7 @@ from tests.checks import Rejected, check
 from tests.cuda.configs import Change, alone, changed
 from tests.cuda.operators import Direction
 
-NO_ROWS = (softmax_rungs, {"rows_config": lambda *_: None})  # a row is not kept in registers
+NO_ROWS = (softmax_rungs, {"rows_config": lambda *_: None})  # registers keep no row
 
 
 def _recomputed(*_: Any) -> NoReturn:
@@ -310,11 +310,11 @@ def _attention_dbias() -> Iterator[Problem]:
     """Pieces whose keys stay in shared memory for two of three heads, or whose queries stay for three tiles (for
     one if a mask hides the others). So each operand stays in one problem, and is loaded per step in another.
     """
-    for name, (H, Hkv), (Sq, Sk), bias, least, beside, params in (
+    for name, (H, Hkv), (Sq, Sk), bias, least, overlap, params in (
         ("keys stay", (6, 3), (20, 40), (20, 40), 3, True, {}),
         ("queries stay", (4, 4), (100, 40), (100, 1), 6, False, {"causal": True}),
     ):
-        config = DbiasConfig(1, 16, 3, beside)
+        config = DbiasConfig(1, 16, 3, overlap)
         chosen = (attention_dbias, {"dbias_configs": lambda *_, config=config: iter([(config, "alone")])})
         shapes = {"q": (1, H, Sq, 64), "k": (1, Hkv, Sk, 64), "v": (1, Hkv, Sk, 64), "bias": bias}
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
@@ -371,7 +371,7 @@ def _retention() -> Iterator[Problem]:
     yield Problem("retention_decay_grad_sums", "retention", True, "sm90", case, configs=(one,))
     one = (retention_decays, {"CONFIG": retention_decays.PrefixSumsConfig(threads=32, each=1)})
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")
-    yield Problem("retention_marks", "retention", False, "simt", case, configs=(one,))
+    yield Problem("retention_prefix_sums", "retention", False, "simt", case, configs=(one,))
     wide: tuple[Change, ...] = (NO_RECOMPUTED_ELEMENT, (retention_wide, {"roles": _roles_of_any_registers}))
     shapes = {"q": (1, 1, 300, 72), "k": (1, 1, 300, 72), "v": (1, 1, 300, 136)}
     case = Case("two slices", "bfloat16", shapes, {"return_state": True})  # and two boxes of keys
@@ -449,7 +449,7 @@ SIMULATED = (
     ("retention_rows", "retention", False, "sim_parallel_states-float32", LARGER["retention"]),
     ("retention_contributions", "retention", False, "sim_parallel_states-float32", {}),
     ("retention_recurrent", "retention", False, "sim_recurrent_plain-float32", LARGER["recurrent"]),
-    ("retention_met", "retention", True, "sim_steps_states-float32", LARGER["steps"]),
+    ("retention_state_terms", "retention", True, "sim_steps_states-float32", LARGER["steps"]),
     ("retention_step_gradient", "retention", True, "sim_steps_states-float32", LARGER["steps"]),
 )
 

@@ -24,6 +24,7 @@ from ...machine import missing
 from .. import simulator
 from ..launch.sizes import concrete
 
+BLACKWELL = (10, 0)  # the first compute capability of its GPUs
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined] # set when it is imported
 
 
@@ -104,7 +105,7 @@ class Noun(ModuleType):
         vars(self).update(members)
 
     def members(self) -> dict[str, Any]:
-        """All of them by name."""
+        """Return the noun's members by name."""
         return dict(self._members)
 
     def but(self, **members: Any) -> Self:
@@ -178,7 +179,7 @@ def noun(make: Callable[Arguments, Members]) -> Callable[Arguments, Noun]:
 
 
 class TensorMapType(types.Integer):
-    """Of `tensor_map`. Verbs and instructions take it for an i64."""
+    """The type of the kernel argument `tensor_map`. Verbs and instructions use its address, an i64."""
 
     nbytes, alignment = 128, 64
 

@@ -80,19 +80,19 @@ def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
 
 
 def build_all(
-    wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool = False, must_keep: bool = False
+    wanted: Iterable[Wanted], jobs: int | None = None, *, rebuild: bool = False, must_keep: bool = False
 ) -> Iterator[Report]:
     """Build kernels in `jobs` processes, by default one a core, and keep them. Yields reports, first of kept kernels.
 
-    `anew`: build also kernels that the disk has, and leave the disk unchanged. Raises the errors of builds; with
+    `rebuild`: build also kernels that the disk has, and leave the disk unchanged. Raises the errors of builds; with
     must_keep also OSError if a kernel can't be written to the disk.
     """
     wanted = list(wanted)
-    if not anew:
+    if not rebuild:
         there = {each: found for each in wanted if (found := _found(*each))}
         yield from (found.report for found in there.values())
         wanted = [each for each in wanted if each not in there]
-    build: Callable[..., Binary] = compile_kernel if anew else _build_and_write if must_keep else binary
+    build: Callable[..., Binary] = compile_kernel if rebuild else _build_and_write if must_keep else binary
     jobs = min(jobs or cores(), len(wanted))
     if jobs < 2:
         yield from (build(*each).report for each in wanted)
@@ -111,7 +111,7 @@ def build_all(
             except HelperError:  # the same error here, with its cause; or a helper that died
                 yield build(*sent[done]).report
                 continue
-            if not anew:
+            if not rebuild:
                 (_write if must_keep else _keep)(_path(*sent[done]), made)
             yield made.report
 

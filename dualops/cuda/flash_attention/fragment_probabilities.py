@@ -49,7 +49,9 @@ def are_curves(chain: OptionChain) -> bool:
 def fragment_probabilities(
     chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores, acc_size: int, *, sinks: bool
 ) -> Members:
-    """The verbs for acc of this size. rows: `RowStatistics`. sinks: rows have sinks, which `softmax` adds."""
+    """Verbs of the online softmax on fragments: scores become probabilities. acc_size: numbers of acc per thread. rows:
+    `RowStatistics`. sinks: rows have sinks, which `softmax` adds.
+    """
     num = numbers(f32)
     factors, exponentials = _of_curves(chain, softmax, score) if are_curves(chain) else _of_scores(softmax, score)
 
@@ -145,6 +147,10 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
         return make
 
     def through(less: Callable[..., Any]) -> Callable[..., None]:
+        """Return the verb that turns products into probabilities of scores on the curve. less: the curve's verb
+        (product, numbers, row maximum) -> the exponent of 2.
+        """
+
         @called_verb
         def some(scores, base, numbers, first):
             for e in range(GROUP):

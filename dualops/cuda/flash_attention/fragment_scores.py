@@ -39,7 +39,7 @@ def fragment_scores(
     *,
     apart: bool = True,
     bent: bool = False,
-    marks: bool = False,
+    mark_hidden: bool = False,
     products: bool = False,
     transposed: bool = False,
     word: Callable[..., Any] | None = None,
@@ -53,11 +53,11 @@ def fragment_scores(
 
     heads: rows of each query, for heads that follow one another; then there is no dropout. apart: tiles without rows or
         columns beyond the end get code of their own if options read arrays; this takes registers. bent: `finish` marks
-        hidden products (`score_coords.mark`) for `bend`. marks: `finish` marks hidden scores instead of making them
-        -inf. products: `finish` leaves products, -inf where ranges hide one. transposed: rows are keys and columns
-        queries; then there is no `weigh`. word: the verb (held, number) that returns fetched words, number 2 * j + h
-        for quad j and row h; None: they are in the array `held`. parts: as in `dropout_mask`. others: rows beyond the
-        end may be another sequence's; otherwise they are zeros.
+        hidden products (`score_coords.mark`) for `bend`. mark_hidden: `finish` marks hidden scores instead of
+        making them -inf. products: `finish` leaves products, -inf where ranges hide one. transposed: rows are keys and
+        columns queries; then there is no `weigh`. word: the verb (held, number) that returns fetched words, number
+        2 * j + h for quad j and row h; None: they are in the array `held`. parts: as in `dropout_mask`. others: rows
+        beyond the end may be another sequence's; otherwise they are zeros.
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not (bent or products)
     places = places_of_keys(chain, columns) if transposed else places_of_queries(chain, columns, heads)
@@ -90,7 +90,7 @@ def fragment_scores(
     def _is_minus_inf(score):
         return score == num.minus_inf
 
-    masked, is_masked = (mark, is_marked) if bent or marks else (_minus_inf, _is_minus_inf)
+    masked, is_masked = (mark, is_marked) if bent or mark_hidden else (_minus_inf, _is_minus_inf)
 
     @verb
     def _units_of_scores(scale):
@@ -191,6 +191,9 @@ def fragment_scores(
 
     @cache
     def slopes_of(*, near: bool) -> Callable[..., Any]:
+        """Return the verb for the probabilities and slopes of a pair of products (`pair_slopes`). It is
+        compiled once, and all pairs call it.
+        """
         own = pair_slopes(chain, places, near=near, skips=False, word=word)
 
         @called_verb

@@ -122,7 +122,7 @@ def warp_row(dtype: str, width: int, acc_size: int) -> Members:
         add=one_after_another([add_slot(slot) for slot in range(slots)]),
         # (acc, own, upper, lower): write own to acc, if it is my upper row, or my lower one
         put=one_after_another([put_slot(slot) for slot in range(slots)]),
-        doubts=non_finite_of(acc_size),  # (acc) -> for my upper row and my lower one: 0, or NaN if not finite
+        zero_or_nan=non_finite_of(acc_size),  # (acc) -> for my upper row and my lower one: 0, or NaN if not finite
     )
 
 
@@ -199,7 +199,7 @@ def nan_repair(
         """Recompute rows of acc; by all lanes of a warp that has rows of it. lse: of my two rows. x: `Inputs` or
         `GradientInputs`. row: the warpgroup's first. column: the first of acc.
         """
-        upper_total, lower_total = of_row.doubts(acc)
+        upper_total, lower_total = of_row.zero_or_nan(acc)
         lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
         doubt = _doubtful(upper_total, lse[0]) + 2 * _doubtful(lower_total, lse[1])
         own = cuda.local.array(SLOTS, f32)
@@ -263,8 +263,8 @@ def nan_repair_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size:
         """Recompute rows of dk, before it is scaled, and of dv; by all lanes of a warp that has rows of them. x:
         `GradientInputs`. row: the warpgroup's first.
         """
-        k_upper, k_lower = of_k.doubts(dk_acc)
-        v_upper, v_lower = of_v.doubts(dv_acc)
+        k_upper, k_lower = of_k.zero_or_nan(dk_acc)
+        v_upper, v_lower = of_v.zero_or_nan(dv_acc)
         lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
         doubt = _doubtful(k_upper + v_upper) + 2 * _doubtful(k_lower + v_lower)
         own_k, own_v = cuda.local.array(K_SLOTS, f32), cuda.local.array(V_SLOTS, f32)

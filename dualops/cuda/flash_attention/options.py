@@ -114,7 +114,7 @@ def _low(value: Any) -> Any:
 
 def _verbs(dtype: str, gradient: bool) -> Verbs:
     mem, number = storage(dtype), storage(dtype).number
-    num, quick, (ONE, TWO, FOUR) = numbers(number), mem.itemsize == 2, map(number, (1, 2, 4))
+    num, approximate, (ONE, TWO, FOUR) = numbers(number), mem.itemsize == 2, map(number, (1, 2, 4))
 
     @verb
     def where(condition, a, b):
@@ -149,15 +149,15 @@ def _verbs(dtype: str, gradient: bool) -> Verbs:
         max,
         min,
         num.tanh,
-        bounded_fast_tanh if quick else bounded,
-        fast_tanh_slope if quick else tanh_slope,
+        bounded_fast_tanh if approximate else bounded,
+        fast_tanh_slope if approximate else tanh_slope,
         _reader,
         _reader_at,
-        partial(typed, number=number, quick=quick),
+        partial(typed, number=number, approximate=approximate),
         at_least_15_bits,
         gradient,
         _fetcher,
-        fast_tanh_curve() if quick else None,
+        fast_tanh_curve() if approximate else None,
     )
 
 

@@ -55,7 +55,7 @@ class Places(Namespace):
 
 
 def places_of_queries(chain: OptionChain, columns: int, heads: int) -> Places:
-    """For tiles [queries, keys]. heads: rows of each query, for heads that follow one another."""
+    """Return the coordinates of scores in tiles [queries, keys]. heads: rows of each query, if heads are adjacent."""
 
     @verb
     def first(where):
@@ -105,7 +105,7 @@ def places_of_queries(chain: OptionChain, columns: int, heads: int) -> Places:
 
 
 def places_of_keys(chain: OptionChain, columns: int) -> Places:
-    """For tiles [keys, queries]."""
+    """Return the coordinates of scores in tiles [keys, queries]."""
 
     @verb
     def first(where):
@@ -161,9 +161,11 @@ MARK = u32(0x7FC0D0A1)  # tensor cores' own NaN is 0x7FFFFFFF
 
 @verb
 def mark():
+    """Return the NaN that marks a hidden product or score."""
     return f32_of_bits(MARK)
 
 
 @verb
 def is_marked(x):
+    """Return whether x is the NaN of `mark`."""
     return bits_of_f32(x) == MARK

@@ -34,7 +34,7 @@ def fragment_score_mod(
     fetches: bool,
     word: Callable[..., Any] | None = None,
 ) -> Members:
-    """The verbs, for quads of scores.
+    """The verbs that apply a chain of options to quads of scores.
 
     groups: first and end of the quads whose loops the compiler unrolls. there, apart, word: as in `fragment_scores`.
     """
@@ -245,7 +245,7 @@ def pair_slopes(
 
 
 def pair_probabilities(chain: OptionChain, bends: PairBends) -> PairProbabilities:
-    """For two products if options have slopes, otherwise for two scores."""
+    """Return the verb for the probabilities and slopes of two products if options have slopes, else of two scores."""
     num, exponent = numbers(f32), exponent_of(chain)
 
     @verb

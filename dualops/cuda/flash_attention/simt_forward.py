@@ -142,8 +142,8 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
                 for c in range(pv.columns):
                     acc[i * pv.columns + c] *= rescale
             cuda.syncthreads()
-            strange = tile.v.load(smem, lines(x.v, b, h_kv, k_first + n0, Sk - n0))
-            if cuda.syncthreads_or(strange):
+            non_finite = tile.v.load(smem, lines(x.v, b, h_kv, k_first + n0, Sk - n0))
+            if cuda.syncthreads_or(non_finite):
                 pv.add_counted(acc, smem, config.block_kv)
             else:
                 pv.add(acc, smem)  # acc [BLOCK_Q, Dv] += P @ V

@@ -131,10 +131,10 @@ def tile_of_gradient(config: BackwardConfig, variant: Variant, tiles_of_scores: 
         cuda.syncthreads()
         if SHARE:
             own.load(smem, mine.first)
-        strange = passing.load(smem, others.first)
-        strange_v = strange
+        non_finite = passing.load(smem, others.first)
+        non_finite_v = non_finite
         if not SHARE:
-            strange_v = passing_v.load(smem, others.second)
+            non_finite_v = passing_v.load(smem, others.second)
         cuda.syncthreads()
 
         qk.clear(found.scores)
@@ -146,13 +146,13 @@ def tile_of_gradient(config: BackwardConfig, variant: Variant, tiles_of_scores: 
         if SHARE:
             cuda.syncthreads()
             own_v.load(smem, mine.second)
-            strange_v = passing_v.load(smem, others.second)
+            non_finite_v = passing_v.load(smem, others.second)
             cuda.syncthreads()
         dov.clear(found.d_probs)
         dov.add(found.d_probs, smem)  # dP = dO @ V.T, or V @ dO.T
         if chain.weighs:
             last.weights(smem, work.options, where)
-        return strange, strange_v
+        return non_finite, non_finite_v
 
     @verb
     def load_again(smem, others):
@@ -227,7 +227,9 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
         for h in range(h_kv * work.group, (h_kv + 1) * work.group):
             for m0 in range(m_first // config.columns * config.columns, m_end, config.columns):
                 others = Pair(lines(x.q, b, h, q_first + m0, Sq - m0), lines(x.do, b, h, q_first + m0, Sq - m0))
-                strange_q, strange_do = of.compute(smem, found, mine, others, work, Where(b, h, m0, n0, Sq, Sk, offset))
+                non_finite_q, non_finite_do = of.compute(
+                    smem, found, mine, others, work, Where(b, h, m0, n0, Sq, Sk, offset)
+                )
                 for j in range(config.tile_columns):
                     m = m0 + lane + LANES * j
                     lse, delta = of.statistics(x, b, h, q_first + m, m < Sq)
@@ -237,12 +239,12 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
                         smem[of.at(e)] = weighted
                         smem[of.d_at(e)] = d_score
 
-                if cuda.syncthreads_or(strange_do):
+                if cuda.syncthreads_or(non_finite_do):
                     pdo.add_counted(dv_acc, smem, config.columns)
                 else:
                     pdo.add(dv_acc, smem)  # dv [BLOCK_KV, Dv] += P.T @ dO
                 of.load_again(smem, others)
-                if cuda.syncthreads_or(strange_q):
+                if cuda.syncthreads_or(non_finite_q):
                     dsq.add_counted(dk_acc, smem, config.columns)
                 else:
                     dsq.add(dk_acc, smem)  # dk [BLOCK_KV, D] += dS.T @ Q
@@ -294,7 +296,7 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
         n_first, n_end = of.chain.key_range(work.options, m0, min(m0 + config.rows, Sq), offset, Sk)
         for n0 in range(n_first // config.columns * config.columns, n_end, config.columns):
             others = Pair(lines(x.k, b, h_kv, k_first + n0, Sk - n0), lines(x.v, b, h_kv, k_first + n0, Sk - n0))
-            strange, _ = of.compute(smem, found, mine, others, work, Where(b, h, m0, n0, Sq, Sk, offset))
+            non_finite, _ = of.compute(smem, found, mine, others, work, Where(b, h, m0, n0, Sq, Sk, offset))
             for i in range(config.tile_rows):
                 for j in range(config.tile_columns):
                     e = i * config.tile_columns + j
@@ -302,7 +304,7 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
                     smem[of.d_at(e)] = d_score
 
             of.load_again(smem, others)
-            if cuda.syncthreads_or(strange):
+            if cuda.syncthreads_or(non_finite):
                 dsk.add_counted(dq_acc, smem, config.columns)
             else:
                 dsk.add(dq_acc, smem)  # dq [BLOCK_Q, D] += dS @ K

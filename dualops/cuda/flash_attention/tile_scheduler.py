@@ -96,17 +96,17 @@ def packed_pieces(block: int, side: int) -> Callable[..., Any]:
 KEYS_IN_L2 = 32 << 20  # bytes of K and V that blocks share at a time, of H200's 50 MiB
 # groups of heads in a section of a static schedule. For S = 8192 and 16384, D = 128, the kernel takes 0.97 to 0.98 of
 # the time that it takes with sections of 32 MiB (H200, 2026-11-25)
-ALIKE_GROUPS = 2
+STATIC_GROUPS = 2
 MOST_GROUPS = 2**15  # in a section; the number of heads has 32 bits
 
 
-def section_of(problem: Problem, alike: bool = False) -> Any:
+def section_of(problem: Problem, static: bool = False) -> Any:
     """Return how many heads, of whole groups, form a section: as many as have their keys and values in L2, or few for a
     static schedule.
     """
     p = problem
-    if alike:
-        return p.group * ALIKE_GROUPS
+    if static:
+        return p.group * STATIC_GROUPS
     each = itemsize(p.dtype) * max(1, p.Sk) * (p.D + p.Dv)
     return p.group * min(max(1, KEYS_IN_L2 // each), MOST_GROUPS)
 

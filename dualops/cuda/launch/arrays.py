@@ -147,14 +147,14 @@ class TorchAdapter:
     def allocator(self, dtype: str, device: str) -> Allocator:
         kind = self.dtypes[dtype]
         allocate = partial(self.torch.empty_strided, dtype=kind, device=self.torch.device(device))
-        quick = getattr(getattr(self.torch._C, "_dynamo", None), "guards", None)
-        quick = getattr(quick, "_empty_strided_cuda", None)  # compiled functions call it, too: it takes half the time
-        if quick is None:
+        guards = getattr(getattr(self.torch._C, "_dynamo", None), "guards", None)
+        fast = getattr(guards, "_empty_strided_cuda", None)  # compiled functions call it, too: it takes half the time
+        if fast is None:
             return allocate
         deterministic = self.torch._C._get_deterministic_algorithms  # if it is on, torch fills new tensors
 
         def allocate_quickly(shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-            return allocate(shape, strides) if deterministic() else quick(shape, strides, kind)
+            return allocate(shape, strides) if deterministic() else fast(shape, strides, kind)
 
         return allocate_quickly
 

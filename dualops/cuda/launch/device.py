@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ...spec import ArrayMeta
-from ..compiler.backend import SIMULATED, find_gpu
+from ..compiler.backend import BLACKWELL, SIMULATED, find_gpu
 
 KIB = 1024
 FAST_MEMORY = 33e9  # bytes per second and SM: more than the 25e9 of an H100 SXM, less than an H200's 36e9
@@ -50,7 +50,8 @@ class Device:
 
     @property
     def is_blackwell(self) -> bool:
-        return self.compute_capability >= (10, 0)
+        """Return whether it is a Blackwell GPU, of a data center (10.x) or of a desktop (12.x)."""
+        return self.compute_capability >= BLACKWELL
 
     @property
     def has_fast_memory(self) -> bool:

@@ -242,8 +242,8 @@ class Apart:
         for i in range(len(self.inputs), len(self.metas)):
             for j in range(i):
                 if self.metas[j].device != "host":
-                    alike = self.metas[i].strides == self.metas[j].strides
-                    yield i, j, nbytes[i], nbytes[j], alike and (self.names[i], self.names[j]) in same_place
+                    same_strides = self.metas[i].strides == self.metas[j].strides
+                    yield i, j, nbytes[i], nbytes[j], same_strides and (self.names[i], self.names[j]) in same_place
 
     def check(self, pointers: Sequence[int]) -> None:
         """Raise ValueError if a result shares memory with another array, but must not."""

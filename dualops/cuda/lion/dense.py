@@ -64,8 +64,8 @@ def heads(dtypes: Dtypes, pointers: Any) -> np.ndarray:
     sizes = np.array([itemsize(dtype) for dtype in used(dtypes)])
     missing = -np.array(pointers, np.int64) % (sizes * unit(dtypes))  # bytes to the next whole group of each array
     found = missing // sizes
-    alike = (missing % sizes == 0) & (found == found[:, :1])
-    return np.where(alike.all(axis=1), found[:, 0], -1)
+    same = (missing % sizes == 0) & (found == found[:, :1])
+    return np.where(same.all(axis=1), found[:, 0], -1)
 
 
 def chunks(config: DenseConfig, dtypes: Dtypes, N: Any, head: Any) -> Any:

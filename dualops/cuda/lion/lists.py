@@ -178,9 +178,9 @@ class ListOperation:
             addresses = np.array(pointers, np.int64)
             check_apart(self.op, bound.names, addresses, bound.nbytes, bound.written, bound.source)
             latest = reversed(list(self.ready.values()))
-            alike = (each.tables for each in latest if each.bound is bound and each.tables.memory.is_written(streams))
+            usable = (each.tables for each in latest if each.bound is bound and each.tables.memory.is_written(streams))
             tables = Tables(
-                bound.groups, bound.names, addresses, bound.lr_on_device, bound.place, streams, next(alike, None)
+                bound.groups, bound.names, addresses, bound.lr_on_device, bound.place, streams, next(usable, None)
             )
             known = Ready(bound, tables)
         self.ready.keep(key, known, streams, MOST_KEPT)

@@ -74,7 +74,7 @@ def needs_tensor_cores(problem: Problem) -> bool:
 
 
 def forward_product(p: Problem, metas: Mapping[str, ArrayMeta]) -> Product:
-    """y = op(a) @ op(b)."""
+    """Return the product of forward: y = op(a) @ op(b)."""
     rank = len(p.batch)
     y, z = _matrices(metas["y"], rank), _matrices(metas.get("preactivation"), rank)
     a, b = _matrices(metas["a"], rank, p.transpose_a), _matrices(metas["b"], rank, p.transpose_b)

@@ -56,7 +56,7 @@ def forward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
 
 
 def rows_steps(config: RowsConfig, call: Call) -> list[Step]:
-    """Return its launch."""
+    """Return the launch of forward's kernel that keeps rows in registers."""
     return registers.steps_of(config, Norm(call.variant), call.args)
 
 
@@ -68,7 +68,7 @@ def backward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: De
 
 
 def backward_first(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield it for rows that would be slower with the ring."""
+    """Yield the gradient's kernel that keeps rows in registers, for rows that would be slower with the ring."""
     call = Call(problem, results, backward=True)
     if comes_first(call.N, call.variant, device):
         yield from _rows_of_gradient(call, device)
@@ -111,7 +111,7 @@ def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def cluster_steps(config: ClusterRowsConfig, call: Call, device: Device) -> list[Step]:
-    """Return its launch."""
+    """Return the launch of forward's kernel whose rows are split among a cluster."""
     return cluster.steps_of(config, Norm(call.variant), call.args, device)
 
 

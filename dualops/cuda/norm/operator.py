@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ..compiler.backend import Members, cuda, i32, noun, verb
 from ..rows.operator import Keeping
 from ..tile.numbers import numbers
-from ..tile.packed import anew_i32
+from ..tile.packed import recomputed_i32
 from ..tile.storage import access, storage
 from .arguments import Variant, params_type
 from .staging import shared_weights, weights_layout
@@ -132,7 +132,7 @@ def norm_operator(variant: Variant, keeping: Keeping) -> Members:
     @verb
     def merge(sent, at, own, N):
         """Return the row's mean and rstd."""
-        inverse_N, row_mean, squares = num.one / mem.number(anew_i32(N)), num.zero, group.sum(sent, at)
+        inverse_N, row_mean, squares = num.one / mem.number(recomputed_i32(N)), num.zero, group.sum(sent, at)
         if variant.centred:
             total, between = num.zero, num.zero
             for k in range(group.LANE_PARTS):

@@ -16,7 +16,7 @@ from .arguments import Variant
 @cache
 @noun
 def norm_axes(variant: Variant) -> Members:
-    """The verbs for the addresses of rows, and for the statistics of each row."""
+    """The verbs that find rows in memory, and read and write their statistics."""
     mem, num = storage(compute_dtype(variant.dtype)), numbers(storage(variant.dtype).number)
     axes = row_axes(variant.rank)
 

@@ -298,7 +298,7 @@ def settle(x):
     convergent=True,
 )
 def settle_bits(x):
-    """Do the same for any 32 bits, such as the bitwise or of several numbers."""
+    """Force any 32 bits to be computed before the next code (`settle`), such as the bitwise or of several numbers."""
     if not 0 <= x < 1 << 32:
         raise RuntimeError(f"settle_bits: {x}, expected 32 bits")
 
@@ -310,9 +310,9 @@ def opaque_f32(x):
 
 
 @instruction("(i32) -> i32", "mov.b32 {d}, {x};", section="9.7.9.5")
-def anew_i32(x):
-    """Return x, as a number that the compiler takes for a new one.
+def recomputed_i32(x):
+    """Return x, as a number whose origin the compiler does not know.
 
-    So the compiler computes again what depends on it, and keeps no registers for that in between.
+    So the compiler recomputes what depends on it, and keeps no registers for that in between.
     """
     return int(x)

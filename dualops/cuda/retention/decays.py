@@ -10,11 +10,11 @@ In a pass back place n is that of token count - n, and what lies between two pla
 
 The prefix sums of log_decay are computed before any other launch of a call (`prefix_sums_steps`):
 
-    mark n of a sequence = sum over its tokens t < n of max(log_decay_t, LEAST_LOG)        n = 0 .. count
+    sum n of a sequence = sum over its tokens t < n of max(log_decay_t, LEAST_LOG)        n = 0 .. count
 
-Far into a sequence the difference of two marks is a small difference of large numbers. So sums are computed in float64
-with the rounding error of each addition, and stored as two numbers of the problem's arithmetic. The difference is then
-exact to its eps, and to about eps^2 of the marks.
+Far into a sequence the difference of two prefix sums is a small difference of large numbers. So sums are computed in
+float64 with the rounding error of each addition, and stored as two numbers of the problem's arithmetic. The difference
+is then exact to its eps, and to about eps^2 of the sums.
 
 A block of `build_prefix_sums` has a stretch of a head's sequence and reads it tile by tile, a few neighbouring
 tokens a thread. The threads' sums meet in shared memory in log2(threads) steps. Each block sums up the tokens before
@@ -110,7 +110,7 @@ def decay(dtype: str) -> Members:
     )
 
 
-class Marks(NamedTuple):
+class PrefixSums(NamedTuple):
     """Prefix sums of log_decay of a head in a sequence, two numbers each. That of place n is at first + n * step."""
 
     data: Any
@@ -134,12 +134,12 @@ def step_decays(dtype: str) -> Members:
     num = numbers(number)
 
     @verb
-    def of(marks, call, b, h, first, count):
+    def of(prefix_sums, call, b, h, first, count):
         """Return the prefix sums of a head in a sequence of `count` tokens, for the other verbs."""
-        step = marks.strides[2] * call.direction
+        step = prefix_sums.strides[2] * call.direction
         if call.direction < 0:
             first = first + count
-        return Marks(marks.data, start(marks, b, h, first), step, number(call.direction))
+        return PrefixSums(prefix_sums.data, start(prefix_sums, b, h, first), step, number(call.direction))
 
     @verb
     def mark(mine, n):
@@ -245,14 +245,14 @@ def add(total, rest, x):
 
 @builds
 def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
-    """retention_marks(marks, logs, call, stretches). stretches: blocks for each head of a sequence."""
+    """retention_prefix_sums(prefix_sums, logs, call, stretches). stretches: blocks for each head of a sequence."""
     number, THREADS, EACH = storage(dtype).number, config.threads, config.each
     TILE, STEPS = THREADS * EACH, THREADS.bit_length() - 1  # tokens; steps in which the threads' sums are added
 
     @verb
-    def put(marks, at, total, rest):
-        marks.data[at] = number(total)
-        marks.data[at + 1] = number((total - f64(number(total))) + rest)
+    def put(prefix_sums, at, total, rest):
+        prefix_sums.data[at] = number(total)
+        prefix_sums.data[at + 1] = number((total - f64(number(total))) + rest)
 
     @verb
     def log_of(logs, b, h, token):
@@ -274,14 +274,14 @@ def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
         return other, at
 
     @kernel(*[number_type(dtype, 3)] * 2, call_type(dtype), i64, threads=THREADS)
-    def retention_marks(marks, logs, call, stretches):
+    def retention_prefix_sums(prefix_sums, logs, call, stretches):
         smem = cuda.shared.array(0, f64, alignment=16)
         tid = cuda.threadIdx.x
         head, begin = i64(cuda.blockIdx.x) // stretches, i64(cuda.blockIdx.x) % stretches * config.stretch
         b, h = head // call.H, head % call.H
         first, _, count = span(call, b)
         if (tid == 0) & (begin == 0):
-            put(marks, start(marks, b, h, first), NOTHING, NOTHING)
+            put(prefix_sums, start(prefix_sums, b, h, first), NOTHING, NOTHING)
         before, before_rest = NOTHING, NOTHING  # the sum of the tokens so far
         at = 0  # two places in turns: reads follow the barrier after the writes
         if (begin > 0) & (begin < count):
@@ -303,11 +303,11 @@ def build_prefix_sums(config: PrefixSumsConfig, dtype: str) -> Kernel:
                 total, rest = add(before, before_rest + smem[there + THREADS + tid - 1], smem[there + tid - 1])
             for t in range(mine, end):
                 total, rest = add(total, rest, log_of(logs, b, h, first + t))
-                put(marks, start(marks, b, h, first + t + 1), total, rest)
+                put(prefix_sums, start(prefix_sums, b, h, first + t + 1), total, rest)
             last = there + THREADS - 1
             before, before_rest = add(before, before_rest + smem[last + THREADS], smem[last])
 
-    return retention_marks
+    return retention_prefix_sums
 
 
 def prefix_sums_workspace(problem: Problem) -> dict[str, ArrayMeta]:
@@ -316,16 +316,16 @@ def prefix_sums_workspace(problem: Problem) -> dict[str, ArrayMeta]:
     if "log_decay" not in p.arrays:
         return {}
     places = (1, p.H, p.total + p.B) if is_varlen(p) else (p.B, p.H, p.Sk + 1)
-    return {"marks": workspace(p, (*places, 2))}
+    return {"prefix_sums": workspace(p, (*places, 2))}
 
 
 def prefix_sums_of(problem: Problem) -> Strided:
-    """Return the marks along batch, head and token. The first mark of sequence b of varlen is b places after its first
+    """Return the sums along batch, head and token. The first sum of sequence b of varlen is b places after its first
     token.
     """
-    meta = prefix_sums_workspace(problem)["marks"]
+    meta = prefix_sums_workspace(problem)["prefix_sums"]
     b, h, t, _ = meta.strides
-    return Strided("marks", (t if is_varlen(problem) else b, h, t))
+    return Strided("prefix_sums", (t if is_varlen(problem) else b, h, t))
 
 
 def prefix_sums_steps(problem: Problem, logs: Strided, call: Call) -> list[Step]:

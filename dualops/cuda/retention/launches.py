@@ -27,7 +27,7 @@ from .decays import logs_of, prefix_sums_steps, prefix_sums_workspace
 from .passes import Pass, States, passes_of
 from .simt_rows import RowsConfig
 from .simt_states import NORM_THREADS, build_norms, build_walk
-from .simt_steps import Met, build_met, build_step_gradient, met_layout, steps_layout
+from .simt_steps import StateTerms, build_state_terms, build_step_gradient, steps_layout, terms_layout
 
 BACK = "d"  # before the names of the states of a pass back
 
@@ -153,7 +153,7 @@ def steps_of(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Se
     """Return all launches of forward, or of the gradient."""
     p, passes = problem, passes_of(problem, results, normalizer_grad_workspace(problem), how.chunk)
     steps = normalizer_grad_steps(p)
-    if "log_decay" in p.arrays and "marks" in workspace_of(p, results, how):
+    if "log_decay" in p.arrays and "prefix_sums" in workspace_of(p, results, how):
         steps = [*prefix_sums_steps(p, passes[0].logs, passes[0].call), *steps]
     for each in passes:
         steps += pass_steps(p, results, how, each)
@@ -176,7 +176,7 @@ def step_gradient_workspace(problem: Problem, passes: tuple[Pass, Pass]) -> dict
 
 def step_gradient_bytes(problem: Problem, config: RowsConfig) -> int:
     """Return the shared memory of the kernel that needs most."""
-    return max(layout.nbytes for layout in (met_layout(config, problem.dtype), steps_layout(config, problem.dtype)))
+    return max(layout.nbytes for layout in (terms_layout(config, problem.dtype), steps_layout(config, problem.dtype)))
 
 
 def step_gradient_steps(
@@ -189,16 +189,16 @@ def step_gradient_steps(
     dk = replace(dk, states=States(dk.states.initial, initial_norm=dk.states.initial_norm))
     made = step_gradient_workspace(p, passes)
     taken, given, q = (by_token({**p.arrays, **made}, name, is_varlen(p)) for name in ("taken", "given", "q"))
-    forth = Met(taken, chunk_states(made), dq.call.first_chunk)
-    back = Met(given, chunk_states(made, BACK), dk.call.first_chunk)
+    forth = StateTerms(taken, chunk_states(made), dq.call.first_chunk)
+    back = StateTerms(given, chunk_states(made, BACK), dk.call.first_chunk)
 
     steps = [] if kept else states_steps(p, dq, how.states(dq), forth.before)
     steps += states_steps(p, dk, how.states(dk), back.before, mirrored=True)
     chunks = p.B * p.H * dq.call.slots
-    blocks, nbytes = chunks * cdiv(dq.call.state_chunk, config.block_q), met_layout(config, p.dtype).nbytes
-    for each, y, met, mirrored in ((dq, q, forth, False), (dk, dq.inputs.v, back, True)):
-        args = (met, each.inputs, y, each.decay, each.call)
-        steps.append(Step(build_met(config, each.variant, mirrored), (blocks,), args, nbytes))
+    blocks, nbytes = chunks * cdiv(dq.call.state_chunk, config.block_q), terms_layout(config, p.dtype).nbytes
+    for each, y, of_state, mirrored in ((dq, q, forth, False), (dk, dq.inputs.v, back, True)):
+        args = (of_state, each.inputs, y, each.decay, each.call)
+        steps.append(Step(build_state_terms(config, each.variant, mirrored), (blocks,), args, nbytes))
     dlogs, nbytes = logs_of(results, "dlog_decay", is_varlen(p)), steps_layout(config, p.dtype).nbytes
     args = (dlogs, q, dq.inputs, forth, back, dq.decay, dq.call)
     return [*steps, Step(build_step_gradient(config, dq.variant), (chunks,), args, nbytes)]

@@ -54,7 +54,7 @@ def repair_with(size: int, place_of: Callable[..., Any], recomputed: Callable[..
     Given verbs: place_of(where, element, call) -> row, column and whether the result has them; recomputed(arrays,
     where, row, column, mine, call) -> the element.
     """
-    doubts = non_finite_of(size)
+    zero_or_nan = non_finite_of(size)
 
     @verb
     def take(value, acc, element):
@@ -70,7 +70,7 @@ def repair_with(size: int, place_of: Callable[..., Any], recomputed: Callable[..
 
     @verb
     def repair(acc, arrays, where, mine, call):
-        upper, lower = doubts(acc)
+        upper, lower = zero_or_nan(acc)
         if not is_finite(upper + lower):
             one, element = cuda.local.array(1, f32), i32(0)
             while element < size:

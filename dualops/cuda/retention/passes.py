@@ -87,12 +87,12 @@ class Pass:
     gamma: Strided
     row_sum: Strided = NOTHING
     logs: Strided = NOTHING  # log_decay
-    marks: Strided = NOTHING  # its prefix sums
+    prefix_sums: Strided = NOTHING  # its prefix sums
 
     @property
     def decay(self) -> Strided:
         """The decay argument of kernels that read prefix sums: the sums, or gamma."""
-        return self.marks if self.variant.stepwise else self.gamma
+        return self.prefix_sums if self.variant.stepwise else self.gamma
 
     @property
     def has_states(self) -> bool:
@@ -169,7 +169,7 @@ def _steps(problem: Problem) -> dict[str, Strided]:
     """Return the arrays of log_decay, which replace gamma."""
     if "log_decay" not in problem.arrays:
         return {}
-    return {"logs": logs_of(problem.arrays, "log_decay", is_varlen(problem)), "marks": prefix_sums_of(problem)}
+    return {"logs": logs_of(problem.arrays, "log_decay", is_varlen(problem)), "prefix_sums": prefix_sums_of(problem)}
 
 
 def _call(problem: Problem, chunk: int, states: States) -> Call:

@@ -310,9 +310,9 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                     sums[i] += share
 
             cuda.syncthreads()
-            strange = tile.v.load(smem, Part(v.data, v_start, v_step, columns - n0, call.Dv - e0, tile.weights))
+            non_finite = tile.v.load(smem, Part(v.data, v_start, v_step, columns - n0, call.Dv - e0, tile.weights))
             count = min((n_end - n0 + 3) // 4 * 4, config.block_kv)
-            if cuda.syncthreads_or(strange):
+            if cuda.syncthreads_or(non_finite):
                 pv.add_counted(acc, smem, count)
             else:
                 pv.add_part(acc, smem, tile.p.at, count)  # acc [BLOCK_Q, BLOCK_V] += P @ V

@@ -7,7 +7,7 @@ chunk is the query of everything after it. Nothing is subtracted: a result is as
 only the steps that it passes over. (Sums of q . dq - k . dk from the end give the same result without these
 properties.)
 
-    1  taken_i = q_i . (what dq_i has of the state before its chunk)                            `build_met`
+    1  taken_i = q_i . (what dq_i has of the state before its chunk)                            `build_state_terms`
        given_j = k_j . (what dk_j has of the gradient of the state after it)                    the same, of a pass back
     2  for each tile of queries of a chunk, and each tile of keys up to it:                     `build_step_gradient`
     3      P [BLOCK, BLOCK] = ds_ij * q_i . k_j                                                 as in dq and in o
@@ -52,20 +52,20 @@ from .simt_states import chunk_of
 DEPTH = 32  # numbers of a row that are multiplied at a time
 
 
-class Met(NamedTuple):
-    """What each token of a pass has of the state before its chunk, and these states."""
+class StateTerms(NamedTuple):
+    """What the state before its chunk contributes to each token of a pass, and these states."""
 
     tokens: Any  # [B, H, S]: taken or given
     before: ChunkStates
     first_chunk: Any  # the first one that has a state before it
 
 
-def met_type(dtype: str) -> Any:
-    """Return the type of `Met`."""
-    return types.NamedTuple((number_type(dtype, 3), chunk_states_type(dtype), i64), Met)
+def state_terms_type(dtype: str) -> Any:
+    """Return the type of `StateTerms`."""
+    return types.NamedTuple((number_type(dtype, 3), chunk_states_type(dtype), i64), StateTerms)
 
 
-class MetLayout(NamedTuple):
+class StateTermsLayout(NamedTuple):
     """What is in shared memory in step 1."""
 
     x: Tile  # [BLOCK, DEPTH]
@@ -86,12 +86,12 @@ class StepsLayout(NamedTuple):
     nbytes: int
 
 
-def met_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> MetLayout:
+def terms_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> StateTermsLayout:
     """Return the layout of step 1. aligned: rows of the arrays are whole vectors."""
     shared = Shared(dtype, config.threads)
     x = shared.tile(config.block_q, DEPTH)
     state = shared.tile(DEPTH, config.lanes * config.near)
-    return MetLayout(
+    return StateTermsLayout(
         x.but(load=by_vectors(dtype, aligned, x, config.threads)),
         state.but(load=by_vectors(compute_dtype(dtype), aligned, state, config.threads)),
         shared.nbytes,
@@ -115,26 +115,26 @@ def steps_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> St
 
 
 @builds
-def build_met(config: RowsConfig, variant: Variant, mirrored: bool) -> Kernel:
-    """retention_met(met, x, y, decay, call): step 1.
+def build_state_terms(config: RowsConfig, variant: Variant, mirrored: bool) -> Kernel:
+    """retention_state_terms(of_state, x, y, decay, call): step 1.
 
     For each row r it computes what the result has of the state before its chunk, times y_r.
     """
     mem, decays = storage(variant.dtype), step_decays(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
-    tile, rows_of = met_layout(config, variant.dtype, aligned=variant.aligned), chunk_of(mirrored)
+    tile, rows_of = terms_layout(config, variant.dtype, aligned=variant.aligned), chunk_of(mirrored)
     x_state = mma_ab(mem.number, tile.x, tile.state, config.tile_q, config.near, config.lanes, looped=True)
 
     @kernel(
-        met_type(variant.dtype),
+        state_terms_type(variant.dtype),
         inputs_type(variant.dtype),
         strided(variant.dtype, 3),
         decays.argument,
         call_type(variant.dtype),
         threads=config.threads,
     )
-    def retention_met(met, x, y, decay, call):
-        (states, norms), q, weights, terms = met.before, x.q, x.weights, x.terms
+    def retention_state_terms(of_state, x, y, decay, call):
+        (states, norms), q, weights, terms = of_state.before, x.q, x.weights, x.terms
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % config.lanes, tid // config.lanes
@@ -153,7 +153,7 @@ def build_met(config: RowsConfig, variant: Variant, mirrored: bool) -> Kernel:
         for i in range(x_state.rows):
             sums[i] = num.zero
         acc = x_state.fragment()
-        there = chunk >= met.first_chunk
+        there = chunk >= of_state.first_chunk
         if there:
             slot = slot_of(call, first, b, chunk)
             state = slot * states.strides[0] + h * states.strides[1]
@@ -193,9 +193,9 @@ def build_met(config: RowsConfig, variant: Variant, mirrored: bool) -> Kernel:
                     total *= decays.between(mine, t0, m + i + call.later) * call.state_scale
                     if variant.normalized and call.row_weighted != 0:
                         total *= weights.data[start(weights, b, h, row)]
-                met.tokens.data[start(met.tokens, b, h, row)] = total
+                of_state.tokens.data[start(of_state.tokens, b, h, row)] = total
 
-    return retention_met
+    return retention_state_terms
 
 
 @builds
@@ -236,7 +236,7 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
         number_type(variant.dtype, 3),
         strided(variant.dtype, 3),
         inputs_type(variant.dtype),
-        *[met_type(variant.dtype)] * 2,
+        *[state_terms_type(variant.dtype)] * 2,
         decays.argument,
         call_type(variant.dtype),
         threads=config.threads,

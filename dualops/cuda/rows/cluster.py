@@ -27,7 +27,7 @@ from ..launch.arrays import align_up, cdiv
 from ..launch.device import Device
 from ..launch.step import Argument, Step
 from ..row_walk import row_axes
-from ..tile.packed import anew_i32, packed
+from ..tile.packed import packed, recomputed_i32
 from ..tile.ring import cluster_ctarank, start_mbarriers
 from ..tile.storage import storage
 from .exchange import in_cluster
@@ -104,7 +104,7 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
         i, more = i32(0), row < rows.M if STAYS else True
         while more:
             axes.locate(here, row, rows.sizes)
-            known, left = op.none(), i32(anew_i32(left)) if STAYS else left
+            known, left = op.none(), i32(recomputed_i32(left)) if STAYS else left
             for v in range(config.vectors):
                 regs.unpack(frag, 0, held, v)
                 if kind.inputs > 1:
@@ -123,9 +123,9 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
             found = op.merge(sent, group.wait(sent, i), own, rows.N)
 
             axes.locate(coming, row + step, rows.sizes)
-            regs.anew(held)
+            regs.unpack_again(held)
             if kind.inputs > 1 and not op.ADDS:
-                regs.anew(held_other)
+                regs.unpack_again(held_other)
             for v in range(config.vectors):
                 keep = left > v * STEP
                 regs.unpack(frag, 0, held, v)

@@ -53,12 +53,12 @@ def words_of_rows(x: Operand) -> AFragment:
 
 
 @cache
-def words_of_columns(x: Operand, *, alike: bool = False) -> AFragment:
+def words_of_columns(x: Operand, *, same_columns: bool = False) -> AFragment:
     """Return the verbs for 64 columns of each warpgroup, one box of 128 bytes, of a tile whose lines are columns.
 
-    alike: all warpgroups read the first 64 columns from x_at on.
+    same_columns: all warpgroups read the first 64 columns from x_at on.
     """
-    load_four, SPAN, box = ldmatrix(WORDS, True), x.span, 0 if alike else x.box
+    load_four, SPAN, box = ldmatrix(WORDS, True), x.span, 0 if same_columns else x.box
     if SPAN != 2 * ROWS:
         raise ValueError(f"boxes of {SPAN} bytes, expected {2 * ROWS}")
 

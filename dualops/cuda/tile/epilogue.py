@@ -20,7 +20,7 @@ from functools import cache, partial
 from typing import Any
 
 from ..compiler.backend import Members, Noun, cuda, f32, i32, i64, members, noun, u32, verb
-from ..ptx.arithmetic import anew_i32, opaque_f32 as opaque_f32, opaque_i32
+from ..ptx.arithmetic import opaque_f32 as opaque_f32, opaque_i32, recomputed_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read, fence_proxy_async
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from ..ptx.matrices import stmatrix
@@ -52,16 +52,16 @@ def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
 @cache
 @noun
 def box_output(
-    dtype: str, columns: int, at: int, places: int, others: int, beside: int = 0, *, anew: bool = False
+    dtype: str, columns: int, at: int, places: int, others: int, adjacent: int = 0, *, recompute: bool = False
 ) -> Members:
     """Store a warpgroup's tile to memory as boxes, one part of columns after the other.
 
     Results have `columns` columns per warpgroup, of 16 bits or float32. Shared memory begins at byte `at`.
 
-    others: axes of the result in addition to rows and columns. A tile makes a multiple of `places` stores. `beside`:
+    others: axes of the result in addition to rows and columns. A tile makes a multiple of `places` stores. `adjacent`:
     the number of warpgroups whose places with the same number are adjacent, as in boxes with the rows of all of them;
-    0: all places of a warpgroup are adjacent. With `beside` only `store_all` stores. Then no thread acquires a place,
-    and all stores before `finish` are one group of copies. `anew`: for 16 bits, see `put_matrices`.
+    0: all places of a warpgroup are adjacent. With `adjacent` only `store_all` stores. Then no thread acquires a place,
+    and all stores before `finish` are one group of copies. `recompute`: for 16 bits, see `put_matrices`.
 
     Raises ValueError if columns are not a whole number of boxes.
     """
@@ -69,11 +69,13 @@ def box_output(
     _, along = output_box(columns, itemsize)
     if columns % along or along % 16:
         raise ValueError(f"{columns} columns, expected whole boxes of {along} columns")
-    put_pairs = partial(_put_pairs, along) if dtype == "float32" else partial(put_matrices, dtype, along, anew=anew)
+    put_pairs = (
+        partial(_put_pairs, along) if dtype == "float32" else partial(put_matrices, dtype, along, recompute=recompute)
+    )
     put, copy = put_pairs(), _copy_out(others)
     span, parts, size = itemsize * along, columns // along, along // 2
     box_bytes, most_pending = ROWS * span, places - 1
-    of_group, of_place = (1, beside) if beside else (places, 1)
+    of_group, of_place = (1, adjacent) if adjacent else (places, 1)
 
     @verb
     def fragment():
@@ -128,7 +130,7 @@ def box_output(
         """Store all parts unchanged, if each has a place; instead of the verbs above."""
         tid, group = i32(u32(cuda.threadIdx.x) % u32(128)), my_warpgroup()
         place = i32(at + group * of_group * box_bytes)
-        if not beside:
+        if not adjacent:
             if tid == 0:
                 cp_async_bulk_wait_group_read(0)
             bar_sync(1 + group, 128)
@@ -139,14 +141,14 @@ def box_output(
             for part in range(parts):
                 column = i32(corner.depth + part * along)
                 copy(tensor_map, column, i32(corner.row), corner.others, smem, i32(place + part * of_place * box_bytes))
-            if not beside:
+            if not adjacent:
                 cp_async_bulk_commit_group()
 
     @verb
     def finish():
         """Wait until all stores have read shared memory."""
         if u32(cuda.threadIdx.x) % u32(128) == u32(0):
-            if beside:
+            if adjacent:
                 cp_async_bulk_commit_group()
             cp_async_bulk_wait_group_read(0)
 
@@ -158,16 +160,16 @@ def box_output(
     )
 
 
-def put_matrices(dtype: str, along: int, first: int = 0, *, anew: bool = False) -> Callable[..., None]:
+def put_matrices(dtype: str, along: int, first: int = 0, *, recompute: bool = False) -> Callable[..., None]:
     """Return the verb (smem, at, values), which writes a part of 16-bit results to a box, from value `first` on.
 
-    `anew`: a thread recomputes its places each time, because it has no registers for them.
+    `recompute`: a thread recomputes its places each time, because it has no registers for them.
     """
     pair, put, span, steps = PAIRS[dtype], stmatrix(4), 2 * along, along // 16
 
     @verb
     def put_matrices(smem, at, values):
-        tid = anew_i32(i32(u32(cuda.threadIdx.x) % u32(128))) if anew else cuda.threadIdx.x % 128
+        tid = recomputed_i32(i32(u32(cuda.threadIdx.x) % u32(128))) if recompute else cuda.threadIdx.x % 128
         line = i32((tid // 32 * 16 + tid % 16) * span)  # the row whose address this lane passes
         flip = line >> 3 & span - 16
         words = cuda.local.array(4, u32)
@@ -275,16 +277,16 @@ def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -
 
 @cache
 @noun
-def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], beside: int = 0) -> Members:
+def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], adjacent: int = 0) -> Members:
     """The verbs that round accumulators to 16 bits, in words of NEAR neighbours of a row, four words of 16 bytes.
 
     They handle `columns` columns per warpgroup, whole boxes. Shared memory begins at byte `at`, 128 * columns bytes for
-    each warpgroup. Boxes have the layout of `box_output` with `beside`; then the caller makes sure that the previous
+    each warpgroup. Boxes have the layout of `box_output` with `adjacent`; then the caller makes sure that the previous
     tile has been read. finish(words, results, m, n) is called for row m, from column n on, for rows below M.
     """
     boxes = box_output(dtype, columns, at, columns * 2 // SPAN, 1)
     put, box_bytes = put_matrices(dtype, boxes.columns), ROWS * SPAN
-    group_bytes, step_bytes = (box_bytes, beside * box_bytes) if beside else (ROWS * 2 * columns, box_bytes)
+    group_bytes, step_bytes = (box_bytes, adjacent * box_bytes) if adjacent else (ROWS * 2 * columns, box_bytes)
     parts, groups, of_box = boxes.parts, columns // NEAR, boxes.columns // NEAR
     items = ROWS * groups // 128
 
@@ -294,7 +296,7 @@ def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], 
         tid, group = i32(u32(cuda.threadIdx.x) % u32(128)), my_warpgroup()
         mine = i32(at + group * group_bytes)
         values = boxes.fragment()
-        if not beside:
+        if not adjacent:
             bar_sync(1 + group, 128)  # all threads have read the previous tile
         part = i32(0)
         while part < parts:

@@ -27,7 +27,7 @@ def non_finite_of(size: int) -> Callable[..., Any]:
         return total
 
     @verb
-    def doubts(acc):
+    def zero_or_nan(acc):
         return row(acc, 0), row(acc, 1)
 
-    return doubts
+    return zero_or_nan

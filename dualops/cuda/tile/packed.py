@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from ..compiler.backend import Namespace, f32, i32, u32, verb
-from ..ptx.arithmetic import anew_i32 as anew_i32
+from ..ptx.arithmetic import recomputed_i32 as recomputed_i32
 from ..ptx.convert import pack_bf16x2, pack_f16x2, unpack_bf16x2, unpack_f16x2
 from ..ptx.memory import ld_global_v4_b32
 from .storage import storage
@@ -21,7 +21,7 @@ class Packed(Namespace):
     load: Callable[..., None]  # (held, v, x, index, keep, fill)
     unpack: Callable[..., None]  # (frag, at, held, v): convert to numbers
     pack: Callable[..., None]  # (held, v, frag, at): round to the dtype
-    anew: Callable[..., None]  # (held): make the compiler unpack again after this, so that it keeps no numbers
+    unpack_again: Callable[..., None]  # (held): make the compiler unpack again after this, so that it keeps no numbers
 
 
 @cache
@@ -49,9 +49,9 @@ def _words(pack_two: Any, unpack_two: Any) -> Packed:
             held[4 * v + w] = pack_two(frag[at + 2 * w], frag[at + 2 * w + 1])
 
     @verb
-    def anew(held):
+    def unpack_again(held):
         for w in range(len(held)):
-            held[w] = u32(anew_i32(i32(held[w])))
+            held[w] = u32(recomputed_i32(i32(held[w])))
 
     return Packed.from_locals(locals(), element=u32, size=4)
 
@@ -75,7 +75,7 @@ def _numbers(dtype: str) -> Packed:
             held[v * SIZE + c] = frag[at + c]
 
     @verb
-    def anew(held):
+    def unpack_again(held):
         pass
 
     return Packed.from_locals(locals(), element=mem.number, size=SIZE)

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from ..compiler.backend import Members, Namespace, cuda, members, noun, u32, verb
-from ..ptx.arithmetic import anew_i32 as anew_i32, opaque_f32 as opaque_f32, opaque_i32
+from ..ptx.arithmetic import opaque_f32 as opaque_f32, opaque_i32, recomputed_i32 as recomputed_i32
 from .numbers import numbers
 from .shared import Tile
 

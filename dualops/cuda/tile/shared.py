@@ -111,14 +111,14 @@ def _load(dtype: str, threads: int, at: int, shape: tuple[int, int, int, int]) -
 
     @verb
     def load(smem, lines):
-        strange = i32(0)
+        non_finite = i32(0)
         for index in range(cuda.threadIdx.x, count, threads):
             r, c = index // filled, index % filled
             value = num.zero
             if (r < lines.count) & (c < width):
                 value = mem.load(lines.data, lines.first + r * lines.step + c)
             smem[at + r * row + c] = value
-            strange |= i32(value * num.zero != num.zero)
-        return strange
+            non_finite |= i32(value * num.zero != num.zero)
+        return non_finite
 
     return load

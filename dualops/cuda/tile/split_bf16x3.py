@@ -3,7 +3,7 @@
     upper, middle, lower = parts_of(x)        each part is truncated from the remainder: nothing is rounded
     put_parts(words, at, apart, a, b)         the parts of two numbers, packed in pairs, `apart` words from part to part
 
-A product of two numbers needs only the six products of parts in MEETINGS. The other three (lower times middle, middle
+A product of two numbers needs only the six products of parts in PART_PAIRS. The other three (lower times middle, middle
 times lower, lower times lower) are below 2**-22 of the product, on average 2**-24 of it. Two parts of tf32 would need
 three products. But tensor cores multiply bfloat16 twice as fast as tf32, and can read it along either axis.
 """
@@ -16,7 +16,7 @@ from ..ptx.arithmetic import bits_of_f32, f32_of_bits
 PARTS = 3
 # (part of the left factor, part of the right factor) of each product. The smallest products come first: added to a
 # large sum, each would cost another rounding of the large sum
-MEETINGS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
+PART_PAIRS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
 EXPONENT, SIGN, ONE, UPPER, HALF = u32(0x7F800000), u32(0x80000000), u32(0x3F800000), u32(0xFFFF0000), u32(16)
 ZERO = f32(0)
 

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from functools import cache
 
 from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, u64, verb
-from ..ptx.arithmetic import anew_i32
+from ..ptx.arithmetic import recomputed_i32
 from ..ptx.memory import shared_address
 from ..ptx.warp import shfl_idx_i32
 from ..ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_rs, wgmma_tf32, wgmma_wait_group
 from .rows import FULL_WARP
-from .split_bf16x3 import MEETINGS, PARTS
+from .split_bf16x3 import PART_PAIRS, PARTS
 from .swizzle import Operand, descriptor
 from .unrolled import one_after_another
 
@@ -74,7 +74,7 @@ def parts_multiplied(steps: int) -> list[tuple[int, int]]:
 def thirds_multiplied(steps: int) -> list[tuple[int, int]]:
     """Return the pairs of steps of A and B that are multiplied, for lines whose parts are thirds of the line."""
     third = steps // PARTS
-    return [(of_a * third + step, of_b * third + step) for of_a, of_b in MEETINGS for step in range(third)]
+    return [(of_a * third + step, of_b * third + step) for of_a, of_b in PART_PAIRS for step in range(third)]
 
 
 @cache
@@ -123,7 +123,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
     def _issue(acc, smem, a_at, b_at, part, adds):
         wgmma_fence()
         if steps > KEPT_STEPS:
-            part = anew_i32(part)
+            part = recomputed_i32(part)
         a_first = first_of(smem, a_at, a_bits) + u64(u32(part) * u32(part_step))
         b_first = first_of(smem, b_at, b_bits)
         multiply_all(acc, a_first, b_first, adds)
@@ -174,10 +174,10 @@ def register_mma(
     steps = tuple(range(b.steps)) if some is None else some
     size, words = n // 2, 4 * len(steps) * (PARTS if parts else 1)
     multiply, wait_group = wgmma_rs(n, INSTRUCTION_TYPES[dtype], b.major), wgmma_wait_group(n)
-    met = MEETINGS if parts else ((0, 0),)
+    pairs = PART_PAIRS if parts else ((0, 0),)
     places = [
         (4 * (of_a * len(steps) + place), b.rows(of_b * n) + b.advance[step])
-        for of_a, of_b in met
+        for of_a, of_b in pairs
         for place, step in enumerate(steps)
     ]
     b_bits, ZERO, first_of = b.bits, f32(0), _of_base if from_base else _of_memory

@@ -37,7 +37,7 @@ def tune(
     out: Any = None,
     backward: bool = False,
     top: int = 8,
-    anew: bool = False,
+    remeasure: bool = False,
     begin: Callable[[str], None] = lambda name: None,
     **params: Any,
 ) -> Record:
@@ -48,7 +48,7 @@ def tune(
 
     operator, arrays, out, backward, params: see `plan`. The arrays are only read: results go to new memory, or to
     `out`. top: the number of ways to time, in the operator's order; the rung "naive" is not
-    timed. `anew`: time ways again that were timed before. begin: is called with each way before it is timed.
+    timed. `remeasure`: time ways again that were timed before. begin: is called with each way before it is timed.
 
     Calls are similar if each axis of their shapes rounds up to the same power of two, and if dtypes, parameters, the
     operator's own first choice and the name of the GPU are equal. `plan` shows a call's measured time. If several
@@ -78,7 +78,7 @@ def tune(
     before = measured(of)
     seconds = dict(before.seconds) if before else {}
     _refuse_capture(operation, given)
-    todo = [way for way in ways if anew or way_of(way.choice) not in seconds]
+    todo = [way for way in ways if remeasure or way_of(way.choice) not in seconds]
     _build(todo)
     own, failed = way_of(ways[0].choice), set[Way]()
     try:

@@ -34,10 +34,10 @@ class Unknown(Exception):
     """A part of the function has none of these kinds."""
 
 
-def typed(user: UserFunction, number: Any, quick: bool = False) -> Callable[..., Any]:
+def typed(user: UserFunction, number: Any, approximate: bool = False) -> Callable[..., Any]:
     """Return the user's function as a verb on numbers of the type `number` (f32 or f64) and integers of any width.
 
-    quick: functions may have a relative error of 3e-6, and a quotient by a constant becomes a product.
+    approximate: functions may have a relative error of 3e-6, and a quotient by a constant becomes a product.
     If a function has no source, or calls and statements of unknown kinds, it is compiled unchanged. Its result is
     converted, but the arithmetic inside may be float64. In libdevice's sin, cos and tan, a few instructions for large
     arguments may be float64, too.
@@ -45,7 +45,7 @@ def typed(user: UserFunction, number: Any, quick: bool = False) -> Callable[...,
     scores = user.parameters[0] == "score"
     kinds = tuple(FLOAT if name == "score" else INT for name in user.parameters)
     try:
-        return verb(_Typing(user.function, kinds, number, quick, {}).made(FLOAT if scores else BOOL))
+        return verb(_Typing(user.function, kinds, number, approximate, {}).made(FLOAT if scores else BOOL))
     except Unknown:
         own = verb(user.function)
 
@@ -68,10 +68,10 @@ class _Typing:
         function: FunctionType,
         kinds: Sequence[Kind],
         number: Any,
-        quick: bool,
+        approximate: bool,
         helpers: dict[Any, tuple[Any, Kind] | None],
     ):
-        self.number, self.quick, self.helpers = number, quick, helpers
+        self.number, self.approximate, self.helpers = number, approximate, helpers
         try:
             self.source = source_of(function, len(kinds))
         except TypeError:
@@ -176,12 +176,12 @@ class _Typing:
             case ast.BinOp(left=left, op=op, right=right):
                 return self._binary(op, self.expression(left), self.expression(right))
             case ast.BoolOp(op=op, values=values):
-                parts, kind = self._alike([self.expression(value) for value in values])
+                parts, kind = self._to_one_kind([self.expression(value) for value in values])
                 return ast.BoolOp(op, parts), kind
             case ast.Compare(left=left, ops=ops, comparators=others):
                 if any(isinstance(op, (ast.In, ast.NotIn, ast.Is, ast.IsNot)) for op in ops):
                     raise Unknown
-                (first, *rest), _ = self._alike([self.expression(part) for part in (left, *others)])
+                (first, *rest), _ = self._to_one_kind([self.expression(part) for part in (left, *others)])
                 return ast.Compare(first, ops, rest), BOOL
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 return self._choice(self.expression(test), self.expression(body), self.expression(orelse))
@@ -216,7 +216,7 @@ class _Typing:
                 return self._to_power(a, b)
             case ast.Div():
                 kind = FLOAT
-                if self.quick and (divisor := self._constant(b)):
+                if self.approximate and (divisor := self._constant(b)):
                     return ast.BinOp(self._cast(a, FLOAT), ast.Mult(), self._number(1.0 / divisor)[0]), FLOAT
             case ast.BitAnd() | ast.BitOr() | ast.BitXor() if kind is not FLOAT:
                 pass
@@ -238,7 +238,7 @@ class _Typing:
         return self._invoke(power, [self._cast(base, INT), exponent[0]]), INT
 
     def _choice(self, test: Typed, one: Typed, two: Typed) -> Typed:
-        (body, orelse), kind = self._alike([one, two])
+        (body, orelse), kind = self._to_one_kind([one, two])
         return ast.IfExp(test[0], body, orelse), kind
 
     def _element(self, node: ast.Subscript) -> Typed:
@@ -263,7 +263,7 @@ class _Typing:
             return self._binary(ast.Div(), *(self._call(math.log, [arg]) for arg in args))
         if function in FUNCTIONS and FUNCTIONS[function].takes == count:
             implementation, _, kind = FUNCTIONS[function]
-            if self.quick:
+            if self.approximate:
                 implementation = QUICK.get(implementation, implementation)
             result = self._invoke(implementation, [self._cast(arg, FLOAT) for arg in args])
             return (self._invoke(self.number, [result]), FLOAT) if kind is FLOAT else (result, kind)
@@ -281,7 +281,7 @@ class _Typing:
             kind = FLOAT if function in (math.fabs, np.fabs) else max(kinds[0], INT)
             return self._invoke(abs, [self._cast(args[0], kind)]), kind
         if function in EXTREMES and count > 1:
-            values, kind = self._alike(args)
+            values, kind = self._to_one_kind(args)
             return self._invoke(EXTREMES[function], values), kind
         if function is np.sign and count == 1:
             return self._invoke(sign(self.number), [self._cast(args[0], FLOAT)]), FLOAT
@@ -315,7 +315,7 @@ class _Typing:
         key = (function, kinds)
         if key not in self.helpers:
             self.helpers[key] = None
-            typing = _Typing(function, kinds, self.number, self.quick, self.helpers)
+            typing = _Typing(function, kinds, self.number, self.approximate, self.helpers)
             made = verb(typing.made())
             self.helpers[key] = (made, typing.result)
         found = self.helpers[key]
@@ -325,7 +325,7 @@ class _Typing:
 
     # --- kinds and names -------------------------------------------------------------------------
 
-    def _alike(self, parts: list[Typed]) -> tuple[list[ast.expr], Kind]:
+    def _to_one_kind(self, parts: list[Typed]) -> tuple[list[ast.expr], Kind]:
         """Convert all expressions to one kind."""
         kind = max(kind for _, kind in parts)
         return [self._cast(part, kind) for part in parts], kind

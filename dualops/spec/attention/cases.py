@@ -236,6 +236,7 @@ def _cases() -> tuple[Case, ...]:
     add("d64groups", (2, 4, 390, 64), (2, 300), ("float16",), {Tag.TEST}, causal=True, return_lse=True)
     one: Row = {"q": (2, 4, 300, 128), "dtypes": ("bfloat16",), "tags": test, "return_lse": True}
     add("one_kernel_softcap", kv=(2, 330), **one, softcap=1.5)
+    add("one_kernel_window", kv=(2, 600), **one | {"q": (2, 4, 600, 128)}, causal=True, window=(250, None))
     add("one_kernel_alibi", kv=(2, 330), **one, arrays={"alibi_slopes": (4,)})
     add("one_kernel_bias", kv=(2, 336), **one, arrays={"bias": (2, 1, 300, 336)})
     add("one_kernel_dropout", kv=(2, 330), **one, dropout_p=0.3, arrays={"seed": ()})

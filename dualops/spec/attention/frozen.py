@@ -222,8 +222,8 @@ def is_same(value: Any, kept: Any, seen: tuple[FunctionType, ...] = ()) -> bool:
     if kind is Attributes:
         return all(is_same(getattr(value, name, MISSING), part, seen) for name, part in _parts(kept))
     if kind is np.ndarray:
-        alike = _is_array(value) and value.shape == kept.shape and value.dtype == kept.dtype
-        return alike and value.tobytes() == kept.base
+        same_kind = _is_array(value) and value.shape == kept.shape and value.dtype == kept.dtype
+        return same_kind and value.tobytes() == kept.base
     if type(value) is not kind:
         return False
     if kind is FunctionType:

@@ -27,12 +27,12 @@ def compile_list(operator: str, arch: str) -> dict[str, tuple[Step, str]]:
 
 @cache
 def lto_ir(kernel: Kernel, arch: str) -> bytes:
-    """What Numba makes of a kernel, once for all tests: most of the work."""
+    """Numba's LTO IR of a kernel, compiled once for all tests: most of the work."""
     return compiler.lto_ir(kernel, arch)
 
 
 def ptx_of(kernel: Kernel, arch: str) -> str:
-    """What the linker makes of that, before it is assembled."""
+    """The linker's PTX of that, before it is assembled."""
     return compiler.link(lto_ir(kernel, arch), arch, ptx=True)[0].decode().rstrip("\0")
 
 

@@ -204,7 +204,7 @@ DKV: Rows = [
     (16, 128, 128, "everything"),
     (64, 128, 128, "causal blocks:documents"),
     (32, 64, 64, "score_mod blocks:woven"),
-    # wide heads: as many queries as shared memory has room for, or registers beside the options
+    # wide heads: as many queries as shared memory has room for, or as registers that the options leave
     (48, 256, 256, "causal"),
     (48, 256, 256, "causal", "vectors"),
     (80, 256, 64, ""),
@@ -226,10 +226,12 @@ FUSED: Rows = [
     (128, 64, 64, "causal"),
     (128, 48, 60, "causal sinks", "elements"),
     *((64, 128, 128, f"causal {option}") for option in ("alibi_slopes", "softcap", "dropout_p", "key_padding_mask")),
+    (64, 128, 128, "causal sinks alibi_slopes key_padding_mask dropout_p"),
+    (64, 128, 128, "causal sinks softcap key_padding_mask"),
     (64, 100, 128, "sinks softcap", "elements"),
     (128, 64, 64, "causal softcap"),
     (128, 64, 64, "causal sinks dropout_p"),
-    (64, 128, 128, "mask_mod"),
+    (64, 128, 128, "causal mask_mod"),
     (128, 64, 64, "causal mask_mod"),
     (128, 64, 64, "score_mod"),
     (64, 128, 128, "score_mod:tanh_softcap"),
@@ -266,7 +268,7 @@ GRADIENT_F32: Rows = [
     ((48, 48), 128, 128, "causal softcap", "vectors"),
     ((32, 32), 128, 128, "blocks:documents"),
 ]
-# beside many options dP takes its registers when these have given theirs back, and there are fewer keys
+# with many options dP takes its registers when these have given theirs back, and there are fewer keys
 DBIAS: Rows = [
     (128, 128, 128, "bias"),
     (128, 128, 128, "bias softcap causal"),

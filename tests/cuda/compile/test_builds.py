@@ -22,7 +22,7 @@ IN_DOUBLE = ("dualops.cuda.rope.tables.build", "dualops.cuda.retention.decays.bu
 # aligned in what they read; they write one by one
 READ_WIDE = (
     "dualops.cuda.retention.simt_rows.build_rows",
-    "dualops.cuda.retention.simt_steps.build_met",
+    "dualops.cuda.retention.simt_steps.build_state_terms",
     "dualops.cuda.retention.simt_steps.build_step_gradient",
     "dualops.cuda.norm.long_rows_backward.build_means",
     "dualops.cuda.matmul.gradient.build_column_sums",

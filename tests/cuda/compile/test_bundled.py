@@ -143,6 +143,6 @@ def test_the_usual_problems_can_be_read():
 
 def test_info_says_what_is_installed(site, tmp_path):
     script = "import runpy, sys; sys.argv[1:] = ['info']; runpy.run_module('dualops', run_name='__main__')"
-    told = run(site, tmp_path, script)
+    output = run(site, tmp_path, script)
     count = len(offline.to_warm([PROBLEM], device.every(ARCH)))
-    assert f"kernels, sm_90a {count} kernels, /" in " ".join(told.split())
+    assert f"kernels, sm_90a {count} kernels, /" in " ".join(output.split())

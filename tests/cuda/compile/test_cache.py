@@ -92,14 +92,14 @@ def test_the_second_call_reads_the_file(folder, compilations):
     ],
     ids=["empty", "no header", "truncated", "longer", "a bit of the cubin", "a bit of the header", "digest", "other"],
 )
-def test_a_damaged_file_is_built_anew(folder, compilations, damage):
+def test_a_damaged_file_is_built_again(folder, compilations, damage):
     first = binary(KERNEL, ARCH)
     path = only_file(folder)
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
     again = binary(KERNEL, ARCH)
     assert is_whole(again) and len(again.cubin) == len(first.cubin) and len(compilations) == 2
-    assert binary(KERNEL, ARCH) == again and len(compilations) == 2  # and kept anew
+    assert binary(KERNEL, ARCH) == again and len(compilations) == 2  # and written again
 
 
 FIELDS = compiler.Report("n", "sm_90a", 1, 0, 0, 0, 0, 3, ("a",), True, 0.5)
@@ -107,8 +107,8 @@ FIELDS = compiler.Report("n", "sm_90a", 1, 0, 0, 0, 0, 3, ("a",), True, 0.5)
 
 def header(entry='"e"', **fields) -> bytes:
     """As a cubin's file has it, with other JSON for a field."""
-    told = {name: json.dumps(value) for name, value in vars(FIELDS).items()} | fields
-    report = ", ".join(f'"{name}": {value}' for name, value in told.items())
+    values = {name: json.dumps(value) for name, value in vars(FIELDS).items()} | fields
+    report = ", ".join(f'"{name}": {value}' for name, value in values.items())
     return f'{{"entry": {entry}, "report": {{{report}}}}}'.encode()
 
 
@@ -141,14 +141,14 @@ def test_headers_are_read(folder):
         header(more="1"),
     ],
 )
-def test_a_crafted_header_is_built_anew(folder, compilations, crafted):
+def test_a_crafted_header_is_built_again(folder, compilations, crafted):
     path = folder / f"{binaries._key(KERNEL, ARCH, 0)}.cubin"
     cache.write(path, crafted + b"\ncubin")
     assert binaries._read(path) is None
     assert is_whole(binary(KERNEL, ARCH)) and len(compilations) == 1
 
 
-def test_a_cubin_under_another_key_is_built_anew(folder, compilations):
+def test_a_cubin_under_another_key_is_built_again(folder, compilations):
     other = build(Config(4), "float32")
     binary(other, ARCH)
     only_file(folder).rename(folder / f"{binaries._key(KERNEL, ARCH, 0)}.cubin")
@@ -229,7 +229,7 @@ print(len(binaries.binary(build_writer(3), "sm_90a").cubin))
 
 def test_kernels_of_a_zip_file_of_bytecode(tmp_path, folder):
     """The whole of dualops: two processes agree on the digest, whatever their hashes; another version has another."""
-    package, told = Path(dualops.__file__).parent, []
+    package, outputs = Path(dualops.__file__).parent, []
     shutil.copytree(package, tmp_path / "tree" / "dualops", ignore=shutil.ignore_patterns("__pycache__"))
     zipped(as_bytecode)(tmp_path / "tree", tmp_path / "first.zip")
     with (tmp_path / "tree" / "dualops" / "cuda" / "launch" / "device_words.py").open("a") as file:
@@ -239,14 +239,14 @@ def test_kernels_of_a_zip_file_of_bytecode(tmp_path, folder):
     for name, seed in (("first", "1"), ("first", "2"), ("second", "1")):
         done = run(f"sys.path.insert(0, {str(tmp_path / name)!r} + '.zip')\n{ZIPPED}", PYTHONHASHSEED=seed)
         assert not done.returncode, done.stderr
-        told.append(done.stdout)
-    assert told[0] == told[1] != told[2] and len(list(folder.iterdir())) == 2
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1] != outputs[2] and len(list(folder.iterdir())) == 2
 
 
 def test_the_versions_are_those_installed():
-    told = binaries._versions()
+    versions = binaries._versions()
     for name in ("numba ", "llvmlite ", "numba-cuda ", "nvidia-nvjitlink "):
-        assert any(line.startswith(name) for line in told.splitlines()), told
+        assert any(line.startswith(name) for line in versions.splitlines()), versions
 
 
 def test_a_kernel_that_no_build_made_has_no_key():

@@ -1,7 +1,7 @@
 """Kernels take no longer to build than was committed: a change of the front end, of Numba or of a kernel may cost that.
 
-Process CPU time in units of a fixed program, measured beside it; so another machine, and other work on it, change
-little. `python -m benchmarks compile --json benchmarks/compile/ratios.json` measures all of them anew.
+Process CPU time in units of a fixed program, measured before and after; so another machine, and other work on it,
+change little. `python -m benchmarks compile --json benchmarks/compile/ratios.json` measures all of them again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_a_case_without_kernels_is_refused():
         compile_run.kernels(case)
 
 
-def test_figures_are_kept_beside_what_was_not_measured(tmp_path):
+def test_figures_of_what_was_not_measured_are_kept(tmp_path):
     path = tmp_path / "ratios.json"
     row = compile_run.Row("one", 1, 2.0, 1.0, 3.0, 20.04, 10.0)
     compile_run.save(path, [row])

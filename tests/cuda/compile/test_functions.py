@@ -117,5 +117,5 @@ def test_an_error_of_numba_shows_the_users_line_where_it_knows_it():
     with pytest.raises(NumbaError, match="Untyped global name 'open'") as caught:
         compile_kernel(score_kernel(UserFunction(opens_a_file, SCORE), f32), ARCH)
     line = opens_a_file.__code__.co_firstlineno + 2
-    told = re.sub(r"\x1b\[[\d;]*m", "", str(caught.value))  # Numba paints it where colorama is installed
-    assert f'test_functions.py", line {line}:\ndef opens_a_file(' in told
+    message = re.sub(r"\x1b\[[\d;]*m", "", str(caught.value))  # Numba paints it where colorama is installed
+    assert f'test_functions.py", line {line}:\ndef opens_a_file(' in message

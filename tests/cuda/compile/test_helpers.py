@@ -199,7 +199,7 @@ resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))  # of which this process is on
 binaries.ahead([(build_writer(3), "sm_90a", 0)])
 print(len(binaries.binary(build_writer(3), "sm_90a").cubin) > 0, binaries._PROMISED)
 wanted = [binaries.Wanted(build_writer(number), "sm_90a") for number in (4, 5)]
-print(len(list(binaries.build_all(wanted, 2, anew=True))))
+print(len(list(binaries.build_all(wanted, 2, rebuild=True))))
 """
 )
 
@@ -247,9 +247,9 @@ def test_ctrl_c_is_not_for_helpers():
         assert made.submit(os.getpid).result(LONG) == process
 
 
-@pytest.mark.parametrize(("told", "most"), [("", None), ("0", 0), ("7", 7)])
-def test_how_many(monkeypatch, told, most):
-    monkeypatch.setenv("DUALOPS_HELPERS", told)
+@pytest.mark.parametrize(("value", "most"), [("", None), ("0", 0), ("7", 7)])
+def test_how_many(monkeypatch, value, most):
+    monkeypatch.setenv("DUALOPS_HELPERS", value)
     monkeypatch.setattr(helpers, "cores", lambda: 6)
     assert most_helpers() == (3 if most is None else most)
 
@@ -378,5 +378,5 @@ def test_build_all(folder, built_here, jobs):
     )
     assert len(built_here) == (3 if jobs == 1 else 1) and len(list(folder.iterdir())) == 3
     assert sorted(built_here)[-1] == build(201).identity
-    assert len(list(build_all(wanted, jobs))) == 3 and len(list(build_all(wanted, jobs, anew=True))) == 3
+    assert len(list(build_all(wanted, jobs))) == 3 and len(list(build_all(wanted, jobs, rebuild=True))) == 3
     assert len(built_here) == (6 if jobs == 1 else 2)

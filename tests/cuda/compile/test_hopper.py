@@ -1,4 +1,4 @@
-"""Hopper's instructions, each in a small kernel: what the assembler makes of them."""
+"""Hopper's instructions, each in a small kernel: what the assembler turns them into."""
 
 from __future__ import annotations
 

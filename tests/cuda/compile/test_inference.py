@@ -106,13 +106,13 @@ def untyped(y, N):
 
 
 def test_what_cannot_be_typed_is_numbas_error(monkeypatch):
-    told = []
+    messages = []
     for settles in (inference.Inferer._settle, lambda self: False):
         monkeypatch.setattr(inference.Inferer, "_settle", settles)
         with pytest.raises(NumbaError) as caught:
             lto_ir(untyped, ARCH)
-        told.append(" ".join(str(caught.value).split()))  # Numba indents the same error further each time
-    assert told[0] == told[1] and "getitem" in told[0]
+        messages.append(" ".join(str(caught.value).split()))  # Numba indents the same error further each time
+    assert messages[0] == messages[1] and "getitem" in messages[0]
 
 
 def test_a_constraint_is_asked_again_only_if_what_it_reads_changed(monkeypatch):
@@ -137,10 +137,10 @@ def test_warnings_keep_their_place(monkeypatch):
 
     asked = inference.ASKED[inference.numbas.CallConstraint]
     monkeypatch.setitem(inference.ASKED, inference.numbas.CallConstraint, call)
-    with pytest.warns(NumbaWarning, match="noticed") as told:
+    with pytest.warns(NumbaWarning, match="noticed") as caught:
         lto_ir(with_a_call, ARCH)
     first = with_a_call.function.__code__.co_firstlineno
-    assert {(each.filename, each.lineno - first) for each in told} == {(__file__, 3)}
+    assert {(each.filename, each.lineno - first) for each in caught} == {(__file__, 3)}
 
 
 @kernel(pointer(f32), threads=32)

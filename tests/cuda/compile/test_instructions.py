@@ -152,8 +152,8 @@ def test_an_immediate_outside_of_its_domain(pending):
     def waits(x):
         wait(cuda.local.array(32, f32), PENDING)
 
-    told = f"wgmma_wait_group_n64: pending is {pending}, expected a constant from 0 to 7"
-    with pytest.raises(NumbaError, match=told):
+    message = f"wgmma_wait_group_n64: pending is {pending}, expected a constant from 0 to 7"
+    with pytest.raises(NumbaError, match=message):
         compile_kernel(waits, "sm_90a")
 
 
@@ -162,13 +162,13 @@ def test_an_immediate_that_is_no_constant():
     def waits(pending):
         cp_async_wait_group(pending)
 
-    told = "cp_async_wait_group: pending is int32 and no constant, expected a constant from 0 to 63"
-    with pytest.raises(NumbaError, match=told):
+    message = "cp_async_wait_group: pending is int32 and no constant, expected a constant from 0 to 63"
+    with pytest.raises(NumbaError, match=message):
         compile_kernel(waits, "sm_80")
 
 
-@pytest.mark.parametrize(("name", "told"), [("words", r"array\(uint32, 1d, C\)"), ("y", r"float32\*")])
-def test_a_fragment_of_another_type(name, told):
+@pytest.mark.parametrize(("name", "shown"), [("words", r"array\(uint32, 1d, C\)"), ("y", r"float32\*")])
+def test_a_fragment_of_another_type(name, shown):
     mma, OWN = mma_m16n8k16("bf16"), name == "words"
 
     @kernel(pointer(f32), threads=32)
@@ -179,5 +179,5 @@ def test_a_fragment_of_another_type(name, told):
         else:
             mma(y, 0, a, 0, b, 0)
 
-    with pytest.raises(NumbaError, match=f"mma_m16n8k16_f32_bf16: d is {told}, expected a local array of float32"):
+    with pytest.raises(NumbaError, match=f"mma_m16n8k16_f32_bf16: d is {shown}, expected a local array of float32"):
         compile_kernel(multiply, "sm_80")

@@ -54,6 +54,6 @@ def test_a_word_of_a_table_is_one_store() -> None:
 
 
 def test_kernels_that_no_case_takes() -> None:
-    """Arrays with gaps, with master weights; an lr in double precision beside float32 arithmetic."""
+    """Arrays with gaps, with master weights; an lr in double precision with float32 arithmetic."""
     for dtypes in (MASTER, HALF._replace(lr="float64")):
         sound(strided.build(StridedConfig(), dtypes), "sm_90a")

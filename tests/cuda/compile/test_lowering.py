@@ -146,11 +146,11 @@ def test_of_many_blocks_there_are_no_more_registers_and_no_spills(monkeypatch, k
 
 
 def test_an_implementation_is_looked_for_once(monkeypatch):
-    """That there is none, too: Numba loads all registries anew each time."""
+    """That there is none, too: Numba loads all registries again each time."""
 
     def init(self: Any, context: Any, many: bool) -> None:
         def look(context: Any, fn: Any, sig: Any, first: bool) -> Any:
-            if first:  # Numba asks itself once more when it has loaded its registries
+            if first:  # Numba asks itself again when it has loaded its registries
                 asked.append((fn, sig))
             return numbas(context, fn, sig, first)
 
@@ -161,7 +161,7 @@ def test_an_implementation_is_looked_for_once(monkeypatch):
     monkeypatch.setattr(lowering.Implementations, "__init__", init)
     lto_ir(divided, ARCH)
     assert len(asked) == len(set(asked)) > 5
-    assert "static_setitem" in {fn for fn, _ in asked}, "of which there is none"
+    assert "static_setitem" in {fn for fn, _ in asked}, "it has no implementation"
 
 
 @kernel(pointer(f32), pointer(f32), i32, threads=32)

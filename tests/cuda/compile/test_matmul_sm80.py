@@ -31,7 +31,7 @@ def name_of(config: Sm80Config) -> str:
 
 
 def builds() -> Iterator[Any]:
-    """Each Config with two of what can be beside a product: in both directions, and with elements that threads copy.
+    """Each Config with two of the variants of a product: in both directions, and with elements that threads copy.
 
     These two, architectures and ways to read come in turns.
     """
@@ -54,7 +54,7 @@ def builds() -> Iterator[Any]:
 
 
 def float_builds() -> Iterator[Any]:
-    """Each Config of float32 with one of what can be beside a product, which come in turns, too."""
+    """Each Config of float32 with one of the variants of a product, in turns, too."""
     linear, summed = FORWARD._replace(dtype="float32"), SUMMED._replace(dtype="float32")
     wide, archs = (Reading("depth", 4), Reading("row", 4)), cycle(device.ARCHITECTURES)
     kinds = (

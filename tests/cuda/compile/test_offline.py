@@ -1,4 +1,4 @@
-"""Which kernels a problem needs, told without a GPU, and building them ahead."""
+"""Which kernels a problem needs, known without a GPU, and building them ahead."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_forward_and_backward():
     forward, backward = "flash_attention.sm90.forward.build_forward", "flash_attention.simt"
     counted = ["launch.device_words.build_writer", forward]
     assert names(ATTENTION, backward=False) == counted
-    # forward once more, since it then returns lse
+    # forward again, since it then returns lse
     assert names(ATTENTION) == [
         *counted,
         forward,
@@ -64,8 +64,8 @@ def test_lists_of_tensors():
 
 def test_the_order_of_axes_counts():
     """Heads that lie side by side are rotated by another kernel than those that lie apart."""
-    apart, beside = "rope q=2x8x64x64{0}:bfloat16 k=2x2x64x64{0} cos=64x32 sin=64x32", "@0213"
-    kernels = [to_warm([apart.format(order)], [known(ARCH)])[0].kernel for order in ("", beside)]
+    apart, by_token = "rope q=2x8x64x64{0}:bfloat16 k=2x2x64x64{0} cos=64x32 sin=64x32", "@0213"
+    kernels = [to_warm([apart.format(order)], [known(ARCH)])[0].kernel for order in ("", by_token)]
     assert kernels[0].identity != kernels[1].identity
 
 

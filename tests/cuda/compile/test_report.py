@@ -64,12 +64,12 @@ def test_a_plain_kernel():
     assert report.complaints == () and report.allowed and report.seconds > 0
 
 
-def test_a_stack_is_told_and_not_allowed():
+def test_a_stack_is_reported_and_not_allowed():
     report = compile_kernel(build_stack(), ARCH).report
     assert report.stack_bytes >= 256 and not report.allowed
 
 
-def test_spills_are_told_and_not_allowed():
+def test_spills_are_reported_and_not_allowed():
     report = compile_kernel(build_spills(), ARCH).report
     assert report.registers <= 32 and report.spill_bytes > 0 and not report.allowed
 

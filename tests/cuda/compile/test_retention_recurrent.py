@@ -1,4 +1,4 @@
-"""Retention's decode step compiled: the state in accesses of 16 bytes, all of them under way before threads meet."""
+"""Retention's decode step compiled: the state in accesses of 16 bytes, all of them started before threads meet."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def check(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
 
 
-def test_a_working_tree_beside_its_commit(checkout):
+def test_a_working_tree_compared_with_its_commit(checkout):
     done = check(checkout, "--since", "HEAD")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith(" kernels, 0 differ from HEAD\n") and not done.stdout.startswith("0")

@@ -140,7 +140,7 @@ def test_an_edit_of_any_module_reaches_the_kernels_that_use_it(edit):
 
 
 def share(module: str) -> tuple[int, int]:
-    """How many kernels of the list an edit of a module of `dualops.cuda` compiles once more, and of how many."""
+    """How many kernels of the list an edit of a module of `dualops.cuda` compiles again, and of how many."""
     found = [f"dualops.cuda.{module}" in sources.made_of(kernel.modules) for kernel in kernels()]
     return sum(found), len(found)
 
@@ -235,7 +235,7 @@ def test_imports_are_followed_wherever_they_stand(tmp_path, make):
 
 
 def test_no_import_is_overlooked():
-    """In all of dualops, beside what Python's own parser finds."""
+    """In all of dualops, compared with what Python's own parser finds."""
     for path in PACKAGE.rglob("*.py"):
         text, package = path.read_text(), ".".join(path.relative_to(PACKAGE.parent).parent.parts)
         found = set(sources._imports(text, package))

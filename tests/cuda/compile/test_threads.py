@@ -1,4 +1,4 @@
-"""Builds that several threads ask for: nothing crashes, nothing is built twice, nobody waits for ever.
+"""Builds that several threads ask for: nothing crashes, nothing is built twice, no thread waits forever.
 
 A process that crashes takes the tests along: what might crash runs in one of its own.
 """
@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def slowed(monkeypatch) -> Any:
-    """Builds that say that they have begun, and go on when they are told."""
+    """Builds that say that they have begun, and go on when a test lets them."""
 
     class Slowed:
         begun, go_on = threading.Event(), threading.Event()

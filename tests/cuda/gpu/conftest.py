@@ -14,15 +14,15 @@ from dualops.cuda.compiler import backend
 from dualops.machine import missing
 
 if backend.where() != "gpu":
-    told = "kernels are simulated" if backend.SIMULATED else " ".join(missing())
-    raise pytest.UsageError(f"tests/cuda/gpu needs a CUDA GPU: {told}")
+    reasons = "kernels are simulated" if backend.SIMULATED else " ".join(missing())
+    raise pytest.UsageError(f"tests/cuda/gpu needs a CUDA GPU: {reasons}")
 if find_spec("torch") is None:
     raise pytest.UsageError("tests/cuda/gpu needs torch")
 
 
 @pytest.fixture(autouse=True)
 def memory_from_torch_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a kernel leaves unwritten, or reads before it is written, shows as NaN. What is large is given back."""
+    """What a kernel leaves unwritten, or reads before it is written, shows as NaN. Large memory is returned."""
     import torch
 
     from tests.poison import new_memory_is_nan
@@ -38,9 +38,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     """Leave out tests whose kernels are too many: those that DUALOPS_TEST_LEFT_OUT lists. Where that file is missing,
     choose among the collected tests, and write it.
     """
-    if not (told := os.environ.get("DUALOPS_TEST_LEFT_OUT")):
+    if not (name := os.environ.get("DUALOPS_TEST_LEFT_OUT")):
         return
-    path = Path(told)
+    path = Path(name)
     if not path.exists():
         from tests.cuda.gpu.warm import MOST_KERNELS, calls_of_tests, select
 
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         modules = None if changed is None else frozenset(changed.split())
         found = select(calls_of_tests(items), MOST_KERNELS, modules)
         path.write_text("\n".join(sorted(found.left_out)))
-        config.get_terminal_writer().line(f"chosen: {found.told}")
+        config.get_terminal_writer().line(f"chosen: {found.summary}")
     left_out = {*path.read_text().splitlines()}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
     items[:] = [item for item in items if item.nodeid not in left_out]
@@ -60,5 +60,5 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     from tests.cuda.gpu.warm import calls_of_tests, warm
 
-    told = warm(chain.from_iterable(calls_of_tests(session.items).values()))
-    session.config.get_terminal_writer().line(f"warm: {told}")
+    result = warm(chain.from_iterable(calls_of_tests(session.items).values()))
+    session.config.get_terminal_writer().line(f"warm: {result}")

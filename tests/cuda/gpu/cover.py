@@ -32,9 +32,9 @@ FACT = 6
 def values_of(kernel: Kernel) -> frozenset[Value]:
     """The values that a kernel is built with."""
     build = kernel.made_by
-    told = [*enumerate(build.args), *sorted(build.keywords.items())]  # type: ignore[union-attr]
+    values = [*enumerate(build.args), *sorted(build.keywords.items())]  # type: ignore[union-attr]
     name = kernel.identity.partition("(")[0]
-    return frozenset((name, *found) for place, value in told for found in _flat(str(place), value))
+    return frozenset((name, *found) for place, value in values for found in _flat(str(place), value))
 
 
 def _flat(place: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -107,7 +107,7 @@ def choose(
         return (FACT * len(new_facts) + len(found)) / len(new) if new else 0.0
 
     take(frozenset(given))
-    # a gain only falls: what was best when it was last looked at, and still is, is the best
+    # a gain only falls: what was best when it was last computed, and still is, is the best
     best = [(-float("inf"), test) for test in sorted(needs)]
     while best:
         _, test = heapq.heappop(best)

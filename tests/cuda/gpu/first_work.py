@@ -39,7 +39,7 @@ def elsewhere(call: Callable[[], Any]) -> Any:
 
 
 def gradient(name: str, device: str = "cuda") -> bool:
-    """By way of `torch.autograd.grad`, whose backward is not in this thread on a GPU."""
+    """By `torch.autograd.grad`, whose backward is not in this thread on a GPU."""
     from tests.torch_bridge.operators import bridge_call, same_bits
 
     call = bridge_call(name, device)
@@ -48,7 +48,7 @@ def gradient(name: str, device: str = "cuda") -> bool:
 
 
 def thread(name: str, device: str = "cuda") -> bool:
-    """A plain call, with torch tensors that are there already."""
+    """A plain call, with torch tensors that exist already."""
     import torch
 
     import dualops.cuda

@@ -7,8 +7,8 @@ Cases whose name holds all words run under each tool; without words those whose 
 kernels are built with (`cover`), or with --all every one. Many run in a process, several processes at a time, what
 takes longest first. A process stops after a while and the cases that it has left are given to another, so that only a
 single case can run out of its time; that one is killed and named. Before, each tool must complain of a kernel with a
-mistake. Exit code 1 for any complaint, wrong result, or case that did not end; what the time did not suffice for is
-told, and is no error.
+mistake. Exit code 1 for any complaint, wrong result, or case that did not end; cases for
+which the time did not suffice are listed, and are no error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.gpus import first_gpu
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = ("racecheck", "initcheck", "memcheck", "synccheck")  # the slowest first
 PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
-COMPLAINED = 9  # the exit code that a tool is told to give where Python's is 0
+COMPLAINED = 9  # the exit code that a tool is asked for where Python's is 0
 # cases that a process is given; and the directions of which a case takes longest, in that order
 CASES_OF_A_PART = {"racecheck": 80, "initcheck": 150, "memcheck": 250, "synccheck": 250}
 SLOWEST = ("retention_backward", "retention", "flash_attention", "matmul", "norm")
@@ -61,7 +61,7 @@ class Part:
     seconds: float = 0.0
     done: list[str] = field(default_factory=list)
     errors: int = 0
-    told: list[str] = field(default_factory=list)  # what went wrong
+    faults: list[str] = field(default_factory=list)  # what went wrong
     unended: str = ""  # the case that was killed, or STARTUP
 
     def start(self, command: list[str], log: Path, seconds: float, number: int) -> None:
@@ -99,7 +99,7 @@ class Part:
 
     def left(self) -> list[str]:
         """The cases that are still to be run, by another process."""
-        over = {*self.done, self.unended, *(line.split()[1] for line in self.told if line.startswith(BROKE))}
+        over = {*self.done, self.unended, *(line.split()[1] for line in self.faults if line.startswith(BROKE))}
         return [] if STARTUP in over else [case for case in self.cases if case not in over]
 
     def _judge(self) -> None:
@@ -109,18 +109,18 @@ class Part:
         lines = text.splitlines()
         found = SUMMARY.findall(text)
         self.errors = sum(map(int, found))
-        self.told = [line for line in lines if line.startswith((WRONG, BROKE))]
+        self.faults = [line for line in lines if line.startswith((WRONG, BROKE))]
         if found or self.errors:
             self.done = [line.split()[1] for line in lines if line.startswith(DONE)]
         code = self.process.returncode
         if self.errors:
-            self.told += complaints(lines)
+            self.faults += complaints(lines)
         elif self.unended:
-            self.told.append(f"{self.unended} did not end in its time")
-        elif not found or code not in (0, 1) or (code == 1 and not self.told):
+            self.faults.append(f"{self.unended} did not end in its time")
+        elif not found or code not in (0, 1) or (code == 1 and not self.faults):
             case = self._last(BEGINS) or STARTUP
-            self.told.append(f"{BROKE} {case} exit code {code}: {lines[-1] if lines else 'nothing was said'}")
-        self.errors += sum(line.startswith((WRONG, BROKE)) for line in self.told)
+            self.faults.append(f"{BROKE} {case} exit code {code}: {lines[-1] if lines else 'nothing was said'}")
+        self.errors += sum(line.startswith((WRONG, BROKE)) for line in self.faults)
 
     def _last(self, word: str) -> str:
         found = [line.split()[1] for line in self.log.read_text(errors="replace").splitlines() if line.startswith(word)]
@@ -230,7 +230,7 @@ class Campaign:
         """One line of a part, and what went wrong in it; which cases are over is kept."""
         span = f"{part.cases[0]} … {part.done[-1] if part.done else ''}"
         print(f"{part.tool:10}{len(part.done):5} cases{part.errors:4} errors{part.seconds:6.0f} s  {span}", flush=True)
-        for line in part.told:
+        for line in part.faults:
             print(f"    {line}", flush=True)
         if not part.errors:
             with (self.logs / "passed.txt").open("a") as file:

@@ -1,4 +1,4 @@
-"""Runs of pytest in a process of their own: timed, logged, stopped when their time is over, and told in a line."""
+"""Runs of pytest in a process of their own: timed, logged, stopped when their time is over, summarized in a line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 
 
 def spread(processes: int) -> list[str]:
-    """The arguments for so many processes."""
+    """The arguments for this number of processes."""
     return ["-n", str(processes), "--dist", "loadgroup"] if processes > 1 else []
 
 
@@ -84,8 +84,8 @@ def run(stage: Stage, log: Path, seconds: float, root: Path = ROOT) -> Outcome:
             _stop(process, signal.SIGKILL)
     lines = [line for line in log.read_text(errors="replace").splitlines() if line and not PROGRESS.match(line)]
     passed = ended and process.returncode in (0, *([NOTHING_SELECTED] if stage.may_be_empty else []))
-    told = [line.strip("= ") for line in lines if LAST_WORD.search(line)]
-    last = told[-1] if told else f"exit code {process.returncode}"
+    summaries = [line.strip("= ") for line in lines if LAST_WORD.search(line)]
+    last = summaries[-1] if summaries else f"exit code {process.returncode}"
     if not ended:
         last = f"did not end in {seconds:.0f} s: {last}"
     worth_reading = (

@@ -84,7 +84,7 @@ def extra_memory(call: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before - kept
 
 
-def test_memory_beside_the_results():
+def test_memory_in_addition_to_the_results():
     """simt: none forward, delta backward; naive: all scores, once and twice; sm80: none; sm90: a counter."""
     B, H, S, D = 1, 4, 1024, 64
     case_q = torch.randn(B, H, S, D, device="cuda")
@@ -109,7 +109,7 @@ def test_memory_beside_the_results():
     ("rung", "backward"),
     [("sm90", False), *product(("sm80", "simt"), (False, True))],
 )
-def test_rows_do_not_depend_on_what_is_beside_them(rung, backward):
+def test_rows_do_not_depend_on_other_rows(rung, backward):
     """The same bits for a head alone and for the same head in a batch."""
     dtype = "float32" if rung in GENERAL else "bfloat16"
     case = next(case for case in SPEC.cases if case.id == f"gqa_cross-{dtype}")
@@ -125,7 +125,7 @@ def test_rows_do_not_depend_on_what_is_beside_them(rung, backward):
 
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("rung", ["sm80", "sm90"])
-def test_a_gradient_in_one_kernel_does_not_depend_on_what_is_beside_it(rung, D):
+def test_a_gradient_in_one_kernel_does_not_depend_on_other_rows(rung, D):
     """The same bits for a head alone, whose blocks are few."""
     q, k, v, do = (torch.randn(3, 12, 700, D, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     o, lse = dualops.cuda.flash_attention(q, k, v, causal=True, return_lse=True)
@@ -139,7 +139,7 @@ def test_a_gradient_in_one_kernel_does_not_depend_on_what_is_beside_it(rung, D):
 @pytest.mark.parametrize(
     ("rung", "D", "causal"), [("sm90", 128, False), ("sm90", 128, True), ("sm80", 128, True), ("sm80", 64, True)]
 )
-def test_a_gradient_repeats_its_bits_beside_other_work(rung, D, causal, captured):
+def test_a_gradient_repeats_its_bits_during_other_work(rung, D, causal, captured):
     """A thousand times, with products on another stream; and what follows a call finds all of its results."""
     q, k, v, do = (torch.randn(1, 6, 1100, D, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     o, lse = dualops.cuda.flash_attention(q, k, v, causal=causal, return_lse=True)

@@ -94,7 +94,7 @@ def test_two_libraries_in_one_call():
         dualops.cuda.softmax_backward(x, Foreign(x))
 
 
-def test_rows_do_not_depend_on_the_rows_beside_them():
+def test_rows_do_not_depend_on_their_neighbours():
     x = torch.randn(300, 1000, device="cuda", dtype=torch.bfloat16)
     together = dualops.cuda.softmax(x)
     for row in (0, 1, 150, 299):

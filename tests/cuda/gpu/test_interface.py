@@ -44,8 +44,8 @@ def test_each_version(version: int, dtype: torch.dtype):
 def test_an_instance_without_it_is_refused_after_one_with_it():
     x, y = pair(3, 40)
     softmax(shown(x), shown(y))
-    told = r"softmax: x is a types\.SimpleNamespace, expected an array with __cuda_array_interface__"
-    with pytest.raises(TypeError, match=told):
+    message = r"softmax: x is a types\.SimpleNamespace, expected an array with __cuda_array_interface__"
+    with pytest.raises(TypeError, match=message):
         dualops.cuda.softmax(SimpleNamespace())
     with pytest.raises(TypeError, match=r"softmax: out y is a types\.SimpleNamespace, expected an array with __cuda"):
         dualops.cuda.softmax(shown(x), out=SimpleNamespace())

@@ -35,7 +35,7 @@ def test_step(name, sizes):
     check(SPEC, case_of(*sizes), partial(run_step, name), library=TORCH, ways=("given",), special=True)
 
 
-def test_what_the_first_step_does_beside():
+def test_what_the_first_step_does_in_addition():
     check(SPEC, case_of(33, 17, 70), partial(run_step, "thread_an_element"), library=TORCH)
 
 

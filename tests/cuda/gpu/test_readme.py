@@ -10,5 +10,5 @@ def test_torch_tensors(tmp_path):
 
 
 def test_numba_device_arrays(tmp_path):
-    told = run("Numba device arrays", tmp_path)
-    assert "softmax(float32, " in told and "\nrung " in told
+    output = run("Numba device arrays", tmp_path)
+    assert "softmax(float32, " in output and "\nrung " in output

@@ -1,4 +1,4 @@
-"""A sequence of varlen attention has the bits that it has alone and in an even call, whatever is beside it."""
+"""A sequence of varlen attention has the bits that it has alone and in an even call, with any other sequences."""
 
 from __future__ import annotations
 

@@ -67,12 +67,12 @@ def plain_call(direction: Direction) -> Work:
 
 
 def every_work() -> list[Work]:
-    """Each direction of each operator in bfloat16, and gradients in float32 by way of the bridge."""
+    """Each direction of each operator in bfloat16, and gradients in float32 through the bridge."""
     return [*map(plain_call, DIRECTIONS)] + [bridge_call(name, "cuda").gradient for name in DIFFERENTIABLE]
 
 
 def differing(work: Work, expected: Tensors) -> torch.Tensor:
-    """In how many elements the bits are others, told without waiting."""
+    """In how many elements the bits differ, computed without waiting."""
     pairs = zip(map(bits, work()), map(bits, expected), strict=True)
     return torch.stack([(one != two).sum() for one, two in pairs]).sum()
 
@@ -121,11 +121,11 @@ def test_a_pool_of_threads_with_numba_arrays():
     assert all(one.tobytes() == expected.tobytes() for one in found)
 
 
-# --- beside torch's own threads ------------------------------------------------------------------
+# --- with torch's own threads --------------------------------------------------------------------
 
 
 def trained(batches: Any, steps: int) -> Tensors:
-    """The parameters of a small model after so many steps of Lion, one for each batch."""
+    """The parameters of a small model after this number of steps of Lion, one for each batch."""
     generator = torch.Generator("cuda").manual_seed(0)
     linear = torch.nn.Parameter(torch.randn(32, 64, device="cuda", generator=generator))
     norm = torch_bridge.nn.RMSNorm(32, device="cuda")
@@ -175,9 +175,9 @@ def test_backward_on_a_side_stream(name):
 @pytest.fixture
 def complaints(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What destructors raised."""
-    told: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: told.append(repr(unraisable.exc_value)))
-    return told
+    messages: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: messages.append(repr(unraisable.exc_value)))
+    return messages
 
 
 def test_what_is_kept_is_given_up_in_a_thread_without_a_context(complaints):

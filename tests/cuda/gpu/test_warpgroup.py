@@ -1,4 +1,4 @@
-"""Hopper's instructions on the GPU: products of boxes are exact, so swizzles and descriptors are as twins have them."""
+"""Hopper's instructions on the GPU: products of boxes are exact, so swizzles and descriptors equal the twins'."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def launch(step: Step, names: tuple[str, ...], given: list[tuple[Boxes | None, t
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_warpgroups_product(kind: Kind, rows: int):
     if rows != 64 and (kind.a == "mn" or kind.a == "registers"):
-        pytest.skip("lines of 50 numbers are no multiple of 16 bytes; registers load all rows")
+        pytest.skip("lines of 50 numbers are not a multiple of 16 bytes; registers load all rows")
     a, b, expected = problem(kind, rows)
     y = torch.empty(rows, kind.n, device="cuda")
     arrays: list[Any] = [y, on_gpu(a), on_gpu(b)]

@@ -36,12 +36,12 @@ def launch(kernel: Kernel, blocks: int, arrays: dict[str, Any], columns: int, st
 
 @pytest.mark.parametrize("name", [name for name, kernel in BROKEN.items() if kernel.on_gpu])
 def test_rejected(name):
-    kernel, told = BROKEN[name], []
+    kernel, reasons = BROKEN[name], []
     for reason in rejections(kernel.build, launch, backward=kernel.backward, blocks=kernel.blocks, library=TORCH):
         if re.search(kernel.reason, reason):
             return
-        told.append(reason)
-    pytest.fail(f"{name} was not rejected for {kernel.reason!r}, but {len(told)} times otherwise: {told[:3]}")
+        reasons.append(reason)
+    pytest.fail(f"{name} was not rejected for {kernel.reason!r}, but {len(reasons)} times otherwise: {reasons[:3]}")
 
 
 @pytest.mark.parametrize(("build", "backward"), RIGHT.values(), ids=RIGHT)

@@ -31,8 +31,8 @@ class Warmed(NamedTuple):
     failures: list[str]  # what Python said of a kernel that could not be built; the test that needs it says more
 
     def __str__(self) -> str:
-        told = f"{self.kernels} kernels on the disk after {self.seconds:.0f} s"
-        return f"{told}, {len(self.failures)} not, the first: {self.failures[0]}" if self.failures else told
+        summary = f"{self.kernels} kernels on the disk after {self.seconds:.0f} s"
+        return f"{summary}, {len(self.failures)} not, the first: {self.failures[0]}" if self.failures else summary
 
 
 def warm(calls: Iterable[Call]) -> Warmed:
@@ -67,7 +67,7 @@ def calls_of_tests(items: Iterable[pytest.Item]) -> dict[str, tuple[Call, ...]]:
                 known[key] = tuple(calls_of_case(direction, rung, case, odd))
             found[item.nodeid] = known[key]
         elif {"direction", "number"} <= params.keys():
-            problems = batch(params["direction"], params["number"], devices.current(), alike=False)
+            problems = batch(params["direction"], params["number"], devices.current(), same=False)
             found[item.nodeid] = tuple(call_of(trial) for trial, served in problems if served)
     return found
 
@@ -104,7 +104,7 @@ class Selection(NamedTuple):
 
     kept: set[str]
     left_out: set[str]
-    told: str
+    summary: str
 
 
 def select(calls: Mapping[str, tuple[Call, ...]], most: int, changed: frozenset[str] | None) -> Selection:
@@ -120,8 +120,8 @@ def select(calls: Mapping[str, tuple[Call, ...]], most: int, changed: frozenset[
         most = len(given) + SAMPLE
     chosen = choose(needs, kernels, given, most, facts_of_tests(calls))
     kept = {name for name, wanted in needs.items() if wanted <= chosen.kernels}
-    told = (
+    summary = (
         f"{len(kept)} of {len(needs)} tests of cases and random problems; they need "
         f"{len(chosen.kernels)} of {len(kernels)} kernels, with {chosen.share:.1%} of all pairs of values"
     )
-    return Selection(kept, needs.keys() - kept, told)
+    return Selection(kept, needs.keys() - kept, summary)

@@ -1,4 +1,4 @@
-"""What test_instructions.py runs for copies beside the threads, mbarriers and the barriers of a warp and of a block.
+"""What test_instructions.py runs for asynchronous copies, mbarriers and the barriers of a warp and of a block.
 
 The twins are late on purpose: nothing has landed before a wait says so, whatever order the threads run in.
 """
@@ -174,14 +174,14 @@ def _bulk_copy() -> None:
 
         return copy
 
-    for to_index, index, nbytes, told in (
+    for to_index, index, nbytes, message in (
         (0, 1, 16, "not in multiples of 16"),
         (2, 0, 16, "not in multiples of 16"),
         (0, 0, 20, "not in multiples of 16"),
         (0, 40, 64, r"a0\[40\] copied as 16 elements, of 48"),
         (8, 0, 64, r"shared memory\[8\] copied as 16 elements, of 16"),
     ):
-        with pytest.raises(IndexError, match=told):
+        with pytest.raises(IndexError, match=message):
             run(refused(to_index, index, nbytes), x, threads=1)
 
 
@@ -221,7 +221,7 @@ def _remote_load() -> None:
             mine[tid] = f32(10 * rank + tid)
         barrier_cluster_arrive()
         barrier_cluster_wait()
-        if tid < 2:  # fours of the block beside this one
+        if tid < 2:  # fours of the neighbouring block
             four = ld_shared_cluster_v4_f32(mine, 4 * tid, 1 - rank)
             for e in range(4):
                 y[8 * rank + 4 * tid + e] = four[e]

@@ -1,4 +1,4 @@
-"""Arrays and options for attention on tensor cores, and its results held against truth."""
+"""Arrays and options for attention on tensor cores, and its results compared with truth."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def an_infinite_key_is_capped(D: int, rung: str) -> None:
 
 
 def options_for(H: int, Sq: int, Sk: int) -> list[dict[str, Any]]:
-    """Calls that together have each of the options, for so many heads, queries and keys."""
+    """Calls that together have each of the options, for this number of heads, queries and keys."""
     sinks, slopes = np.linspace(-1, 4, H, dtype=np.float32), np.linspace(0.01, 0.04, H, dtype=np.float32)
     return [
         {"alibi_slopes": slopes, "softcap": 2.0, "dropout_p": 0.3, "seed": 7},

@@ -124,8 +124,8 @@ def _refused_loads() -> None:
         ({"nbytes": 1008}, "at mbarrier 0, phase 0"),
         ({"nbytes": 1040}, "at mbarrier 0, phase 0"),
     )
-    for options, told in refusals:
-        with pytest.raises((RuntimeError, IndexError), match=told):
+    for options, message in refusals:
+        with pytest.raises((RuntimeError, IndexError), match=message):
             run(lambda y, options=options: load(y, **options), np.zeros(1), threads=1)
 
     def no_map(y):
@@ -291,14 +291,14 @@ def _out_of_shared_memory() -> None:
 
         return kernel
 
-    for operands, told in (
+    for operands, message in (
         ((0, 0, 20), "not in multiples of 16"),
         ((2, 0, 16), "not in multiples of 16"),
         ((0, 2, 16), "not in multiples of 16"),
         ((8, 0, 16), r"a0\[8\] copied as 4 elements, of 8"),
         ((0, 4, 32), r"shared memory\[4\] copied as 8 elements, of 8"),
     ):
-        with pytest.raises(IndexError, match=told):
+        with pytest.raises(IndexError, match=message):
             run(refused(*operands), numbered(8), threads=1)
 
 

@@ -40,7 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches do nothing, for tests of what is kept of a call, refused or given back, whatever was computed."""
+    """Launches do nothing, for tests of what a call keeps, refuses or returns, whatever was computed."""
     monkeypatch.setattr(simulator, "launch", lambda *_, **__: None)
 
 

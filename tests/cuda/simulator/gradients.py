@@ -1,4 +1,4 @@
-"""Gradients of attention by kernels and Configs that a test chooses, held against truth."""
+"""Gradients of attention by kernels and Configs that a test chooses, compared with truth."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def checked(
 
 
 def checked_varlen(D: int, Dv: int, *configs: Any, way: str = "two", dtype: str = "bfloat16", **params: Any) -> None:
-    """The same of four sequences. Of params, shapes are those of arrays."""
+    """Do `checked` for four sequences. Of params, tuples are shapes of arrays."""
     shapes = {"q": (120, 2, D), "k": (150, 1, D), "v": (150, 1, Dv), "cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
     shapes |= {name: value for name, value in params.items() if isinstance(value, tuple)}
     params = {name: value for name, value in params.items() if name not in shapes}
@@ -122,7 +122,7 @@ def arrays_for(q: tuple[int, ...], k: tuple[int, ...], Dv: int, dtype: Any = Non
 def checked_arrays(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, dlse: Any = None, way: Any = "", **params: Any
 ) -> Any:
-    """The gradients of these arrays, held against truth. way: "sm80", or as sm90 is served meanwhile."""
+    """The gradients of these arrays, compared with truth. way: "sm80", or as sm90 is served meanwhile."""
     o, lse = reference.flash_attention(q, k, v, return_lse=True, **params)
     arrays = (q, k, v, o, lse, do, dlse)
     found = _run(way, "flash_attention")(*arrays, **params)

@@ -85,7 +85,7 @@ def _what_is_forgotten() -> None:
 
         return kernel
 
-    for error, operands, told in (
+    for error, operands, message in (
         (IndexError, (2, 0), r"shared memory\[2\] is not aligned to 16"),
         (IndexError, (0, 1), r"a0\[1\] is not aligned to 16"),
         (IndexError, (0, 8), r"a0\[8\] copied as 4 elements, of 8"),
@@ -93,7 +93,7 @@ def _what_is_forgotten() -> None:
         (ValueError, (0, 0, 20), "size is 20"),
         (ValueError, (0, 0, 6), "size is 6"),
     ):
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=message):
             run(refused(*operands), numbered(8), threads=1)
 
     def too_many(y):

@@ -80,7 +80,7 @@ def f32_words(numbers: list[list[Any]]) -> np.ndarray:
 
 
 def warp_product(mma: Any, a_words: np.ndarray, b_words: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """The product of registers held as told, as a matrix; fragments begin behind other registers, which stay."""
+    """The product of these registers, as a matrix; fragments begin behind other registers, which stay."""
 
     def kernel(d_gmem, a_gmem, b_gmem):
         lane = cuda.threadIdx.x
@@ -130,7 +130,7 @@ def _products_tf32() -> None:
     a, b, c = integers(16, 8), integers(8, 8), integers(16, 8)
     found = warp_product(mma_m16n8k8_tf32, f32_words(held(a, a_tf32, 4)), f32_words(held(b, b_tf32, 2)), c)
     assert found.tolist() == (c + a @ b).tolist()
-    # ten bits of the fraction are looked at: what is not 2**-10 of it is cut off, not rounded
+    # ten bits of the fraction are used: what is not 2**-10 of it is cut off, not rounded
     fine = a + np.where(a == 0, 0, np.sign(a) * (2.0**-10 - 2.0**-20))
     kept = np.array([[_cut(x) for x in row] for row in fine.tolist()])
     found = warp_product(mma_m16n8k8_tf32, f32_words(held(fine, a_tf32, 4)), f32_words(held(b, b_tf32, 2)), 0 * c)
@@ -187,7 +187,7 @@ def _matrices() -> None:
             for k in range(16):
                 tile[16 * lane + k] = 100 * lane + k  # row of 16 numbers, of which the first 8 are loaded
             cuda.syncthreads()
-            # rows from the last to the first; lanes that are not looked at bring an index of no array
+            # rows from the last to the first; lanes that are not used bring an index of no array
             load(to, 5 - count, tile, 16 * (8 * count - 1 - lane) if lane < 8 * count else -1)
             for m in range(count):
                 y[4 * lane + m] = to[5 - count + m]
@@ -228,7 +228,7 @@ def _stored_matrices() -> None:
             tile, values = cuda.shared.array(4 * 8 * 16, u16, alignment=16), cuda.local.array(5, u32)
             for m in range(count):  # both halves say whose they are
                 values[5 - count + m] = (1000 * m + 2 * lane) | (1000 * m + 2 * lane + 1) << 16
-            # rows from the last to the first; lanes that are not looked at bring an index of no array
+            # rows from the last to the first; lanes that are not used bring an index of no array
             store(tile, 16 * (8 * count - 1 - lane) if lane < 8 * count else -1, values, 5 - count)
             bar_warp_sync(0xFFFFFFFF)
             for k in range(16):
@@ -291,6 +291,6 @@ def _registers() -> None:
     with pytest.raises(RuntimeError, match=message):
         run(handed_on(176, 240), np.zeros(384), threads=384)
     for count in (16, 25, 264, 24.0):
-        told = f"setmaxnreg_dec: count is {count}, expected a constant from 24 to 256 in steps of 8"
-        with pytest.raises(ValueError, match=told):
+        pattern = f"setmaxnreg_dec: count is {count}, expected a constant from 24 to 256 in steps of 8"
+        with pytest.raises(ValueError, match=pattern):
             run(handed_on(count, 240), np.zeros(384), threads=384)

@@ -1,4 +1,4 @@
-"""Arrays that are not plain, and streams that are none: told before anything runs, the first time and ever after."""
+"""Arrays that are not plain, and streams that are none: refused before anything runs, the first time and later."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def test_a_stream_that_is_none_is_refused_as_on_a_gpu(direction, no_more_launche
     case, arrays = small(direction)
     no_more_launches()
     for stream in ("default", 1.0, [0]):
-        told = rf"^{direction.name}: stream is a {type(stream).__name__}, expected an integer or a stream object$"
-        with pytest.raises(TypeError, match=told):
+        message = rf"^{direction.name}: stream is a {type(stream).__name__}, expected an integer or a stream object$"
+        with pytest.raises(TypeError, match=message):
             call(direction.function(), direction.inputs, arrays, **case.params, stream=stream)
 
 

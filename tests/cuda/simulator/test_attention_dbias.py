@@ -36,8 +36,8 @@ def _alone(problem: Any, results: Any, configs: Any) -> list[Any]:
 
 @contextmanager
 def served(config: DbiasConfig, least_visits: int = bias_tile_scheduler.LEAST_VISITS) -> Iterator[None]:
-    """Inside the with statement this Config is the only one, pieces have at least so many tiles of scores, and dq, dk
-    and dv are not made.
+    """Inside the with statement this Config is the only one, pieces have at least `least_visits` tiles of scores, and
+    dq, dk and dv are not computed.
     """
     instead = {"dbias_configs": lambda *_: iter([(config, "small")])}
     pieces = {"LEAST_VISITS": least_visits}
@@ -59,7 +59,7 @@ def dbias_of(arrays: Any, **params: Any) -> np.ndarray:
 
 
 def checked(arrays: Any, **params: Any) -> np.ndarray:
-    """dbias, held against truth; NaN and infinities where truth has them."""
+    """dbias, compared with truth; NaN and infinities where truth has them."""
     q, k, v, do = arrays
     o, lse = reference.flash_attention(q, k, v, return_lse=True, **params)
     given = (q, k, v, o, lse, do)
@@ -112,7 +112,7 @@ def test_the_operators_own_tiles():
     ],
     ids=named,
 )
-def test_options_beside_a_bias(params):
+def test_options_with_a_bias(params):
     """Slopes of what comes before it are not its own."""
     with served(SMALL):
         checked(arrays_for(1, 2, 1, 70, 40), bias=numbers(70, 40, seed=9), **params)

@@ -60,7 +60,7 @@ def test_softcaps_of_a_sequence_alone_and_before_another():
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("params", [{}, {"mask_mod": lambda b, h, i, j: j != 17}, {"softcap": 2.0}], ids=named)
 def test_what_a_mask_hides_stays_where_it_is(params, value):
-    """Few queries see it, and few keys are seen: rows are made anew key by key."""
+    """Few queries see it, and few keys are seen: rows are recomputed key by key."""
     q, k, v, do = arrays_for((1, 1, 26, 16), (1, 1, 20, 16), 24)
     v[0, 0, 17, 5] = k[0, 0, 18] = value
     dq, _, _ = checked_arrays(q, k, v, do, causal=True, **params)
@@ -114,14 +114,14 @@ def test_a_bias_in_boxes(config, shape, order):
 def test_which_biases_dq_has_in_boxes():
     q, k, v, do = arrays_for((1, 2, 70, 16), (1, 1, 72, 16), 16)
     o, lse = reference.flash_attention(q, k, v, return_lse=True)
-    for bias, told in (
+    for bias, reason in (
         (numbers(2, 70, 72), "the bias in boxes"),
         (numbers(1, 72), "the bias from memory"),
         (numbers(70, 1), "the bias from memory"),
         (numbers(72, 70).T, "the bias from memory"),
     ):
         plan = dualops.cuda.plan("flash_attention", q, k, v, o, lse, do, bias=bias, backward=True, bias_gradient=False)
-        assert told in plan.choice.reason, bias.shape
+        assert reason in plan.choice.reason, bias.shape
 
 
 def test_a_tile_of_dq_has_no_place_over_two_of_q():

@@ -85,7 +85,7 @@ def test_gradients_of_widths_and_ends_within_tiles(D, Dv, Sq, Sk):
 
 
 def test_tokens_before_heads_and_among_other_memory():
-    """Heads of a group; rows at no multiple of 16 bytes."""
+    """Heads of a group; rows that are not at multiples of 16 bytes."""
     q, k, v, do = (x.transpose(0, 2, 1, 3)[..., 1:] for x in arrays((1, 66, 2, 24), (1, 70, 1, 24), 24))
     out = np.full((1, 2, 66, 30), 7, FLOAT32)
     checked(attend(q, k, v, out=out[..., 3:26]), reference.flash_attention, q, k, v)
@@ -96,7 +96,7 @@ def test_tokens_before_heads_and_among_other_memory():
 
 @pytest.mark.parametrize("width", [16, 72])
 def test_what_a_mask_hides_stays_where_it_is(width):
-    """A window, so that few keys are seen by who sees it: what it reaches is made anew key by key."""
+    """A window, so that a query that sees it sees few keys: what it reaches is recomputed key by key."""
     q, k, v, do = arrays((1, 1, 66, width), (1, 1, 70, width), 24)
     v[0, 0, 66, 5], k[0, 0, 67] = np.nan, -np.inf
     params: dict[str, Any] = {"causal": True, "window": (8, None)}
@@ -107,7 +107,7 @@ def test_what_a_mask_hides_stays_where_it_is(width):
 
 
 def test_an_infinity_meets_every_part():
-    """Beside factors of either sign, of whole numbers, whose lower parts are 0, and of an infinity."""
+    """Times factors of either sign, of whole numbers, whose lower parts are 0, and of an infinity."""
     q, k, v, _ = arrays((1, 1, 66, 8), (1, 1, 20, 8), 8)
     k[0, 0, 3, 2], k[0, 0, 7, 1], q[0, 0, 5, 2] = np.inf, -np.inf, np.inf
     q[0, 0, 9:20] = np.round(4 * q[0, 0, 9:20])
@@ -115,7 +115,7 @@ def test_an_infinity_meets_every_part():
     checked(attend(q, k, v), reference.flash_attention, q, k, v)
 
 
-def test_rows_do_not_depend_on_what_is_beside_them():
+def test_rows_do_not_depend_on_other_rows():
     q, k, v, do = arrays((2, 1, 66, 16), (2, 1, 70, 16), 16)
     together = attend(q, k, v, causal=True, return_lse=True)
     alone = attend(q[1:2], k[1:2], v[1:2], causal=True, return_lse=True)

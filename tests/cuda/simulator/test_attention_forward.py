@@ -24,14 +24,16 @@ TOP_LEFT: Params = {"causal": "top_left"}
 
 def row(
     rung: str, q: tuple[int, ...], k: tuple[int, int], Dv: int, *, dtype: str = "bfloat16", lse: bool = True,
-    only: Any = None, told: Any = None, **params: Any,
+    only: Any = None, chosen: Any = None, **params: Any,
 ) -> Any:  # fmt: skip
-    """q: B, H, Sq, D; k: heads and tokens; only: the rung's Config; told: of the Config that is chosen; lse: whether it
-    is asked for. A bias is given as its shape.
+    """q: B, H, Sq, D; k: heads and tokens; only: the rung's Config; chosen: fields of the Config that is chosen;
+    lse: whether it is asked for. A bias is given as its shape.
     """
     if isinstance(params.get("bias"), tuple):
         params["bias"] = numbers(*params["bias"], seed=3)
-    return pytest.param(rung, q, k, Dv, dtype, lse, only, told or {}, params, id=f"{rung} {q} {k} {Dv} {named(params)}")
+    return pytest.param(
+        rung, q, k, Dv, dtype, lse, only, chosen or {}, params, id=f"{rung} {q} {k} {Dv} {named(params)}"
+    )
 
 
 def by_mma_sync() -> Iterator[Any]:
@@ -56,7 +58,7 @@ def by_wgmma() -> Iterator[Any]:
     for sink in (-np.inf, -300, 30, 300):  # joins a row that has seen all of its keys, of which the first see none
         yield of((1, 2, 100, 16), (1, 70), 24, sinks=np.array([sink, 0.5], np.float32), **CAUSAL)
     # biases in boxes: two tiles of queries and of keys, each with an edge
-    boxed = partial(of, (2, 2, 140, 16), (1, 136), 24, told={"bias_stages": 1})
+    boxed = partial(of, (2, 2, 140, 16), (1, 136), 24, chosen={"bias_stages": 1})
     yield boxed(bias=(1, 2, 140, 136), **CAUSAL)
     yield boxed(bias=(140, 136), window=(60, 3), **CAUSAL)
     yield boxed(bias=(2, 1, 140, 136), sinks=np.array([0.5, -2], np.float32))
@@ -76,10 +78,10 @@ def wide_heads() -> Iterator[Any]:
     of = partial(row, "sm90")
     # two pieces of work for a block, so that Q is loaded where o was; of 320, the second slice has 64 beyond V's
     for D, Dv, over, slices in ((256, 256, True, 1), (192, 184, True, 1), (128, 256, False, 1), (256, 320, True, 2)):
-        yield of((1, 1, 150, D), (1, 90), Dv, told={"o_over_q": over, "slices": slices}, **CAUSAL)
+        yield of((1, 1, 150, D), (1, 90), Dv, chosen={"o_over_q": over, "slices": slices}, **CAUSAL)
     for params in (Params(window=(30, 5)), TOP_LEFT, *options_for(1, 70, 90)):
         slices = 1 + bool(params.keys() & {"bias", "dropout_p"})  # of 128 columns where they read
-        yield of((1, 1, 70, 256), (1, 90), 256, lse=False, told={"slices": slices}, **params)
+        yield of((1, 1, 70, 256), (1, 90), 256, lse=False, chosen={"slices": slices}, **params)
 
 
 def few_queries() -> Iterator[Any]:
@@ -92,19 +94,19 @@ def few_queries() -> Iterator[Any]:
         Params(alibi_slopes=np.array([0.01, 0.02, 0.04], np.float32)),  # rows are heads
         *options_for(3, 3, 700),
     ):
-        yield of((1, 3, 3, 24), (1, 700), 40, told={"split": True}, **params)
+        yield of((1, 3, 3, 24), (1, 700), 40, chosen={"split": True}, **params)
     for H in (2, 5, 12):  # 60 rows of 64 where heads are 5 or 12; a tile, two, three
-        yield of((1, H, 30, 24), (1, 530), 40, lse=False, told={"heads": H, "queries": 64 // H})
-    yield of((1, 2, 3, 256), (1, 600), 256, told={"split": True, "slices": 2}, **CAUSAL)
-    yield of((1, 2, 3, 64), (1, 600), 512, told={"split": True, "slices": 4}, **CAUSAL)
-    yield of((1, 2, 3, 256), (1, 600), 384, told={"split": True, "slices": 3}, bias=(2, 3, 600))
+        yield of((1, H, 30, 24), (1, 530), 40, lse=False, chosen={"heads": H, "queries": 64 // H})
+    yield of((1, 2, 3, 256), (1, 600), 256, chosen={"split": True, "slices": 2}, **CAUSAL)
+    yield of((1, 2, 3, 64), (1, 600), 512, chosen={"split": True, "slices": 4}, **CAUSAL)
+    yield of((1, 2, 3, 256), (1, 600), 384, chosen={"split": True, "slices": 3}, bias=(2, 3, 600))
 
 
 ROWS = [*by_mma_sync(), *by_wgmma(), *of_three_parts(), *wide_heads(), *few_queries()]
 
 
-@pytest.mark.parametrize(("rung", "q", "k", "Dv", "dtype", "lse", "only", "told", "params"), ROWS)
-def test_forward(rung, q, k, Dv, dtype, lse, only, told, params):
+@pytest.mark.parametrize(("rung", "q", "k", "Dv", "dtype", "lse", "only", "chosen", "params"), ROWS)
+def test_forward(rung, q, k, Dv, dtype, lse, only, chosen, params):
     (B, _, _, D), (Hkv, Sk) = q, k
     rngs = map(np.random.default_rng, range(3))
     shapes = q, (B, Hkv, Sk, D), (B, Hkv, Sk, Dv)
@@ -113,6 +115,6 @@ def test_forward(rung, q, k, Dv, dtype, lse, only, told, params):
         params = {**params, "bias": params["bias"].astype(arrays[0].dtype)}
     with changed("flash_attention", *([alone(sm80, only)] if only else [])):
         config = dualops.cuda.plan("flash_attention", *arrays, kernel=rung, **params).choice.config
-        assert {name: getattr(config, name) for name in told} == told
+        assert {name: getattr(config, name) for name in chosen} == chosen
         found = dualops.cuda.flash_attention(*arrays, kernel=rung, return_lse=lse, **params)
     checked(found, reference.flash_attention, *arrays, **params)

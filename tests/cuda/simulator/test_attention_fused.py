@@ -56,10 +56,12 @@ def test_a_sequence_alone_and_in_a_batch(D, Sq):
     [
         (2048, 2048, {}, True),
         (2048, 2048, {"causal": True}, True),
-        (2048, 2048, {"causal": True, "window": (100, None)}, False),
+        (2048, 2048, {"causal": True, "window": (100, None)}, True),
+        (2048, 2048, {"window": (100, 100)}, True),
         (2048, 2048, {"softcap": 20.0, "causal": True}, True),
         (2048, 2048, {"dropout_p": 0.1, "seed": 3}, True),
         (2048, 2048, {"softcap": 20.0, "dropout_p": 0.1, "seed": 3}, False),
+        (2048, 2048, {"dropout_p": 0.1, "seed": 3, "key_padding_mask": np.ones((1, 2048), bool)}, True),
         (64, 4096, {}, False),
     ],
 )
@@ -88,7 +90,9 @@ def by_fused(*arrays: np.ndarray, **params: Any) -> Any:
         return gradient_varlen(*given, **params), given, params
 
 
-@pytest.mark.parametrize(("D", "Hkv", "params"), [(128, 1, {}), (64, 2, {"causal": True})], ids=str)
+@pytest.mark.parametrize(
+    ("D", "Hkv", "params"), [(128, 1, {}), (64, 2, {"causal": True}), (128, 2, {"window": (30, 5)})], ids=str
+)
 def test_a_sequence_alone_and_among_others(D, Hkv, params):
     """The same bits, whatever the order of blocks: one with more tiles than one, some without queries or keys."""
     ends_q, ends_k = (0, 5, 5, 75, 77, 90), (0, 30, 47, 47, 60, 210)
@@ -211,7 +215,7 @@ def test_numbers_of_tiles(section, left):
     [
         (2048, {}, True),
         (2048, {"causal": True}, True),
-        (2048, {"causal": True, "window": (100, None)}, False),
+        (2048, {"causal": True, "window": (100, None)}, True),
         (2048, {"softcap": 20.0}, True),
         (100, {"causal": True}, False),
     ],

@@ -49,8 +49,14 @@ def two_kernels() -> Iterator[Row]:
     for (Sq, Sk), params in product((FEW_SEEN, MANY_HIDDEN), MASKS):
         yield row((1, 1, Sq, 64), (1, Sk), 64, SMALL, **params)
     yield row((1, 4, 40, 64), (2, 70), 64, SMALL, causal=True)
-    beside = {"bias": "full", "score_mod": bent, **DROPPED}  # slopes, weights and an array
-    for params in (SLOPED, PADDED | {"softcap": 2.0}, WOVEN, DROPPED, beside):  # a group of two heads, and ragged tiles
+    mixed = {"bias": "full", "score_mod": bent, **DROPPED}  # slopes, weights and an array
+    for params in (
+        SLOPED,
+        PADDED | {"softcap": 2.0},
+        WOVEN,
+        DROPPED,
+        mixed,
+    ):  # a group of two heads, and ragged tiles
         yield row((1, 2, 75, 40), (1, 69), 64, **params)
     yield row((1, 1, 18, 24), (1, 70), 40, SMALL, special=True, causal=True, **WOVEN)
 
@@ -72,6 +78,15 @@ def wide_heads() -> Iterator[Row]:
         yield row((1, 1, 18, 136), (1, 24), 64, EXACT, special=True, **params)
 
 
+# several blocks add to a tile; some queries see no key, and some keys are seen by no query
+WINDOWS: tuple[tuple[int, int, dict[str, Any]], ...] = (
+    (260, 260, {"window": (140, 0), "causal": True}),
+    (300, 130, {"window": (70, 0), "causal": "top_left"}),
+    (90, 290, {"window": (20, 90), "softcap": 2.0}),
+    (130, 260, {"window": (None, 40)}),
+)
+
+
 def one_kernel() -> Iterator[Row]:
     """Heads of 128 in tiles of 64 queries, and heads of 64 in tiles of two parts."""
     of = partial(row, way="fused")
@@ -91,12 +106,15 @@ def one_kernel() -> Iterator[Row]:
             {"softcap": 2.0, "causal": True},  # some scores are near, of tiles that are not cut, and some are not
             {"softcap": 50.0},
             {"dropout_p": 0.3, "sinks": True},
-            {"key_padding_mask": True},
+            {"key_padding_mask": True, "softcap": 2.0},
             {"mask_mod": True},
             {"score_mod": True, "causal": True},
         ):
             yield of((1, 2, 90, D), (1, 140), 64, **params)
         yield of((1, 4, 70, D), (2, 140), 64, causal=True)
+        for Sq, Sk, params in WINDOWS:
+            yield of((1, 1, Sq, D), (1, Sk), 64, **params)
+        yield of((1, 4, 90, D), (2, 260), 64, causal=True, window=(90, None), order="shuffled")
         for params in ({"causal": True}, {"mask_mod": True}):
             yield of((1, 1, 20, D), (1, 135), 64, special=True, **params)
 

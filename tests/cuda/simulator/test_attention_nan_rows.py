@@ -53,7 +53,7 @@ def arrays_of(dtype: Any) -> list[np.ndarray]:
 
 
 def checked(rung: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, **params: Any) -> list[np.ndarray]:
-    """The gradients, held against truth; NaN where truth has them."""
+    """The gradients, compared with truth; NaN where truth has them."""
     params = {name: value.astype(q.dtype) if name == "bias" else value for name, value in params.items()}
     arrays = (q, k, v, *reference.flash_attention(q, k, v, return_lse=True, **params), do)
     found = dualops.cuda.flash_attention_backward(*arrays, kernel=rung, **params)

@@ -46,7 +46,7 @@ def test_one_token():
 
 
 def of_rows(width: int, room: int, first: int, seed: int, dtype: Any) -> np.ndarray:
-    """[1, 1, 36, width], whose rows are so many elements apart and begin at the element `first` of them."""
+    """[1, 1, 36, width], whose rows are `room` elements apart and begin at the element `first` of them."""
     return numbers(1, 1, 36, room, seed=seed).astype(dtype)[..., first : first + width]
 
 

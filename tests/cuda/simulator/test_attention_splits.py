@@ -54,7 +54,7 @@ def test_a_row_knows_nothing_of_its_batch():
     ],
     ids=named,
 )
-def test_few_queries_beside_many(params):
+def test_few_queries_and_many(params):
     """A block has all splits of its rows then, one after the other; other sequences are not split, as alone."""
     lengths_q, lengths_k = (2, 70, 33, 0, 20, 5), (1100, 90, 512, 60, 513, 0)
     tokens = [numbers(sum(n), H, D, seed=H) for n, H, D in ((lengths_q, 2, 24), (lengths_k, 1, 24), (lengths_k, 1, 40))]

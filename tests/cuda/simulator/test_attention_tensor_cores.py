@@ -55,7 +55,7 @@ def test_sequences_one_after_another(rung, dtype, width, way, params):
     ("rung", "D", "Sq", "Sk"),
     [("sm80", 32, 70, 100), ("sm90", 72, 70, 150)],
 )
-def test_rows_do_not_depend_on_what_is_beside_them(rung, D, Sq, Sk):
+def test_rows_do_not_depend_on_other_rows(rung, D, Sq, Sk):
     """The same bits in a batch, alone, without lse, and as a sequence: of whatever width, varlen has the same tiles."""
     q, k, v = numbers(2, 2, Sq, D), numbers(2, 1, Sk, D, seed=1), numbers(2, 1, Sk, D, seed=2)
     together = attend(q, k, v, causal=True, return_lse=True, kernel=rung)
@@ -82,7 +82,7 @@ def test_what_a_mask_hides_stays_where_it_is(rung, dtype, value):
 
 @pytest.mark.parametrize("rung", ["sm80", "sm90"])
 def test_scores_beyond_a_softcap(rung):
-    """Rows of a warp whose scores all lie below it go a way of their own; NaN and infinities stay what they are."""
+    """Rows of a warp whose scores all lie below it take another path; NaN and infinities are unchanged."""
     q, k, v = numbers(1, 1, 70, 64), numbers(1, 1, 80, 64, seed=1), numbers(1, 1, 80, 64, seed=2)
     q[0, 0, 16:20] *= 40
     q[0, 0, 40, 0] = np.inf

@@ -28,7 +28,7 @@ DOCUMENTS = np.repeat(np.arange(3, dtype=np.int32), (150, 90, 60))
 
 
 def documents(b: Any, h: Any, i: Any, j: Any) -> Any:
-    """Three, told apart by an array that is read."""
+    """Three, distinguished by an array that is read."""
     return DOCUMENTS[i] == DOCUMENTS[j]
 
 
@@ -77,7 +77,7 @@ def test_without_pairs(sizes):
 
 
 def test_made_once_and_kept():
-    """By what a function does, not by which it is; and as long as somebody has it."""
+    """By what a function does, not by its identity; and as long as a caller has it."""
     q, sizes = np.zeros(1, np.float32), (None, None, 140, 150)
     with mock.patch.object(block_masks, "forward", wraps=block_masks.forward) as launched:
         for edge, count in ((40, 1), (40, 1), (50, 2)):
@@ -108,7 +108,7 @@ def arrays(B: int, H: int, Hkv: int, Sq: int, Sk: int, D: int = 16, Dv: int = 24
 
 
 def visited(mask_mod: Any, own: tuple[int, int], given: list[Any], **params: Any) -> Any:
-    """o, held against truth."""
+    """o, compared with truth."""
     block_mask = dualops.cuda.block_mask(mask_mod, *own, given[0].shape[2], given[1].shape[2], like=given[0])
     o = attend(*given, mask_mod=mask_mod, block_mask=block_mask, **params)
     checked(o, reference.flash_attention, *given, mask_mod=mask_mod, **params)
@@ -151,7 +151,7 @@ def test_ranges_of_the_list(params):
     ],
     ids=lambda params: next(iter(params)),
 )
-def test_beside_other_options(params):
+def test_with_other_options(params):
     visited(in_patches, (1, 1), arrays(1, 1, 1, 20, 300), **params)
 
 

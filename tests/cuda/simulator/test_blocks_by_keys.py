@@ -43,7 +43,7 @@ def arrays(B: int, H: int, Hkv: int, Sq: int, Sk: int) -> list[np.ndarray]:
 
 
 def is_seen(m: int, n: int, Sq: int, Sk: int, right: int) -> bool:
-    """Whether a query of a tile stands so that it sees a key of the other one, of those up to so many after its own."""
+    """Whether a query of a tile stands so that it sees a key of the other one, of those up to `right` after its own."""
     last_query, first_key = min((m + 1) * TILE, Sq) - 1, n * TILE
     return first_key <= last_query + Sk - Sq + right
 
@@ -112,7 +112,7 @@ def test_wide_heads(Dv, config):
     [{"key_padding_mask": True, "softcap": 2.0}, {"bias": "full", "dropout_p": 0.3}],
     ids=lambda params: "-".join(params),
 )
-def test_beside_other_options(params):
+def test_with_other_options(params):
     checked((1, 1, 70, 16), (1, 140), 16, blocks=(1, 1), mask_mod=patches, **params)
 
 

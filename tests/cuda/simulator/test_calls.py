@@ -1,4 +1,4 @@
-"""Calls of dualops.cuda: results in the caller's memory, the same bits twice, and wrong calls told before they run."""
+"""Calls of dualops.cuda: results in the caller's memory, the same bits twice, wrong calls refused before they run."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def test_a_plan_for_one_alignment_does_not_serve_another():
 
 
 def test_plan_says_rung_and_reason(untouched):
-    told = repr(dualops.cuda.plan("softmax", numbers(4, 64), kernel="naive"))
-    assert "rung naive" in told and "one thread per row" in told and "N=64" in told
+    text = repr(dualops.cuda.plan("softmax", numbers(4, 64), kernel="naive"))
+    assert "rung naive" in text and "one thread per row" in text and "N=64" in text
     assert "rung simt" in str(dualops.cuda.plan("softmax", numbers(4, 64), numbers(4, 64), backward=True))
 
 
@@ -248,7 +248,7 @@ def test_nan_in_keys_and_values_that_no_query_sees_stays_there(dtype, order):
 
 
 @pytest.mark.parametrize(
-    ("x", "options", "error", "told"),
+    ("x", "options", "error", "message"),
     [
         ([1.0, 2.0], {}, TypeError, "softmax: x is a builtins.list, expected a NumPy array"),
         (3.0, {}, TypeError, "softmax: x is a builtins.float"),
@@ -267,10 +267,10 @@ def test_nan_in_keys_and_values_that_no_query_sees_stays_there(dtype, order):
         (np.zeros((2, 3)), {"out": np.broadcast_to(np.zeros(3), (2, 3))}, ValueError, "elements overlap one another"),
     ],
 )
-def test_softmax_refuses(x, options, error, told, untouched):
-    with pytest.raises(error, match=told):
+def test_softmax_refuses(x, options, error, message, untouched):
+    with pytest.raises(error, match=message):
         dualops.cuda.softmax(x, **options)
-    with pytest.raises(error, match=told):  # not only the first time
+    with pytest.raises(error, match=message):  # not only the first time
         dualops.cuda.softmax(x, **options)
 
 
@@ -314,7 +314,7 @@ def test_gradients_refuse_what_does_not_belong_together(untouched):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "told"),
+    ("options", "error", "message"),
     [
         ({"kernel": "sm100"}, ValueError, "kernel is 'sm100', expected one of naive, simt, sm80, sm90"),
         ({"kernel": "sm90"}, NotImplementedError, "rung sm90 does not do"),
@@ -324,8 +324,8 @@ def test_gradients_refuse_what_does_not_belong_together(untouched):
         ({"out": np.zeros((1, 2, 4, 16))[..., ::2]}, (ValueError, NotImplementedError), "stride"),
     ],
 )
-def test_attention_refuses(options, error, told, untouched):
-    with pytest.raises(error, match=told):
+def test_attention_refuses(options, error, message, untouched):
+    with pytest.raises(error, match=message):
         dualops.cuda.flash_attention(*(np.zeros((1, 2, 4, 8)) for _ in "qkv"), **options)
 
 

@@ -47,7 +47,7 @@ def hold(
 ) -> None:
     """Check what `launch(results and inputs by name, M, N, strides between their rows)` does.
 
-    special: with strange values among the others.
+    special: with NaN, infinities and extremes among the values.
     """
 
     names: list[str] = ["y", "dy"] if backward else ["x"]
@@ -165,7 +165,7 @@ def test_a_config_has_one_kernel_a_dtype():
 
 @pytest.mark.parametrize("backward", [False, True], ids=DIRECTIONS)
 def test_many_small_terms_along_a_strided_axis_are_not_lost(backward):
-    """1, and so many of 2**-28 that a plain float32 sum of batches, each less than half a last bit, would leave out."""
+    """1, and thousands of 2**-28: a plain float32 sum would lose batches of them, each less than half a last bit."""
     N = 8192
     terms = np.full((N, 2), 2.0**-28, np.float32)
     terms[0] = 1

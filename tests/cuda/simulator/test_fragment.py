@@ -89,6 +89,6 @@ def test_what_it_waits_for_is_needed(dropped, order, monkeypatch):
     monkeypatch.setattr(kernels, dropped, lambda *_: None)
     a, b, expected = problem("bf16", False)
     y = np.zeros((16, 8), np.float32)
-    with suppress(RuntimeError):  # copies that are under way at the end
+    with suppress(RuntimeError):  # copies that are in flight at the end
         launch("bf16", False, [y, a, b])
     assert y.tolist() != expected.tolist()

@@ -34,7 +34,7 @@ SEED = 20
 
 
 def rows(trial: Trial) -> int:
-    """Rows that are reduced: the elements beside the softmax's axis; of an attention, its queries."""
+    """Rows that are reduced: the elements along axes other than the softmax's; of an attention, its queries."""
     shape = next(iter(trial.case.shapes.values()))
     return prod(shape) // max(shape[trial.case.params.get("axis", -1)], 1)
 

@@ -1,4 +1,4 @@
-"""softmax's ladder, step by step: ragged rows in every dtype, what is strange in a row, what a step does not do."""
+"""softmax's ladder, step by step: ragged rows in every dtype, NaN and infinities in a row, what a step does not do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST = {"tree": 65536, "shuffles": 65536, "registers": 16384, "vectors": 1638
 @every_step
 @pytest.mark.parametrize("dtype", COLUMNS)
 def test_step(name, dtype, order):
-    """Into another array in one order of threads; in place, strange values among the others, in the reverse."""
+    """Into another array in one order of threads; in place, special values among the others, in the reverse."""
     columns = COLUMNS[dtype] - (name != "vectors")
     other = order == "reversed"
     ways = ("in place",) if other else ("given",)
@@ -32,7 +32,7 @@ def test_step(name, dtype, order):
 
 
 @every_step
-def test_what_is_strange_in_a_row_stays_there(name):
+def test_special_values_stay_in_their_row(name):
     x = np.random.default_rng(0).standard_normal((5, 40), np.float32)
     x[1, 7], x[2, 30], x[3] = np.nan, np.inf, -np.inf
     found = run_step(name, x)

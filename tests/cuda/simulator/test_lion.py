@@ -93,7 +93,7 @@ def test_where_groups_begin():
     assert (dense.unit(halves), dense.unit(mixed)) == (8, 4)
     rows = [[64] * 5, [66] * 5, [78] * 5, [64, 64, 64, 66, 64], [65] * 5]
     assert dense.heads(halves, rows).tolist() == [0, 7, 1, -1, -1]
-    # params, momenta, master, master, grads, momenta: 8 bytes of the halves beside 16 of the others
+    # params, momenta, master, master, grads, momenta: 8 bytes of the halves and 16 of the others
     rows = [[64] * 6, [72, 64, 80, 80, 72, 64], [66, 68, 68, 68, 66, 68], [66, 64, 64, 64, 66, 64]]
     assert dense.heads(mixed, rows).tolist() == [0, 0, 3, -1]
 
@@ -165,7 +165,7 @@ def test_a_list_on_each_rung_and_into_arrays_of_the_callers(kernel):
     before = [[x.copy() for x in each] for each in lists]
     out = [np.full_like(x, 7) for x in lists[0]], [np.full_like(x, 7) for x in lists[2]]
     lr = np.array(0.1, np.float32)
-    betas: Any = [0.5, 0.25]  # as JSON has them
+    betas: Any = [0.5, 0.25]  # lists, as in JSON
     found = dualops.cuda.lion(*lists, lr=lr, betas=betas, out=out, kernel=kernel)
     assert found[0] is out[0] and found[1] is out[1]
     assert all_same(out, reference.lion(*lists, lr=lr, betas=(0.5, 0.25)))
@@ -255,26 +255,26 @@ ERRORS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_wrong_lists_are_refused_before_anything_is_launched(name, launched):
-    args, options, error, told = ERRORS[name]
+    args, options, error, message = ERRORS[name]
     for _ in range(2):  # not only the first time
-        with pytest.raises(error, match=re.escape(told)):
+        with pytest.raises(error, match=re.escape(message)):
             dualops.cuda.lion(*args, **options)
     assert launched == []
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"grads": "params"}, "lion: params overlaps grads in memory"),
         ({"momenta": "params"}, "lion: params overlaps momenta in memory"),
         ({"master": "momenta"}, "lion: momenta overlaps master in memory"),
     ],
 )
-def test_one_array_in_two_places_is_refused(change, told, launched):
+def test_one_array_in_two_places_is_refused(change, message, launched):
     arrays: dict[str, Any] = {
         name: numbers(6, seed=i) for i, name in enumerate(("params", "grads", "momenta", "master"))
     }
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         dualops.cuda.lion(**arrays | {name: arrays[other] for name, other in change.items()}, lr=0.1)
     assert launched == []
 
@@ -282,11 +282,11 @@ def test_one_array_in_two_places_is_refused(change, told, launched):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_plan_says_how(dtype, launched):
     p = numbers(600, dtype)
-    told = {
+    plans = {
         kernel: str(dualops.cuda.plan("lion", p, p, p, 0.1, kernel=kernel, out=(p.copy(), p.copy())))
         for kernel in SPEC.rungs
     }
-    assert "formula by formula" in told["naive"] and told["naive"].count("lion_strided") == 2
-    assert "groups of 16 bytes" in told["simt"]
-    assert "write_words" in told["table"] and "72 bytes of workspace" in told["table"]
+    assert "formula by formula" in plans["naive"] and plans["naive"].count("lion_strided") == 2
+    assert "groups of 16 bytes" in plans["simt"]
+    assert "write_words" in plans["table"] and "72 bytes of workspace" in plans["table"]
     assert launched == []

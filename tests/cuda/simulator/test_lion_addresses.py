@@ -120,14 +120,14 @@ def test_overlaps_among_new_addresses_are_refused(kept, launched):
     seen = len(launched)
     p, g, m = ([*each] for each in lists)
     shared = np.zeros(8, np.float32)
-    for wrong, told in (
+    for wrong, message in (
         ([p, [*g[:7], p[7], *g[8:]], m], "params[7] overlaps grads[7]"),
         ([p, [*g[:12], m[17], *g[13:]], m], "momenta[17] overlaps grads[12]"),
         ([[*p[:4], shared[:5], *p[5:]], [*g[:9], shared[3:], *g[10:]], m], "params[4] overlaps grads[9]"),
         ([[*p[:4], shared[:5], *p[5:]], g, [*m[:9], shared[3:], *m[10:]]], "params[4] overlaps momenta[9]"),
     ):
         for _ in range(2):
-            with pytest.raises(ValueError, match=re.escape(f"lion: {told} in memory, expected memory of its own")):
+            with pytest.raises(ValueError, match=re.escape(f"lion: {message} in memory, expected memory of its own")):
                 dualops.cuda.lion(*wrong, lr=0.1)
     assert len(launched) == seen
     stepped([p, [*g[:12], g[17], *g[13:]], m])  # reads may share

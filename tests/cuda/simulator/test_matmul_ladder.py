@@ -1,4 +1,4 @@
-"""matmul's ladder, step by step, in small tiles: ragged products, strange values, what a step does not do.
+"""matmul's ladder, step by step, in small tiles: ragged products, special values, what a step does not do.
 
 In the tiles that a GPU gets, tests/test_pages.py runs all steps.
 """
@@ -48,7 +48,7 @@ def hold(name: str, M: int, N: int, K: int, special: bool = False) -> None:
 
 @every_step
 def test_step(name, order, small):
-    """In one order of threads; in the reverse strange values among the others."""
+    """In one order of threads; in the reverse special values among the others."""
     hold(name, *SIZES[name], special=order == "reversed")
 
 
@@ -68,9 +68,14 @@ def test_mutants(problem):
 def test_vectors_must_be_whole_and_aligned(name):
     flat = np.zeros(200, ml_dtypes.bfloat16)
     start = -(flat.ctypes.data // 2) % 8
-    a, beside = (flat[at : at + 64].reshape(8, 8) for at in (start, start + 1))
+    a, offset = (flat[at : at + 64].reshape(8, 8) for at in (start, start + 1))
     assert cuda.plan("matmul_ladder", a, ones(8, 8), kernel=name).steps
-    for wrong in ((beside, ones(8, 8)), (ones(8, 4), ones(4, 8)), (ones(8, 8), ones(8, 4)), (ones(8, 0), ones(0, 8))):
+    for wrong in (
+        (offset, ones(8, 8)),
+        (ones(8, 4), ones(4, 8)),
+        (ones(8, 8), ones(8, 4)),
+        (ones(8, 0), ones(0, 8)),
+    ):
         with pytest.raises(NotImplementedError, match=f"matmul_ladder: rung {name} does not do"):
             run_step(name, *wrong)
 

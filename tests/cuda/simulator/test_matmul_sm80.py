@@ -99,7 +99,7 @@ def test_neighbouring_copies_meet_no_bank_twice(slices, nbytes):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (("k", 64, 32), "along is 'k', expected 'depth' or 'row'"),
         (("depth", 64, 16), "a slice of 64 rows by 16 steps along depth, expected lines of 32"),
@@ -113,8 +113,8 @@ def test_neighbouring_copies_meet_no_bank_twice(slices, nbytes):
         (("row", 48, 16, 4), "a slice of 48 rows by 16 steps along row, expected lines of multiples of 32"),
     ],
 )
-def test_a_slice_that_no_swizzle_has(given, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_slice_that_no_swizzle_has(given, message):
+    with pytest.raises(ValueError, match=message):
         FactorSlice(*given)
 
 

@@ -41,7 +41,7 @@ TABLES = {False: ("TILES",), True: ("TF32_TILES", "PARTS_TILES")}  # by whether 
 
 @pytest.fixture
 def only(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The rung has this Config alone, and plans are made anew."""
+    """The rung has this Config alone, and plans are made again."""
     operation = OPERATIONS["matmul"][0]
     tables: dict[str, Any] = dict.fromkeys(TABLES[request.param.itemsize == 4], ((request.param, 1),))
     with (
@@ -129,7 +129,7 @@ def test_batches_of_copies(only, precision, batches):
 
 @pytest.mark.parametrize("rung", ["sm80", "sm90"])
 def test_what_is_infinite_in_float32(rung):
-    """And what is NaN: beside numbers that tf32 has, and such as are split in parts of two signs."""
+    """And what is NaN: with numbers that tf32 has, and such as are split in parts of two signs."""
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((24, 12), (12, 40)))
     a[2], b[:, 3] = a[2] * np.float32(1.1), b[:, 3] * np.float32(1.1)
@@ -138,13 +138,13 @@ def test_what_is_infinite_in_float32(rung):
         expected = a @ b
     for precision in ("tf32", "3xtf32"):
         found = dualops.cuda.matmul(a, b, precision=precision, kernel=rung)
-        strange = ~np.isfinite(expected)
-        assert np.array_equal(found[strange], expected[strange], equal_nan=True)
-        assert np.isfinite(found[~strange]).all()
+        non_finite = ~np.isfinite(expected)
+        assert np.array_equal(found[non_finite], expected[non_finite], equal_nan=True)
+        assert np.isfinite(found[~non_finite]).all()
 
 
 @pytest.mark.parametrize("only", [TWO, BESIDE], indirect=True)
-def test_what_comes_upon_a_product(only, order):
+def test_what_is_applied_to_a_product(only, order):
     for activation in ("gelu", "silu"):
         hold((72, 136, 72), "bfloat16", "nt", {}, bias=True, activation=activation, return_preactivation=True)
     hold((72, 130, 64), "float16", "nt", {}, bias=True, activation="relu", return_preactivation=True)
@@ -159,7 +159,7 @@ def test_batches(only):
 
 @pytest.mark.parametrize("only", [ONE], indirect=True)
 def test_factors_that_are_copied(only, order, monkeypatch):
-    """Those whose rows are no multiple of 16 bytes, or lie beside them."""
+    """Those whose rows are not a multiple of 16 bytes, or begin elsewhere."""
     monkeypatch.setattr(parts, "OFTEN", 1)
     hold((72, 75, 73), "bfloat16", "nn", {}, bias=True)
     hold((40, 33, 41), "float16", "tt", {}, a=(2, 1), b=(3,), activation="relu")
@@ -195,7 +195,7 @@ def test_what_it_is_chosen_for():
 
 
 def test_float32_in_a_precision_of_tensor_cores():
-    a, b, beside = of((256, 64), "float32"), of((64, 512), "float32"), of((7, 5), "float32")
+    a, b, small = of((256, 64), "float32"), of((64, 512), "float32"), of((7, 5), "float32")
     for precision in ("tf32", "3xtf32"):
         found = plan("matmul", a, b, precision=precision).choice
         assert found.rung == "sm90"
@@ -204,7 +204,7 @@ def test_float32_in_a_precision_of_tensor_cores():
         for rung in ("naive", "simt"):
             with pytest.raises(NotImplementedError, match=f"rung {rung} does not do"):
                 dualops.cuda.matmul(a, b, precision=precision, kernel=rung)
-    assert plan("matmul", beside, of((5, 7), "float32"), precision="tf32").choice.rung == "sm90"
+    assert plan("matmul", small, of((5, 7), "float32"), precision="tf32").choice.rung == "sm90"
     assert not plan("matmul", a, of((512, 64), "float32"), transpose_b=True, precision="tf32").choice.workspace
     assert plan("matmul", a, b).choice.rung == "simt"
 

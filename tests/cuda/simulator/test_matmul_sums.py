@@ -109,7 +109,7 @@ def test_rows_are_read_wide_where_each_is_whole_vectors(dy, wide):
 
 @pytest.mark.parametrize("columns", [36, 35])
 def test_sums_are_the_same_bits_wherever_rows_lie(columns, order):
-    """Batches and rows in either order in memory; and once more."""
+    """Batches and rows in either order in memory; and a second time."""
     dense = np.random.default_rng(0).standard_normal((3, 50, columns)).astype("float32")
     found = sums(dense)
     np.testing.assert_allclose(found, dense.sum((0, 1), np.float64), rtol=1e-6, atol=1e-6)

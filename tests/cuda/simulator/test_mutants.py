@@ -18,8 +18,8 @@ from tests.wrong.sites import Watch, steps
 
 RINGS = [problem for problem in PROBLEMS if "_ring" in problem.kernel]
 SECONDS = ("flash_attention", "matmul_sm", "matmul_k_major")  # each takes some
-SECONDS += ("retention_rows_sm80", "retention_states_sm80")
-SECONDS += ("retention_sm90", "retention_wide", "retention_met", "retention_step_gradient", "retention_decay_grad")
+SECONDS += ("retention_rows_sm80", "retention_states_sm80", "retention_decay_grad")
+SECONDS += ("retention_sm90", "retention_wide", "retention_state_terms", "retention_step_gradient")
 OTHERS = [problem for problem in PROBLEMS if problem not in RINGS and not problem.special]
 OTHERS = [problem for problem in OTHERS if not problem.kernel.startswith(SECONDS)]
 
@@ -60,8 +60,8 @@ def test_every_verb_that_waits_is_run():
 
 @pytest.mark.parametrize("problem", RINGS, ids=str)
 def test_ring(problem):
-    told = judged(problem, sample=2)
-    assert told.killed + told.harmless and not told.wrong
+    result = judged(problem, sample=2)
+    assert result.killed + result.harmless and not result.wrong
 
 
 @pytest.mark.parametrize("problem", OTHERS, ids=str)

@@ -32,7 +32,7 @@ DIRECTIONS = pytest.mark.parametrize("backward", [False, True], ids=["forward", 
 
 @pytest.fixture(autouse=True)
 def few_rows_a_piece(monkeypatch):
-    """Sums over rows are put together from several pieces, and plans are made anew."""
+    """Sums over rows are combined from several pieces, and plans are made again."""
     for module in (rows_backward, ring_backward, long_rows_backward):
         monkeypatch.setattr(module, "PIECE", 2)
     for name in NORMS:

@@ -176,7 +176,7 @@ def test_integers_of_a_user_are_not_cut():
 
 
 class tiles_of:
-    """A tile of scores in shared memory, for threads with so many rows and columns of it."""
+    """A tile of scores in shared memory, for threads with this number of rows and columns."""
 
     def __init__(self, rows: int, columns: int):
         self.sizes = LANES * rows, LANES * columns

@@ -54,14 +54,14 @@ def test_the_kernels_of_random_problems(direction, prepared):
     assert refused < 10
 
 
-def test_who_asks_is_told_of_a_call_before_its_kernels_are_built(prepared):
-    operation, told = OPERATIONS["softmax"][0], []
+def test_a_callback_gets_a_call_before_its_kernels_are_built(prepared):
+    operation, seen = OPERATIONS["softmax"][0], []
 
     def before(settled):
-        told.append((settled.problem.arrays["x"].shape, len(prepared)))
+        seen.append((settled.problem.arrays["x"].shape, len(prepared)))
 
     operation.forget()
     for rows in (40, 40, 50):  # the second has its plan, the third its kernels
         operation.find((np.ones((rows, 64), np.float32),), (-1,), before=before)
     operation.forget()
-    assert told == [((40, 64), 0)] and len(prepared) == 1
+    assert seen == [((40, 64), 0)] and len(prepared) == 1

@@ -22,14 +22,14 @@ MADE = [
 
 @pytest.mark.parametrize(("name", "direction", "cluster"), MADE)
 def test_rejected(name, direction, cluster):
-    told = []
+    reasons = []
     for order in ("forward", "reversed"):
         with simulator.order(order):
             reason = rejection(MUTANTS[name], cluster, direction == "backward")
         if reason and re.search(MUTANTS[name].reason, reason):
             return
-        told.append(reason or "nothing")
-    pytest.fail(f"{name} was not rejected for {MUTANTS[name].reason!r}, but for {told}")
+        reasons.append(reason or "nothing")
+    pytest.fail(f"{name} was not rejected for {MUTANTS[name].reason!r}, but for {reasons}")
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

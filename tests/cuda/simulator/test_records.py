@@ -50,7 +50,7 @@ def test_without_a_twin():
 
 
 @pytest.mark.parametrize(
-    ("signature", "text", "told"),
+    ("signature", "text", "message"),
     [
         ("(f32) -> f32", "neg.f32 {d}, {y};", r"the text names \['d', 'y'\], expected \['d', 'x'\]"),
         ("(f32) -> f32", "neg.f32 {x};", r"the text names \['x'\], expected \['d', 'x'\]"),
@@ -71,8 +71,8 @@ def test_without_a_twin():
         ("(f32) -> f32[4]", "mov.f32 {d}, {x};", r"f32\[4\] is no type of a result, expected one of f32, f64"),
     ],
 )
-def test_operands_that_do_not_fit(signature, text, told):
-    with pytest.raises(TypeError, match=f"negated: .*{told}"):
+def test_operands_that_do_not_fit(signature, text, message):
+    with pytest.raises(TypeError, match=f"negated: .*{message}"):
 
         @instruction(signature, text, section="9.7.3.10")
         def negated(x):
@@ -114,17 +114,17 @@ def test_a_family_makes_each_member_once():
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         ((12,), r"counted: n is 12, expected from 8 to 64 in steps of 8"),
         ((72,), r"counted: n is 72, expected from 8 to 64 in steps of 8"),
         ((8, "left"), "counted: way is 'left', expected 'up' or 'down'"),
     ],
 )
-def test_no_member_beyond_the_domains(args, told):
+def test_no_member_beyond_the_domains(args, message):
     counted = made_of(range(8, 65, 8))
     before = dict(asm.RECORDS)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         counted(*args)
     assert before == asm.RECORDS
 

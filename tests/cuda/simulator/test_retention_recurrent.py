@@ -33,7 +33,7 @@ def shifted(x: np.ndarray) -> np.ndarray:
 
 
 def strided(x: np.ndarray, more: int) -> np.ndarray:
-    """The same with rows so many elements further apart."""
+    """The same with rows this number of elements further apart."""
     room = np.zeros((*x.shape[:-1], x.shape[-1] + more), x.dtype)
     room[..., : x.shape[-1]] = x
     return room[..., : x.shape[-1]]

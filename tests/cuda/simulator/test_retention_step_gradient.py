@@ -62,7 +62,7 @@ def test_a_nan_stays_in_its_head(name, token):
         assert np.array_equal(np.isnan(result), np.isnan(other))
 
 
-def test_the_same_bits_beside_other_heads_and_in_every_layout():
+def test_the_same_bits_with_other_heads_and_in_every_layout():
     """A head's result is its own, wherever it lies, and shared heads are as good as their copies."""
     q, k, v, do = inputs(1, 2, 140, 16, 24)
     logs = logs_of(1, 2, 140)
@@ -84,7 +84,7 @@ def test_what_a_call_launches():
         plan = dualops.cuda.plan("retention", x, x, x, do=x, log_decay=logs, backward=True, kernel="sm90")
         identities = [step.kernel.identity for step in plan.steps]
         names = [identity.partition("(")[0].rpartition(".")[2] for identity in identities]
-        assert len(names) == count and "build_step_gradient" not in names and "build_met" not in names, names
+        assert len(names) == count and "build_step_gradient" not in names and "build_state_terms" not in names, names
         assert names[-1] == "build_decay_grad_sums" and sum("decay_grad=True" in each for each in identities) == 2
 
 

@@ -28,7 +28,7 @@ def logs_of(S: int, dtype: str = "float32") -> np.ndarray:
 
 
 def made_of(logs: np.ndarray, tiles: int = 8) -> np.ndarray:
-    """The marks of one head [S + 1, 2], by blocks of so many tiles."""
+    """The prefix sums of one head [S + 1, 2], by blocks of this number of tiles."""
     S = logs.size
     x = np.zeros((1, 1, S, 4), logs.dtype)
     metas: dict[str, ArrayMeta | None] = {name: ArrayMeta.of_numpy(x) for name in "qkv"}
@@ -47,7 +47,7 @@ def made_of(logs: np.ndarray, tiles: int = 8) -> np.ndarray:
 @pytest.mark.parametrize("tiles", [1, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_lies_between_two_marks_is_known_to_eps_of_itself(dtype, tiles):
-    """Also where the marks are 100,000 times as large: in one number there would be no digit left of it."""
+    """Also where the sums are 100,000 times as large: in one number there would be no digit left of it."""
     logs = logs_of(2500, dtype)
     found, eps = made_of(logs, tiles), float(np.finfo(dtype).eps)
     sums = [Fraction(0)]
@@ -97,7 +97,7 @@ def test_a_call_without_it_has_no_kernel_of_it(form, backward):
     stepwise = kernels_of(arrays, form=form, backward=backward)
     del arrays["log_decay"]
     plain = kernels_of(arrays, form=form, backward=backward)
-    words = ("stepwise=True", "marks", "simt_steps")
+    words = ("stepwise=True", "prefix_sums", "simt_steps")
     assert any(any(word in name for word in words) for name in stepwise)
     assert not any(any(word in name for word in words) for name in plain)
 

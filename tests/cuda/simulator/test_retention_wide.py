@@ -22,7 +22,7 @@ def test_no_token_reaches_one_before_it():
 
 
 def test_no_gradient_reaches_a_token_that_is_not_seen():
-    """Of halves of keys the sum is made anew: dk's, which sees the tokens of its own and those behind them."""
+    """Of halves of keys the sum is recomputed: dk's, which sees the tokens of its own and those behind them."""
     q, k, v, do = (numbers(1, 1, 40, width, seed=seed) for seed, width in enumerate((8, 8, 264, 264)))
     q[0, 0, 12, 5] = np.nan
     held(gradient(q, k, v, do)[1], *list(expected((q, k, v, do)))[1])

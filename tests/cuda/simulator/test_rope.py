@@ -127,7 +127,7 @@ def test_lanes_follow_how_many_tokens_there_are():
 @pytest.mark.parametrize("rung", SPEC.rungs)
 @pytest.mark.parametrize(("D", "dtype"), [(32, np.int64), (9, np.int32)])
 def test_a_token_without_a_row_becomes_nan_and_nothing_is_read_there(D, dtype, rung):
-    """As on a GPU, where positions are not looked at: the simulator's pointers refuse what lies outside."""
+    """As on a GPU, where positions are not checked: the simulator's pointers refuse what lies outside."""
     R = D // 2 // 2 * 2
     given = arrays(2, 2, 1, 4, D, R, rows=7) | {"positions": np.array([[0, 6, 3, 1], [2, 2, 5, 0]], dtype)}
     four = (given[name] for name in ("q", "k", "cos", "sin"))

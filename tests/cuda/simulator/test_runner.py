@@ -86,7 +86,7 @@ def test_lanes_at_different_instructions():
         run(torn, np.zeros(1))
 
 
-def test_a_barrier_holds_everybody_back(order):
+def test_a_barrier_holds_all_threads_back(order):
     """Each thread reads what its opposite wrote before the barrier, over and over."""
 
     def swap(y):
@@ -133,13 +133,13 @@ def test_outside_a_shared_and_a_local_array():
     def into_local(y):
         cuda.local.array(4, f32)[-1 if cuda.threadIdx.x else 4] = 0
 
-    for function, told in (
+    for function, message in (
         (shared, r"shared memory\[4\] written"),
         (local, r"local array\[4\] read"),
         (before_local, r"local array\[-1\] read"),
         (into_local, r"local array\[4\] written, of 4 elements, by thread 0 of"),
     ):
-        with pytest.raises(IndexError, match=told):
+        with pytest.raises(IndexError, match=message):
             run(function, np.zeros(1))
     with simulator.order("reversed"), pytest.raises(IndexError, match=r"local array\[-1\] written"):
         run(into_local, np.zeros(1))
@@ -164,8 +164,8 @@ def test_vectors_must_be_aligned_and_inside():
     def loads(y, x, index):
         y[0] = ld_global_v4_b32(x, index, 1, 0)[0]
 
-    for index, told in ((1, r"x\[1\] is not aligned to 16 bytes"), (8, r"x\[8\] accessed as 4 elements, of 8")):
-        with pytest.raises(IndexError, match=told):
+    for index, message in ((1, r"x\[1\] is not aligned to 16 bytes"), (8, r"x\[8\] accessed as 4 elements, of 8")):
+        with pytest.raises(IndexError, match=message):
             simulator.launch(loads, (1,), (1,), [Pointer(np.zeros(1), "y"), Pointer(x, "x"), index])
 
 
@@ -262,8 +262,8 @@ def test_orders_of_threads_and_blocks():
     shuffled = [collected("shuffled", seed) for seed in range(9)]
     assert all(sorted(each) == sorted(forward) for each in shuffled) and len({*map(tuple, shuffled)}) > 3
     assert collected("shuffled", 1) == shuffled[1]
-    told = "order is 'random', expected one of forward, reversed, shuffled, scattered, lagging, straggling, awaited"
-    with pytest.raises(ValueError, match=told), simulator.order("random"):
+    message = "order is 'random', expected one of forward, reversed, shuffled, scattered, lagging, straggling, awaited"
+    with pytest.raises(ValueError, match=message), simulator.order("random"):
         pass
 
 
@@ -397,7 +397,7 @@ def test_an_error_leaves_the_next_launch_alone():
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         run(fails, np.zeros(1), blocks=2)
-    test_a_barrier_holds_everybody_back("forward")
+    test_a_barrier_holds_all_threads_back("forward")
 
 
 def test_instructions_and_indices_outside_a_kernel():

@@ -1,4 +1,4 @@
-"""Traced sizes: a call of other sizes gets what it would get by itself, or is told that it needs another family."""
+"""Traced sizes: a call of other sizes has the result that it has alone, or an error: it needs another family."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def random(dtype: str, *shape: int, seed: int = 0) -> np.ndarray:
 
 
 def stored(x: np.ndarray) -> np.ndarray:
-    """As kernels have it: bits of 16, float32 as it is."""
+    """As in kernels: the bits of 16-bit numbers, float32 unchanged."""
     return (x.view(np.uint16) if x.itemsize == 2 else x).reshape(-1)
 
 
@@ -42,7 +42,7 @@ def laid_out(x: np.ndarray, box: FactorSlice, *, paired: bool = False) -> np.nda
 
 
 def widened(x: np.ndarray, box: FactorSlice) -> np.ndarray:
-    """With zeros for the lines and columns that the boxes have beside."""
+    """With zeros for the additional lines and columns of the boxes."""
     boxes = -(-x.shape[1] // box.pitch)
     return np.pad(x, ((0, box.lines - x.shape[0]), (0, boxes * box.pitch - x.shape[1])))
 

@@ -108,7 +108,7 @@ def test_a_descriptor_has_the_address():
 
 
 @pytest.mark.parametrize(
-    ("operands", "told"),
+    ("operands", "message"),
     [
         ((64, 64, 2, 48, "k"), "span is 48"),
         ((64, 64, 2, 128, "m"), "major 'm'"),
@@ -120,6 +120,6 @@ def test_a_descriptor_has_the_address():
         ((24, 64, 2, 128, "mn"), "24 lines, expected a multiple of 16"),
     ],
 )
-def test_what_products_cannot_read(operands, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_products_cannot_read(operands, message):
+    with pytest.raises(ValueError, match=message):
         Operand(*operands)

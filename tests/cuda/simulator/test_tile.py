@@ -75,23 +75,23 @@ def test_a_tile_over_one_that_is_not_the_latest():
 
 def filled(shared, load, x, *rest):
     """Shared memory after `load` of what `rest` says of x, and what the threads returned."""
-    image, told = np.zeros(shared.count), np.zeros(THREADS)
+    image, returned = np.zeros(shared.count), np.zeros(THREADS)
     record = Part if len(rest) == 5 else Lines
 
-    def fills(image, told, x):
+    def fills(image, returned, x):
         smem = cuda.shared.array(0, f32, alignment=16)
         if cuda.threadIdx.x == 0:
             for i in range(shared.count):
                 smem[i] = f32(2)  # the weights; and what nobody loads stays
         cuda.syncthreads()
-        told[cuda.threadIdx.x] = load(smem, record(x, *rest))
+        returned[cuda.threadIdx.x] = load(smem, record(x, *rest))
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
             for i in range(shared.count):
                 image[i] = smem[i]
 
-    run(fills, shared, image, told, x)
-    return image, told
+    run(fills, shared, image, returned, x)
+    return image, returned
 
 
 def rows_of(image, tile):
@@ -102,14 +102,14 @@ def test_load_fills_rows_with_zeros(order):
     shared = Shared("float32", THREADS)
     tile = shared.tile(5, 6, 8)
     x = np.arange(40, dtype=np.float32).reshape(4, 10)
-    image, told = filled(shared, tile.load, x, 1, 10, 3)
+    image, returned = filled(shared, tile.load, x, 1, 10, 3)
     got = rows_of(image, tile)
     assert got[:3, :6].tolist() == x[:3, 1:7].tolist()
     assert not got[3:, :8].any() and not got[:, 6:8].any() and (got[:, 8:] == 2).all()
-    assert not told.any()
+    assert not returned.any()
     x[1, 3] = np.nan
     assert filled(shared, tile.load, x, 1, 10, 3)[1].sum() == 1
-    assert not filled(shared, tile.load, x, 1, 10, 1)[1].any()  # a line that is not there
+    assert not filled(shared, tile.load, x, 1, 10, 1)[1].any()  # a line beyond the end
 
 
 @pytest.mark.parametrize("aligned", [False, True])
@@ -118,10 +118,10 @@ def test_load_by_vectors(aligned, order):
     weights, tile = shared.vector(6), shared.tile(6, 8)
     x = np.arange(48, dtype=np.float32).reshape(4, 12)
     load = by_vectors("float32", aligned, tile, THREADS, weighted=True, checked=True)
-    image, told = filled(shared, load, x, 4, 12, 3, 4, weights)
+    image, returned = filled(shared, load, x, 4, 12, 3, 4, weights)
     got = rows_of(image, tile)
     assert got[:3, :4].tolist() == (2 * x[:3, 4:8]).tolist()
-    assert not got[3:, :8].any() and not got[:, 4:8].any() and (got[:, 8:] == 2).all() and not told.any()
+    assert not got[3:, :8].any() and not got[:, 4:8].any() and (got[:, 8:] == 2).all() and not returned.any()
     x[2, 7] = np.inf
     assert filled(shared, load, x, 4, 12, 3, 4, weights)[1].sum() == 1
     assert not filled(shared, load, x, 4, 12, 2, 4, weights)[1].any()
@@ -131,8 +131,8 @@ def test_load_by_vectors(aligned, order):
 
 
 def product(shared, mma, add, number, *tiles):
-    """What `add(mma, out, smem)` makes of a cleared fragment, as an array; tiles: (tile, values)."""
-    image = np.full(shared.count, np.nan)  # beside the tiles nothing may be read
+    """The result of `add(mma, out, smem)` for a cleared fragment, as an array; tiles: (tile, values)."""
+    image = np.full(shared.count, np.nan)  # outside the tiles nothing may be read
     for tile, values in tiles:
         for (r, c), value in np.ndenumerate(values):
             image[tile.place(r, c)] = value
@@ -188,7 +188,7 @@ def test_abt(looped, dtype, order):
 
 
 @FAMILIES
-def test_a_part_of_abt_begins_where_it_is_told(looped):
+def test_a_part_of_abt_begins_at_the_given_place(looped):
     shared = Shared("float32", THREADS)
     a, b = shared.tile(LANES * 2, 8, stages=2), shared.tile(LANES, 8)
     mma = mma_abt(f32, a, b, 2, 1, LANES, looped=looped)
@@ -231,9 +231,9 @@ def test_what_does_not_count_is_left_out_of_ab(looped):
         mma.add_counted(out, smem, 6)
 
     got = product(shared, mma, counted, f32, (a, A), (b, B))
-    met = ~((A == 0) & np.signbit(A))[:, :6]
+    counts = ~((A == 0) & np.signbit(A))[:, :6]
     with np.errstate(invalid="ignore"):
-        expected = sum(np.where(met[:, n, None], A[:, n, None] * B[n], 0) for n in range(6))
+        expected = sum(np.where(counts[:, n, None], A[:, n, None] * B[n], 0) for n in range(6))
     np.testing.assert_array_equal(got, expected)
     assert np.isnan(got[6:, 3]).all() and np.isinf(got[0, 1]) and np.isfinite(got[1:6]).all()
 

@@ -40,7 +40,7 @@ def forget() -> None:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
-    """Has a function of the choice say how long a way takes; the rungs of those that were asked about."""
+    """Let a function of the choice say how long a way takes. Returns the rungs of the timed ways."""
     asked: list[str] = []
 
     def by(seconds: Callable[[Any], float]) -> list[str]:
@@ -91,8 +91,8 @@ def test_calls_of_one_kind_that_had_another_plan(timed, launched):
 def test_plans_say_what_was_measured(timed):
     timed(sm90_is_best)
     dualops.cuda.tune("softmax", X)
-    told = repr(dualops.cuda.plan("softmax", X))
-    assert "; measured: 1000.0 us, where the first way takes 2000.0" in told
+    text = repr(dualops.cuda.plan("softmax", X))
+    assert "; measured: 1000.0 us, where the first way takes 2000.0" in text
     lines = str(dualops.cuda.tune("softmax", X)).splitlines()
     assert lines[0] == "softmax x=4x64:float32 axis=1 on simulator; * is taken"
     assert lines[1].startswith("      1000.0 us * sm90  ChunksConfig(") and " us   simt  " in lines[2]
@@ -111,7 +111,7 @@ def test_what_was_timed_is_not_timed_again(timed):
     assert asked[2:] == ["simt", "simt"]
     timed(lambda choice: 1e-3 if choice.rung == "simt" else 2e-3)
     assert dualops.cuda.tune("softmax", X).best.rung == "sm90"
-    assert dualops.cuda.tune("softmax", X, anew=True).best.rung == "simt"
+    assert dualops.cuda.tune("softmax", X, remeasure=True).best.rung == "simt"
 
 
 def test_times_of_another_problem_are_not_compared(timed):
@@ -211,7 +211,7 @@ def test_a_way_that_fails_is_left_out(timed):
     assert rung_of(X) == "sm90"
     timed(fails)
     with pytest.warns(RuntimeWarning, match="is left out"):
-        dualops.cuda.tune("softmax", X, anew=True)
+        dualops.cuda.tune("softmax", X, remeasure=True)
     assert rung_of(X) == "simt"  # what it took before is forgotten
 
     def first_fails(choice: Any) -> float:
@@ -239,7 +239,7 @@ def test_an_interrupted_one_keeps_what_it_has(timed):
     assert asked == ["sm90", "simt", "simt"]
 
 
-def test_each_way_is_told_as_it_begins(timed):
+def test_each_way_is_reported_as_it_begins(timed):
     timed(sm90_is_best)
     begun: list[str] = []
     record = dualops.cuda.tune("softmax", X, begin=begun.append)
@@ -386,7 +386,7 @@ def test_the_lock_is_no_way_to_empty_another_file(timed, folder):
     assert (folder / "precious").read_text() == "something"
 
 
-def test_other_sources_begin_anew(timed, monkeypatch):
+def test_other_sources_begin_again(timed, monkeypatch):
     timed(sm90_is_best)
     dualops.cuda.tune("softmax", X)
     monkeypatch.setattr(records, "built_of", lambda: "other sources")

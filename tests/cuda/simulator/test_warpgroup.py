@@ -145,7 +145,7 @@ def the_first_product_adds_to_what_nobody_wrote(right):
 
 
 @of(Product, NAN)
-def every_step_begins_anew(right):
+def every_step_starts_again(right):
     return {"issue": lambda acc, frag, smem, stage, i: right.issue(acc, frag, smem, stage, i * 0)}
 
 
@@ -249,11 +249,11 @@ def rejection(name: str, kind: Kind) -> str:
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, mutant in MUTANTS.items() for kind in mutant[3]])
 def test_a_mutant_is_rejected(name, kind):
-    told = []
+    reasons = []
     for order in ("forward", "reversed"):
         with simulator.order(order):
-            told.append(rejection(name, kind))
-    assert any(re.search(MUTANTS[name][2], each) for each in told), told
+            reasons.append(rejection(name, kind))
+    assert any(re.search(MUTANTS[name][2], each) for each in reasons), reasons
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -228,7 +228,7 @@ def _what_is_not_in_order() -> None:
     unseen = ["fence", "mma", "commit", "wait for others"]  # over, and the compiler may still have read them before
     assert np.isnan(steps([*unseen, "read acc"]))
     assert steps([*unseen, "write acc", "read acc"]) == steps([*unseen, "write acc", 0, "read acc"]) == 1
-    for order, told in (
+    for order, message in (
         (["mma"], "no wgmma.fence before the first product"),
         ([*whole, "mma"], "no wgmma.fence before the first product, or since the latest wait"),
         ([*whole, "fence", "read acc", "mma"], "registers are touched after wgmma.fence"),
@@ -240,7 +240,7 @@ def _what_is_not_in_order() -> None:
         (["fence", "mma", 0], "1 products of thread 0 are not waited for"),
         (["fence", "mma", "commit", 1], "1 products of thread 0 are not waited for"),
     ):
-        with pytest.raises(RuntimeError, match=told):
+        with pytest.raises(RuntimeError, match=message):
             steps(order)
     with pytest.raises(Deadlock, match=r"96 threads wait forever: .* at m64n8k16.*, which not all threads"):
         steps(whole, warps=3)

@@ -1,4 +1,4 @@
-"""What the tests of integrations share beside the bridge's fixtures."""
+"""What the tests of integrations share in addition to the bridge's fixtures."""
 
 from __future__ import annotations
 

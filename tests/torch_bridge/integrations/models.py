@@ -1,4 +1,4 @@
-"""Tiny models of transformers with random weights, one beside the other: eager, and on dualops' operators."""
+"""Tiny models of transformers with random weights, in pairs: eager, and on dualops' operators."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]
             "sliding_window": WINDOW,
             "layer_types": LAYERS,
             "num_local_experts": 2,
-            "num_experts_per_tok": 2,  # all of them for every token: a choice could turn upon a rounding
+            "num_experts_per_tok": 2,  # all of them for every token: a choice could depend on a rounding
             "experts_implementation": "batched_mm",  # torch.compile cannot follow the others on a CPU
         },
     ),
@@ -105,7 +105,7 @@ class Pair:
 
     @classmethod
     def of(cls, family: str, device: str, *, dtype: torch.dtype | None = None, **more: Any) -> Pair:
-        """On the CPU in float32, on a GPU in bfloat16, unless told."""
+        """On the CPU in float32, on a GPU in bfloat16, unless a dtype is given."""
         dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
         exact = model(family, device, **more)
         eager = exact if dtype is torch.float32 else copy.deepcopy(exact).to(dtype)
@@ -146,7 +146,7 @@ def all_close(ours: Mapping[str, Tensor], eager: Mapping[str, Tensor], exact: Ma
 def close(ours: Tensor, eager: Tensor, exact: Tensor, name: str = "", usual: float = 0.0) -> None:
     """float32: 1e-5 of the largest. bfloat16: no further from float32 than eager is twice, and an eps more, by RMS.
 
-    usual: the share of a tensor by which eager's are off as a rule. Of a tensor of a few numbers, such as a router's
+    usual: the share of a tensor by which eager's are usually off. Of a tensor of a few numbers, such as a router's
     bias, eager's own may be nearer by chance.
     """
     assert ours.dtype is eager.dtype, name
@@ -190,7 +190,7 @@ def labels(ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def padding(side: str, B: int, S: int, device: str) -> Tensor:
-    """1 for tokens, 0 for padding, of which there is more in each row."""
+    """1 for tokens, 0 for padding, with more of it in each row."""
     lengths = S - 2 * torch.arange(B, device=device)[:, None]
     places = torch.arange(S, device=device)
     return (places < lengths if side == "right" else places >= S - lengths).long()

@@ -1,4 +1,4 @@
-"""Models of transformers whose tokens are shared out among processes: what each of these does."""
+"""Models of transformers whose tokens are split among processes: what each of these does."""
 
 from __future__ import annotations
 

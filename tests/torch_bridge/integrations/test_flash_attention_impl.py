@@ -198,7 +198,7 @@ def test_dropout_is_repeated_by_the_gradient(form: str, overrides: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ({"return_debug_mask": True}, "return_debug_mask is True"),
         ({"alibi_slopes": torch.ones(2)}, "alibi_slopes is given"),
@@ -208,13 +208,13 @@ def test_dropout_is_repeated_by_the_gradient(form: str, overrides: Any) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_dualops_does_not_have_is_named(option: dict[str, Any], told: str, overrides: Any) -> None:
+def test_what_dualops_does_not_have_is_named(option: dict[str, Any], message: str, overrides: Any) -> None:
     (name,) = option
     known = {argument.name for argument in ATEN._flash_attention_forward.default._schema.arguments}
     tensors = [x.detach() for x in packed()]
     call: Any = ATEN._flash_attention_forward if name in known else module._flash_attention_forward
     options = {"return_debug_mask": False, **option}
-    with pytest.raises(NotImplementedError, match=f"_flash_attention_forward: {told}, which dualops does not have"):
+    with pytest.raises(NotImplementedError, match=f"_flash_attention_forward: {message}, which dualops does not have"):
         call(*tensors, *lengths_of(), 0.0, False, **options)
     if name == "return_debug_mask":
         with pytest.raises(NotImplementedError, match="_scaled_dot_product_flash_attention: return_debug_mask is True"):

@@ -1,4 +1,4 @@
-"""flash-attn's functions: options as it has them, against attention written out; views, caches, and what is refused."""
+"""flash-attn's functions: its options, against attention written out; views, caches, and what is refused."""
 
 from __future__ import annotations
 
@@ -223,8 +223,8 @@ def test_shapes_of_packed_tensors(device: str) -> None:
             "_varlen_kvpacked_func: kv has shape (5, 4, 8), expected [total, 2, H, D]",
         ),
     ]
-    for call, told in wrong:
-        with pytest.raises(ValueError, match=re.escape(told)):
+    for call, message in wrong:
+        with pytest.raises(ValueError, match=re.escape(message)):
             call()
 
 
@@ -257,7 +257,7 @@ def test_flash_attn_with_kvcache(options: dict[str, Any], lengths: str, Sq: int,
     q, k_cache, v_cache = qkv(Sq, Smax, device)
     k, v = (drawn(B, count, HKV, D, device=device, seed=i) for i in (7, 8))
     there = {"number": [4, 4], "tensor": [5, 2], "all": [Smax - count] * B}[lengths]
-    told = {"number": 4, "tensor": torch.tensor(there, dtype=torch.int32, device=device), "all": None}[lengths]
+    cache_seqlens = {"number": 4, "tensor": torch.tensor(there, dtype=torch.int32, device=device), "all": None}[lengths]
     cos, sin = (
         f(torch.arange(20, device=device)[:, None] * torch.tensor([1.0, 0.1], device=device).double())
         for f in (torch.cos, torch.sin)
@@ -275,13 +275,13 @@ def test_flash_attn_with_kvcache(options: dict[str, Any], lengths: str, Sq: int,
     more: dict[str, Any] = {"k": k, "v": v} if new else {}
     if rotary:
         more |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": rotary == "interleaved"}
-    before = None if not isinstance(told, Tensor) else told.clone()
+    before = None if not isinstance(cache_seqlens, Tensor) else cache_seqlens.clone()
     found, lse = flash_attn_with_kvcache(
-        q, k_cache, v_cache, cache_seqlens=told, **more, **options, return_softmax_lse=True
+        q, k_cache, v_cache, cache_seqlens=cache_seqlens, **more, **options, return_softmax_lse=True
     )
     same(found, torch.stack(expected))
     assert lse.shape == (B, H, Sq)
-    assert before is None or torch.equal(before, told)  # pyright: ignore[reportArgumentType]
+    assert before is None or torch.equal(before, cache_seqlens)  # pyright: ignore[reportArgumentType]
     for b, keys in enumerate(caches):
         same(k_cache[b, : len(keys)], keys)
 
@@ -335,8 +335,8 @@ def test_what_is_not_implemented_is_named(device: str) -> None:
             "alibi_slopes with a tensor cache_seqlens is not implemented",
         ),
     ]
-    for function, args, more, told in refused:
-        with pytest.raises(NotImplementedError, match=told):
+    for function, args, more, message in refused:
+        with pytest.raises(NotImplementedError, match=message):
             function(*args, **more)
 
 
@@ -347,9 +347,9 @@ def test_wrong_calls(device: str) -> None:
         ({"rotary_cos": k, "rotary_sin": k}, "rotary_cos is given, expected rotary_sin, k and v too"),
         ({"k": k, "v": v, "cache_seqlens": 1}, r"k_cache has room for 5 keys, expected 1 \+ 5"),
     ]
-    for more, told in wrong:
+    for more, message in wrong:
         before = k.clone()
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             flash_attn_with_kvcache(q, k, v, **more)
         assert torch.equal(before, k)
 

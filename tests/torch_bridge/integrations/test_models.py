@@ -1,4 +1,4 @@
-"""The models that the package's docstring names work in full: tiny ones, of random weights, beside eager ones."""
+"""The models that the package's docstring names work in full: tiny ones with random weights, against eager ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .models import FAMILIES, SIZES, VOCABULARY, close, padding, randomize, toke
 NAMES = re.findall(r"\w+", re.findall(r"by `config\.model_type`:([\w\s]+)\.", str(package.__doc__))[0])
 NAMES.remove("gemma3")  # with images: below
 NEWER = {"flint", "iquestcoder", "internlm3", "kolibri1"}  # missing in some releases that the bridge supports
-# what of a config makes a model tiny; every token has all experts, for a choice could turn upon a rounding
+# what of a config makes a model tiny; every token has all experts, for a choice could depend on a rounding
 TINY: dict[str, Any] = {
     **SIZES,
     "hidden_size": 32,
@@ -58,12 +58,12 @@ def test_models_work_in_full(name: str) -> None:
     assert sum(weight.numel() for weight in made.parameters()) < 1_000_000
     with torch.no_grad():
         calls = ({}, {"attention_mask": mask})
-        expected = [made(ids, **told).logits for told in calls]
+        expected = [made(ids, **inputs).logits for inputs in calls]
         done = patch(made)
         assert done.left == () and all(done.counts.values())
-        for told, logits in zip(calls, expected, strict=True):
-            where = mask.bool() if told else slice(None)
-            found = made(ids, **told).logits[where]
+        for inputs, logits in zip(calls, expected, strict=True):
+            where = mask.bool() if inputs else slice(None)
+            found = made(ids, **inputs).logits[where]
             assert not torch.equal(found, logits[where])
             close(found, logits[where], logits[where])
 
@@ -84,9 +84,9 @@ def test_a_model_with_an_image() -> None:
     made, ids = randomize(Gemma3ForConditionalGeneration(config)), tokens(2, 9)
     ids[:, 2:6] = image
     pixels = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    told = {"input_ids": ids, "pixel_values": pixels, "token_type_ids": (ids == image).long()}
+    inputs = {"input_ids": ids, "pixel_values": pixels, "token_type_ids": (ids == image).long()}
     ours = copy.deepcopy(made)
     patch(ours)
     with torch.no_grad():
-        expected = made(**told).logits
-        close(ours(**told).logits, expected, expected)
+        expected = made(**inputs).logits
+        close(ours(**inputs).logits, expected, expected)

@@ -1,4 +1,4 @@
-"""`patch` and its undo: one model and no other, all of it or nothing; and rope's tables beside transformers' own."""
+"""`patch` and its undo: one model and no other, all of it or nothing; rope's tables against transformers' own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .models import FAMILIES, close, config, model, tokens
 from .test_transformers import ROPES
 
 
-def told(model: nn.Module) -> list[tuple[Any, ...]]:
+def state_of(model: nn.Module) -> list[tuple[Any, ...]]:
     """All that `patch` may change."""
     modules = model.named_modules()
     return [(place, type(module), id(module.__dict__.get("config")), *module.__dict__) for place, module in modules]
@@ -56,14 +56,14 @@ def calls(model: nn.Module, monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> s
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_operators_are_ours_and_undo_gives_back_all(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = model(family)
-    before, ids, state = told(made), tokens(1, 6), dict(made.state_dict())
+    before, ids, state = state_of(made), tokens(1, 6), dict(made.state_dict())
     expected = made(ids).logits
     undo = patch(made)
     assert calls(made, monkeypatch) == {"flash_attention", "rms_norm", "rope"}
     assert list(made.state_dict()) == list(state)
     assert not torch.equal(made(ids).logits, expected)
     undo()
-    assert told(made) == before
+    assert state_of(made) == before
     assert calls(made, monkeypatch) == set()
     assert torch.equal(made(ids).logits, expected)
 
@@ -82,10 +82,10 @@ def test_other_models_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     """Of the same class, and made of the same config."""
     kind, own = FAMILIES["llama"][0], config("llama")
     one, two = kind(own), kind(own)
-    before = told(two)
+    before = state_of(two)
     undo = patch(one)
     assert (one.config._attn_implementation, two.config._attn_implementation) == ("dualops", "eager")
-    assert told(two) == before
+    assert state_of(two) == before
     assert calls(two, monkeypatch) == calls(kind(own), monkeypatch) == set()
     undo()
     assert one.config is own
@@ -109,7 +109,7 @@ def test_a_patched_model_saved_whole_is_patched_when_it_is_loaded(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, ids = model(family), tokens(2, 6)
-    state, eager = told(one), one(ids).logits
+    state, eager = state_of(one), one(ids).logits
     undo = patch(one)
     expected = one(ids).logits
     torch.save(one, tmp_path / "model.pt")
@@ -121,7 +121,7 @@ def test_a_patched_model_saved_whole_is_patched_when_it_is_loaded(
         assert calls(two, monkeypatch) == set()
         assert torch.equal(two(ids).logits, eager)
     undo()
-    assert told(one) == state
+    assert state_of(one) == state
 
 
 def test_a_patched_model_is_loaded_by_a_process_that_knows_nothing_of_it(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_a_patched_model_is_loaded_by_a_process_that_knows_nothing_of_it(tmp_pat
         timeout=120,
         env={**os.environ, **path},
     )
-    told = "attention of 2 modules, rms_norm of 5 modules, rope of 2 modules"
-    assert done.stdout == f"True dualops <Patch of LlamaForCausalLM: {told}>\n", done.stderr
+    counts = "attention of 2 modules, rms_norm of 5 modules, rope of 2 modules"
+    assert done.stdout == f"True dualops <Patch of LlamaForCausalLM: {counts}>\n", done.stderr
 
 
 def renamed(function: Any) -> Any:
@@ -222,10 +222,10 @@ class OtherRMSNorm(modeling_llama.LlamaRMSNorm):
 
 
 def unchanged(made: Any, error: type[Exception], message: str, **options: bool) -> None:
-    before, implementation = told(made), made.config._attn_implementation
+    before, implementation = state_of(made), made.config._attn_implementation
     with pytest.raises(error, match=message):
         patch(made, **options)
-    assert told(made) == before
+    assert state_of(made) == before
     assert made.config._attn_implementation == implementation
 
 
@@ -285,7 +285,7 @@ def test_nothing_to_patch() -> None:
 def test_what_can_be_patched_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made, ids = model("llama"), tokens(1, 5)
     norm = made.model.layers[1].input_layernorm = OtherRMSNorm(24)
-    expected, before = made(ids).logits, told(made)
+    expected, before = made(ids).logits, state_of(made)
     done = patch(made, strict=False)
     known = "LlamaRMSNorm, GptOssRMSNorm, Gemma2RMSNorm"
     reason = f"model.layers.1.input_layernorm (OtherRMSNorm) is none of the norms that are known ({known})"
@@ -297,7 +297,7 @@ def test_what_can_be_patched_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     close(made(ids).logits, expected, expected)
     done()
     assert repr(done) == "<Patch of LlamaForCausalLM, undone>"
-    assert told(made) == before
+    assert state_of(made) == before
     mamba = MambaForCausalLM(MambaConfig(vocab_size=40, hidden_size=8, num_hidden_layers=1))
     done = patch(mamba, strict=False)
     assert repr(done).startswith(
@@ -337,7 +337,7 @@ def test_patching_twice_and_undoing_twice() -> None:
 @pytest.mark.parametrize("x", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lower", [False, True])
 def test_norms_keep_their_dtypes(kind: Any, weight: torch.dtype, x: torch.dtype, lower: bool, device: str) -> None:
-    """Weights kept in float32 beside bfloat16, as in GPT-OSS, and narrower ones; under autocast too."""
+    """Weights kept in float32 among bfloat16, as in GPT-OSS, and narrower ones; under autocast too."""
     norm = kind(16).to(device, weight)
     nn.init.normal_(norm.weight)
     ours = next(function for like, _, function in patching.NORMS if like is kind)
@@ -400,7 +400,7 @@ def test_a_rotation_that_the_package_kernels_has_made_a_module_of(monkeypatch: p
 SCALINGS: dict[str, dict[str, Any]] = {
     **ROPES,
     "default": {"rope_type": "default"},
-    "yarn, told": {**ROPES["yarn"], "attention_factor": 1.7, "truncate": False, "beta_slow": 0.5},
+    "yarn with its numbers": {**ROPES["yarn"], "attention_factor": 1.7, "truncate": False, "beta_slow": 0.5},
     "yarn, of magnitudes": {**ROPES["yarn"], "mscale": 0.7, "mscale_all_dim": 1.2},
 }
 

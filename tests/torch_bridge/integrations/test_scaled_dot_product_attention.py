@@ -245,8 +245,8 @@ def test_errors(device: str) -> None:
     with pytest.raises(ValueError, match="attn_mask is given and is_causal is True, expected one of them"):
         scaled_dot_product_attention(q, k, v, torch.ones(5, 7, device=device).bool(), is_causal=True, enable_gqa=True)
     for shape in ((6, 7), (3, 2, 4, 5, 7), (1, 2, 4, 5, 7), (2, 2, 5, 7), (2, 4, 5, 0)):
-        told = f"attn_mask has shape {shape}, expected one that broadcasts to (2, 4, 5, 7)"
-        with pytest.raises(ValueError, match=re.escape(told)):
+        message = f"attn_mask has shape {shape}, expected one that broadcasts to (2, 4, 5, 7)"
+        with pytest.raises(ValueError, match=re.escape(message)):
             scaled_dot_product_attention(q, k, v, torch.ones(shape, device=device).bool(), enable_gqa=True)
     with pytest.raises(ValueError, match="expected one that broadcasts to"):
         scaled_dot_product_attention(q[:1], k[:1], v[:1], torch.ones(2, 1, 5, 7, device=device), enable_gqa=True)

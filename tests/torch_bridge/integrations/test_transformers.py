@@ -1,4 +1,4 @@
-"""Hugging Face models on dualops' operators, beside themselves in eager: what they compute, trained and generating."""
+"""Hugging Face models on dualops' operators, compared with eager ones: what they compute, trained and generating."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_gradient_checkpointing(family: str, device: str) -> None:
     assert all(torch.equal(plain[name], again[name]) for name in plain)
 
 
-def test_dropout_is_drawn_anew_and_repeated_by_checkpointing(device: str) -> None:
+def test_dropout_is_drawn_again_and_repeated_by_checkpointing(device: str) -> None:
     pair = Pair.of("llama", device, attention_dropout=0.5)
     ids = tokens(B, S, device=device)
     model = pair.ours.train()
@@ -145,12 +145,12 @@ def test_gradients_of_packed_sequences(family: str, device: str) -> None:
 def test_sequences_packed_by_lengths(family: str, longest: str | None, device: str) -> None:
     """As DataCollatorWithFlattening tells of them, with positions and without."""
     ends = torch.tensor([0, 4, 5, 11], dtype=torch.int32, device=device)
-    told: dict[str, Any] = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    lengths: dict[str, Any] = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
     if longest is not None:
         most = max(LENGTHS) if longest == "number" else torch.tensor(max(LENGTHS), device=device)
-        told |= {"max_length_q": most, "max_length_k": most}
+        lengths |= {"max_length_q": most, "max_length_k": most}
     pair, ids = Pair.of(family, device), tokens(1, sum(LENGTHS), device=device)
-    found = pair.ours(ids, position_ids=positions(device), **told).logits[0]
+    found = pair.ours(ids, position_ids=positions(device), **lengths).logits[0]
     close(found, alone(pair.eager, ids), alone(pair.exact, ids))
 
 
@@ -225,10 +225,10 @@ def compiled(model: Any) -> Any:
 def test_compiled(family: str, masked: bool, device: str) -> None:
     """Without a mask of the caller's sequences might be packed, which a compiled function cannot look up."""
     ids, mask = tokens(B, S, device=device), padding("left", B, S, device)
-    told: dict[str, Any] = {"attention_mask": mask, "labels": labels(ids, mask)} if masked else {"labels": ids}
+    inputs: dict[str, Any] = {"attention_mask": mask, "labels": labels(ids, mask)} if masked else {"labels": ids}
     pair = Pair.of(family, device, use_cache=False)
     found, eager, exact = (
-        trained(compiled(model) if model is pair.ours else model, input_ids=ids, **told) for model in pair.all
+        trained(compiled(model) if model is pair.ours else model, input_ids=ids, **inputs) for model in pair.all
     )
     all_close(found, eager, exact)
 
@@ -245,9 +245,9 @@ def test_compiled_decoding(device: str) -> None:
     pair, ids = Pair.of("llama", device, dtype=torch.float32), tokens(B, 8, device=device)
 
     def logits(model: Any, step: Any) -> Tensor:
-        told = with_cache(model.forward, StaticCache(model.config, max_cache_len=12))
-        parts = [model(ids[:, :3], **told).logits]
-        parts += [step(ids[:, i : i + 1], **told).logits for i in range(3, 8)]
+        cached = with_cache(model.forward, StaticCache(model.config, max_cache_len=12))
+        parts = [model(ids[:, :3], **cached).logits]
+        parts += [step(ids[:, i : i + 1], **cached).logits for i in range(3, 8)]
         return torch.cat(parts, 1)
 
     with torch.no_grad():

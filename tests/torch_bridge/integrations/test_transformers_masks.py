@@ -80,17 +80,17 @@ def test_every_form(
     function = masking_utils.causal_mask_function
     if window is not None:
         function = masking_utils.sliding_window_causal_mask_function(window)
-    told: dict[str, Any] = {"batch_size": B, "q_length": Sq, "kv_length": Sk, "kv_offset": kv_offset}
-    told |= {"mask_function": function, "attention_mask": kept}
-    visible: Any = masking_utils.sdpa_mask(**told, q_offset=q_offset, allow_is_causal_skip=False)
+    inputs: dict[str, Any] = {"batch_size": B, "q_length": Sq, "kv_length": Sk, "kv_offset": kv_offset}
+    inputs |= {"mask_function": function, "attention_mask": kept}
+    visible: Any = masking_utils.sdpa_mask(**inputs, q_offset=q_offset, allow_is_causal_skip=False)
     q, k, v = qkv(Sq, Sk)
     expected = truth(q, k, v, visible)
     for offset in (q_offset, torch.tensor(q_offset)):  # static caches have it on the device
         made = masks.attention_mask(
-            **told, q_offset=offset, local_size=window, config=SimpleNamespace(sliding_window=window)
+            **inputs, q_offset=offset, local_size=window, config=SimpleNamespace(sliding_window=window)
         )
         again = masks.attention_mask(
-            **{**told, "attention_mask": made if made is not None and made.ndim == 3 else kept},
+            **{**inputs, "attention_mask": made if made is not None and made.ndim == 3 else kept},
             q_offset=offset,
             local_size=window,
             config=SimpleNamespace(sliding_window=window),
@@ -120,12 +120,12 @@ def test_no_mask_is_made_where_none_is_needed() -> None:
         "config": SimpleNamespace(sliding_window=3),
     }
     assert shape(**window) == (0, 6, 1)
-    assert shape(**window, kv_length=9) == (0, 6, 1)  # keys that are not there yet
+    assert shape(**window, kv_length=9) == (0, 6, 1)  # keys that do not exist yet
     assert shape(q_length=1, q_offset=2, attention_mask=padding("left", B, 6, "cpu").bool()) == (B, 1, 1, 6)
     assert shape(mask_function=lambda b, h, q, k: (q + k) % 2 == 0) == (1, 1, 6, 6)
 
 
-# --- what transformers makes of its own arguments -------------------------------------------------
+# --- masks that transformers makes from its own arguments -----------------------------------------
 
 
 def masks_of(create: str, family: str, **more: Any) -> tuple[Any, Tensor]:
@@ -187,8 +187,8 @@ def test_looking_both_ways() -> None:
     register()
     own._attn_implementation = "dualops"
     create = masking_utils.create_causal_mask
-    told = {"attention_mask": None, **with_cache(create, None)}
-    made: Any = create(config=own, inputs_embeds=torch.zeros(B, 8, 0), **told)
+    inputs = {"attention_mask": None, **with_cache(create, None)}
+    made: Any = create(config=own, inputs_embeds=torch.zeros(B, 8, 0), **inputs)
     assert made is None
     q, k, v = qkv(8, 8)
     expected = truth(q, k, v, torch.ones(8, 8).bool())
@@ -204,7 +204,7 @@ def test_looking_both_ways() -> None:
 
 @pytest.mark.parametrize("Sk", [1, 7])
 def test_attention_to_another_sequence(Sk: int) -> None:
-    """Of a decoder to an encoder, with padding there: as many keys as there are, one at the least."""
+    """Of a decoder to an encoder, with padding there: as many keys as there are, at least one."""
     kept = torch.ones(B, Sk).bool()
     kept[0, 1:] = False
     made = masks.attention_mask(
@@ -273,7 +273,7 @@ def test_what_attention_refuses() -> None:
         ({"attention_mask": windowed}, NotImplementedError, "mask has a sliding window, of which the layer does not"),
         ({"attention_mask": ends, "position_bias": q}, NotImplementedError, "position_bias with packed sequences"),
     ]
-    for more, error, told in wrong:
-        with pytest.raises(error, match=rf"SimpleNamespace of layer 3: .*{told}"):
+    for more, error, message in wrong:
+        with pytest.raises(error, match=rf"SimpleNamespace of layer 3: .*{message}"):
             attention(layer(), q, k, v, **{"attention_mask": None, **more})
     attention(layer(), q, k, v, None, output_attentions=False, use_cache=True)  # what models hand on

@@ -62,8 +62,10 @@ from .read_arrays import in_global_memory
 def ltoir(
     function: Callable[..., None], argtypes: Sequence[Any], cc: tuple[Any, ...], launch_bounds: tuple[int, int]
 ) -> bytes:
-    """What `cuda.compile(function, void(*argtypes), cc=cc, device=False, abi="numba", output="ltoir",
-    launch_bounds=launch_bounds)` gives: (threads, blocks that should fit on an SM). Raises Numba's errors.
+    """Compile a kernel to LTO IR, as `cuda.compile(function, void(*argtypes), cc=cc, device=False, abi="numba",
+    output="ltoir", launch_bounds=launch_bounds)` does. Raises Numba's errors.
+
+    launch_bounds: threads of a block, and how many blocks should fit on an SM.
     """
     flags = CUDAFlags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
@@ -96,7 +98,7 @@ def ltoir(
 
 
 def prepare() -> None:
-    """What the first kernel would wait for: Numba's declarations of all that it knows."""
+    """Load Numba's declarations of types and functions, which the first kernel would wait for."""
     with global_compiler_lock:
         cuda_target.typing_context.refresh()
         cuda_target.target_context.refresh()

@@ -21,7 +21,7 @@ from .passes import instead_of
 
 @instead_of(NopythonTypeInference)
 class KnownTypes(NopythonTypeInference):
-    """With a typing context that remembers its answers."""
+    """Type inference with a typing context that remembers its answers."""
 
     def run_pass(self, state: Any) -> bool:
         asked = state.typingctx
@@ -40,7 +40,7 @@ TAKEN_FIRST: dict[tuple[Any, ...], bool] = {}
 
 
 class Twin(CUDATypingContext):
-    """Of another context, which it shares everything with."""
+    """A typing context that shares all attributes with another one."""
 
     def __init__(self, context: CUDATypingContext):
         self.__dict__ = context.__dict__
@@ -54,7 +54,7 @@ class Twin(CUDATypingContext):
 
 
 class Remembering(Twin):
-    """Answers what it was asked before."""
+    """A typing context that remembers the types of calls."""
 
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
         """The signature of a call. Kept for operators, intrinsics, number types and the like, which have one for given
@@ -117,7 +117,7 @@ remembering = cache(Remembering)  # one for each context, since templates keep w
 
 @instead_of(CUDANativeLowering)
 class KnownSignatures(CUDANativeLowering):
-    """With operators that remember their signatures."""
+    """Lowering with operators that remember their signatures."""
 
     @property
     def lowering_class(self) -> type:
@@ -134,7 +134,7 @@ class KnownSignatures(CUDANativeLowering):
 
 
 class Recalling(Twin):
-    """Its functions remember their signatures."""
+    """A typing context whose functions remember their signatures."""
 
     def resolve_value_type(self, val: Any) -> Any:
         found = super().resolve_value_type(val)

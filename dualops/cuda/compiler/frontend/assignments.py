@@ -67,7 +67,7 @@ def _part(block: Any, places: list[int], label: int) -> Any:
 
 
 class Mentions:
-    """Where variables are mentioned, assigned to and read."""
+    """The blocks and statements that mention, assign or read each variable."""
 
     def __init__(self, blocks: dict[int, Any]):
         self.places: dict[str, dict[int, list[int]]] = {}  # name -> label -> numbers of statements
@@ -104,7 +104,7 @@ class Mentions:
 
 
 class Dominators:
-    """Which blocks every way to a block leads through: a tree, where Numba makes a set for each block."""
+    """The dominators of blocks as a tree: Numba computes a set for each block instead."""
 
     def __init__(self, immediate: Mapping[int, int]):
         self.immediate = immediate

@@ -35,7 +35,7 @@ class TensorMapModel(models.PrimitiveModel):
 
 
 class ByValue(ir.ArgumentAttributes):
-    """As NVVM's IR writes it, whose LLVM is older than llvmlite's."""
+    """The attribute `byval` without a type, as in NVVM's IR, whose LLVM is older than llvmlite's."""
 
     def _to_list(self, typ: Any) -> list[str]:
         return ["byval", f"align {TensorMapType.alignment}"]

@@ -59,7 +59,7 @@ class ByValue(CUDACABICallConv):
 
 
 class Call:
-    """What Numba knows as a device function."""
+    """A device function, in the form that Numba's compiler expects."""
 
     is_compiling = False
 

@@ -20,7 +20,7 @@ def untie(state: Any) -> None:
 
 
 def untie_function(function: Any) -> None:
-    """The IR of a function."""
+    """Break the reference cycles of a function's IR."""
     for block in function.blocks.values():
         block.scope.localvars._con.clear()
         block.body = []
@@ -29,7 +29,7 @@ def untie_function(function: Any) -> None:
 
 
 def untie_module(library: Any) -> None:
-    """LLVM's IR, when it has been written out."""
+    """Break the reference cycles of a module of LLVM's IR, after it has been written out."""
     for function in library._module.functions:
         for block in function.blocks:
             block.instructions.clear()

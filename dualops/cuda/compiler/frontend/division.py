@@ -23,9 +23,10 @@ REMAINDER = {operator.mod, operator.imod}
 def division(
     context: Any, fn: Any, sig: Any, otherwise: Callable[..., Any], *, by_selection: bool
 ) -> Callable[..., Any] | None:
-    """What divides integers, or None if `fn` does something else. otherwise: Numba's, for divisors that vary.
+    """Return the function that emits a division of integers, or None if `fn` does something else.
 
-    by_selection: without blocks, from which NVVM makes some instructions in another order.
+    otherwise: Numba's function, for divisors that vary. by_selection: emit selections instead of branches. NVVM then
+    orders some instructions differently.
     """
     key = getattr(fn, "typing_key", fn)
     if key not in QUOTIENT and key not in REMAINDER:

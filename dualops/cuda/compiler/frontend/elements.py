@@ -19,7 +19,7 @@ I64 = ir.IntType(64)
 
 
 def element(context: Any, fn: Any, sig: Any) -> Callable[..., Any] | None:
-    """What reads or writes an element, if `fn` does and the array's elements lie one behind the other: else None."""
+    """Return the function that emits the read or write of an element of a contiguous array. None for any other `fn`."""
     key, args = getattr(fn, "typing_key", fn), sig.args
     if context.enable_boundscheck:
         return None
@@ -56,5 +56,5 @@ def _place(context: Any, builder: Any, array: Any, kind: Any, value: Any, index:
 
 
 def field(context: Any, array: Any, name: str) -> int:
-    """Which of an array's fields that is."""
+    """Return the index of this field in an array's struct."""
     return context.data_model_manager[array].get_field_position(name)

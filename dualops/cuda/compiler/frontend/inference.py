@@ -22,7 +22,7 @@ from numba.cuda.core.typeinfer import TypeInferer
 
 
 def inferred(state: Any) -> tuple[Any, Any, Any, Any]:
-    """What `type_inference_stage` gives: types of variables, of the result and of calls, and errors."""
+    """Do what `type_inference_stage` does: return types of variables, of the result and of calls, and errors."""
     if len(state.args) != state.func_ir.arg_count:
         raise TypeError("Mismatch number of argument types")
     context, fixer = state.typingctx, errors.WarningsFixer(errors.NumbaWarning)
@@ -214,7 +214,7 @@ class Inferer(TypeInferer):
         self.add_type(target.name, found, loc=inst.loc)
 
     def typeof_global(self, inst: Any, target: Any, gvar: Any) -> None:
-        """In short for numbers, and for functions and types that Numba knows, under names that are no built-in's."""
+        """Type a global: directly for numbers, and for functions and types that Numba knows, but no built-in names."""
         value, kind = gvar.value, None
         if gvar.name not in ("range", "slice", "len") and not self.typevars[target.name].locked:
             if type(value) in NUMBERS:

@@ -31,7 +31,7 @@ CONSTANTS = {ir.Const, ir.Global, ir.FreeVar}
 
 @instead_of(InlineInlinables)
 class InlineVerbs(InlineInlinables):
-    """All of them, in one walk."""
+    """Inline all verbs of a kernel in one pass."""
 
     def run_pass(self, state: Any) -> bool:
         kernel = state.func_ir
@@ -49,7 +49,7 @@ class InlineVerbs(InlineInlinables):
 
 
 class Names(dict[str, Any]):
-    """Of a function: its variables' names, and the kernel's variables that they are, from when they are first met."""
+    """A function's variable names -> the kernel's variables. The first use of a name adds its entry."""
 
     def __init__(self, scope: Any, number: int):
         """number: of the inlined function; 0 is the kernel, whose variables keep their names."""
@@ -213,7 +213,7 @@ class Inliner:
 
 
 def arguments_of(call: Any, function: Any, loc: Any, func_ir: Any) -> Any:
-    """Of a call, with defaults: variables of the caller, or constants."""
+    """Return the arguments of a call, with defaults: variables of the caller, or constants."""
     code = function.__code__
     as_named = code.co_kwonlyargcount == 0 and not code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
     if as_named and not call.kws and not call.vararg and len(call.args) == code.co_argcount:

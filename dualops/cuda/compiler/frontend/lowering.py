@@ -29,6 +29,7 @@ from numba.cuda.core.errors import LoweringError, new_error_context
 from numba.cuda.core.unsafe import eh
 from numba.cuda.lowering import CUDALower
 
+from ..backend import BLACKWELL
 from .division import division
 from .elements import element
 from .names import names_read
@@ -41,9 +42,6 @@ from .slots import slot
 MANY_BLOCKS = 1500
 
 
-# the compute capability from which NVVM has a newer LLVM, which left the arrays of 25 kernels in local memory
-STRAIGHT_FROM = (10, 0)
-
 # types of variables that stay on the stack, since LLVM would else take loops apart in another order of its passes
 ON_STACK = (types.IteratorType, types.RangeType)
 
@@ -55,7 +53,8 @@ class Lower(CUDALower):
         self.tries = self.whole = False
         self.many = len(self.func_ir.blocks) > MANY_BLOCKS
         self.operations: dict[Any, Any] = {}
-        self.straight = self.flags.compute_capability >= STRAIGHT_FROM
+        # NVVM has a newer LLVM for Blackwell, which left the arrays of 25 kernels in local memory
+        self.straight = self.flags.compute_capability >= BLACKWELL
         self.counted = set[str]()  # iterators over a range of constants
         super().init()
         self.context.get_function = Implementations(self.context, self.many)  # of this kernel's own copy of the context
@@ -67,7 +66,7 @@ class Lower(CUDALower):
             del self.context.get_function  # which holds the context
 
     def _find_singly_assigned_variable(self) -> None:
-        """Those that need no place on the stack: assigned to once, and read after it.
+        """Find the variables that need no place on the stack: assigned to once, and read after it.
 
         A block that is lowered after the assignment comes after it in the kernel too (`assignments`).
         """
@@ -216,7 +215,7 @@ def _starred(signature: Any) -> bool:
 
 
 class Implementations:
-    """In the place of a context's `get_function`: each is found once."""
+    """A replacement for a context's `get_function` that looks up each implementation once."""
 
     def __init__(self, context: Any, many: bool):
         """many: for a kernel of MANY_BLOCKS."""

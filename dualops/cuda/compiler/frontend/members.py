@@ -88,7 +88,7 @@ def _has_members(value: Any) -> bool:
 
 
 def is_record(value: Any) -> bool:
-    """Whether it is a frozen dataclass."""
+    """Return whether a value is an instance of a frozen dataclass."""
     return is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 

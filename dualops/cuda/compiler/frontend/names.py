@@ -32,7 +32,7 @@ def names_read(value: Any) -> list[str]:
 
 
 def renamed_expression(value: Any, names: Mapping[str, Any]) -> Any:
-    """A copy of an ir.Expr."""
+    """Return a copy of an ir.Expr with its variables renamed."""
     made = object.__new__(ir.Expr)
     kws = {}
     for key, each in value._kws.items():

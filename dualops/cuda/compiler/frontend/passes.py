@@ -99,8 +99,8 @@ class CanonicalBlocks(IRProcessing):
 
 
 def kinds(function: Any) -> set[Any]:
-    """What passes look for in a function: types of statements other than assignments, names of its expressions and of
-    attributes, and "print" if it names that.
+    """Return what passes look for in a function: types of statements other than assignments, names of its expressions
+    and of attributes, and "print" if it names that.
     """
     found = set[Any]()
     for block in function.blocks.values():
@@ -184,7 +184,7 @@ class Rewrites(GenericRewrites):
 
 @instead_of(InlineOverloads)
 class OverloadsIfAny(InlineOverloads):
-    """For kernels that call an overload which asks to be inlined."""
+    """Inlining of overloads, only for kernels that call one that is declared inline."""
 
     def run_pass(self, state: Any) -> bool:
         different = dict[Any, Any]()  # what is asked of which types -> an expression that does
@@ -213,7 +213,7 @@ class OverloadsIfAny(InlineOverloads):
 
 @instead_of(PreLowerStripPhis)
 class StripPhis(PreLowerStripPhis):
-    """Without lifetimes."""
+    """Remove phis without computing the lifetimes of variables."""
 
     def run_pass(self, state: Any) -> bool:
         phis = {each.target.name for block in state.func_ir.blocks.values() for each in block.body if _is_phi(each)}

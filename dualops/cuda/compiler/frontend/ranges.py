@@ -22,7 +22,7 @@ PAIR = ("pair_first", "pair_second")
 
 
 def loop(context: Any, fn: Any, sig: Any) -> Callable[..., Any] | None:
-    """What makes a range, its iterator, or a pair of an element and whether there is one, if `fn` does: else None."""
+    """Return the function that emits a range, its iterator, or the next element of it. None for any other `fn`."""
     if fn == "getiter" and isinstance(sig.args[0], types.RangeType):
         return partial(_iterator, context)
     if fn == "iternext" and isinstance(sig.args[0], types.RangeIteratorType):

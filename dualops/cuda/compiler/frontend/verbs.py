@@ -132,7 +132,7 @@ def _free(function: FunctionType, index: int) -> Any:
 
 @instead_of(TranslateByteCode)
 class InterpretOnce(TranslateByteCode):
-    """Of a verb."""
+    """Translate a verb's bytecode to IR, once per function."""
 
     def run_pass(self, state: Any) -> bool:
         state.func_ir = interpreted(OfVerbs, state.func_id)
@@ -141,7 +141,7 @@ class InterpretOnce(TranslateByteCode):
 
 @instead_of(CUDATranslateBytecode)
 class InterpretKernelOnce(CUDATranslateBytecode):
-    """Of a kernel."""
+    """Translate a kernel's bytecode to IR, once per function."""
 
     def run_pass(self, state: Any) -> bool:
         state.func_ir = interpreted(OfKernels, state.func_id)
@@ -207,7 +207,7 @@ def inlinable(value: Any) -> Callable[..., Any] | None:
 
 
 class Verbs:
-    """Those of one kernel, each made once."""
+    """The verbs of one kernel by their functions; each is translated once."""
 
     def __init__(self, state: Any):
         self.outer = state

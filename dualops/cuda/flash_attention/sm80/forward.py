@@ -42,7 +42,7 @@ from ....spec.meta import itemsize
 from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, noun, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
-from ...tile.products import anew_i32, opaque_f32
+from ...tile.products import opaque_f32, recomputed_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
 from ...tile.strips import APART, strip_ab, strip_abt
@@ -280,7 +280,9 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         while i != count:
             stage, n1 = i32(i % u32(2)), i32(n0 - config.block_kv)
             if i + u32(1) != count:
-                head = KeyHead(anew_i32(task.b), anew_i32(task.h_kv))  # no register keeps values computed from them
+                head = KeyHead(
+                    recomputed_i32(task.b), recomputed_i32(task.h_kv)
+                )  # no register keeps values computed from them
                 coming = i32(1 - stage)
                 places = tile.k_at + coming * tile.k_size, tile.v_at + coming * tile.v_size
                 copies.keys(smem, x, task, head, n1, places)
@@ -293,7 +295,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             cuda.syncthreads()  # rows of o overwrite Q
 
         # computed again: no register kept them until now
-        task = walk.task(anew_i32(cuda.blockIdx.x), work)
-        tiles.store(mine, StripsTo(o, lse, x, task, tiles.row(anew_i32(cuda.threadIdx.x)), work))
+        task = walk.task(recomputed_i32(cuda.blockIdx.x), work)
+        tiles.store(mine, StripsTo(o, lse, x, task, tiles.row(recomputed_i32(cuda.threadIdx.x)), work))
 
     return flash_attention_sm80

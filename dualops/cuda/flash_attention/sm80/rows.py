@@ -37,7 +37,7 @@ class GradientVectors(NamedTuple):
 
 
 class KeyHead(NamedTuple):
-    """Whose keys are copied."""
+    """Batch and head whose keys are copied."""
 
     b: Any
     h: Any

@@ -126,11 +126,11 @@ def forward_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm9
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     stored, heads = "" if config.thirds else how_stored(metas, "o", varlen), p.B * p.H
     found = variant(p)
-    build, alike = build_forward(config, found, p.return_lse, stored), is_static(config, found)
+    build, static = build_forward(config, found, p.return_lse, stored), is_static(config, found)
     o, lse, *arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *Inputs._fields))
     to, maps = OutputTo("o_map" if stored == "boxes" else 0, o, lse, ()), ForwardMaps("q_map", "k_map", "v_map")
     bias_maps = ("bias_map",) if config.bias_stages else ()
-    args = (maps, bias_maps, "counter", to, Inputs(*arrays), tiled_work(p, section_of(p, alike), sizes(p)))
+    args = (maps, bias_maps, "counter", to, Inputs(*arrays), tiled_work(p, section_of(p, static), sizes(p)))
     blocks = heads * cdiv(p.Sq, config.block_q) * config.slices
     return Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
 

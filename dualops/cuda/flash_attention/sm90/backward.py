@@ -67,9 +67,9 @@ class FusedConfigs(NamedTuple):
 
 
 def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield tiles for the gradient, best first. Each key must be seen from some query on to the last."""
+    """Yield tiles for the gradient, best first."""
     p = problem
-    if p.window is not None or not results["dq"].size or not results["dk"].size:
+    if not results["dq"].size or not results["dk"].size:
         return
     if not serves(p, device, p.arrays, LOADED):
         return
@@ -309,4 +309,4 @@ def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDqConf
     args = (maps_of("dq"), *bias_maps, "counter", to, x, tiled_work(p, section_of(p), sizes(p)))
     blocks, shared_bytes = heads * cdiv(p.Sq, config.block_q), config.shared_bytes(padded(p.D), padded(p.Dv))
     step = Step(build, (blocks,), args, shared_bytes, resident=True)
-    return after_counter(step, alike=False)
+    return after_counter(step, static=False)

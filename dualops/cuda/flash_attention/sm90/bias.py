@@ -39,7 +39,7 @@ from ...launch.views import Boxed, boxed
 from ...tile.a_fragment import WORDS, words_of_columns, words_of_rows
 from ...tile.boxes import Corner, box_shape, box_tile, prefetch_maps
 from ...tile.pipeline import pipeline
-from ...tile.products import anew_i32
+from ...tile.products import recomputed_i32
 from ...tile.storage import fetch_global_b32
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
@@ -152,9 +152,9 @@ def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = Fals
         """
         b, h, strides = i32(0), i32(0), options[index].bias.strides
         if strides[0] != 0:
-            b = anew_i32(i32(place.b))
+            b = recomputed_i32(i32(place.b))
         if strides[1] != 0:
-            h = anew_i32(i32(place.h))
+            h = recomputed_i32(i32(place.h))
         boxes.load(smem, stage, bias_map, Corner(place.m0, place.n0, (h, b)), full)
 
     @verb
@@ -165,7 +165,7 @@ def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = Fals
     @verb
     def held(smem, stage, words):
         """Return the first argument of `word`, for a tile that has arrived."""
-        return HeldBias(smem, own.first(boxes.at(stage), anew_i32(i32(cuda.threadIdx.x))), words)
+        return HeldBias(smem, own.first(boxes.at(stage), recomputed_i32(i32(cuda.threadIdx.x))), words)
 
     @verb
     def word(held, number):
@@ -269,7 +269,7 @@ def _stages(variant: Variant, operand: Operand, at: int, stages: int, consumers:
     def bring(smem, maps, barriers, options, task, n0, i):
         for w in range(CONSUMERS):
             stage = pipe.acquire(barriers, filling(i, w))
-            m0 = i32(anew_i32(i32(task.m0)) + ROWS * w)  # else a register would keep one for each warpgroup
+            m0 = i32(recomputed_i32(i32(task.m0)) + ROWS * w)  # else a register would keep one for each warpgroup
             tile.load(smem, stage, maps[0], options, BiasPlace(task.b, task.h, m0, n0), barriers.full)
 
     @verb

@@ -179,21 +179,21 @@ LIGHT_ALONE = ["key_padding_mask"]  # whose bits fit if no other option needs re
 # keys that one other option leaves registers for, and several. TFLOP/s of S = 4096 if tuned: softcap 494 (112 keys:
 # 474), ALiBi 565 (112: 531, not in turns 512; Q in registers later gained 3 and 2 %), dropout 467, a bias from memory
 # 417 to 468 (96: 401 to 431, 64: 364; 128 as 112); 660 without options
-KEYS_BESIDE = {"softcap": 128, "alibi": 128, "bias": 112, "dropout": 128}
+KEYS_WITH = {"softcap": 128, "alibi": 128, "bias": 112, "dropout": 128}
 IN_TURNS = ("softcap", "alibi", "bias")
-KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING, KEYS_BESIDE_MANY = 96, 64, 48, 32
+KEYS_WITH_ONE, KEYS_WITH_SOME, KEYS_WITH_READING, KEYS_WITH_MANY = 96, 64, 48, 32
 READING_OPTIONS = ("bias", "dropout")
 MANY = 5  # options, one of which reads
 ASKED_SELDOM = ("mask_mod", BLOCK_MASK)  # evaluated only in tiles that the mask cuts
 
 
-def keys_beside(heavy: Sequence[str]) -> int:
+def keys_with(heavy: Sequence[str]) -> int:
     """Return how many keys of a tile these options leave registers for."""
     if len(heavy) == 1:
-        return KEYS_BESIDE.get(heavy[0], KEYS_BESIDE_ONE)
+        return KEYS_WITH.get(heavy[0], KEYS_WITH_ONE)
     if are_many(heavy):
-        return KEYS_BESIDE_MANY
-    return KEYS_BESIDE_READING if _read(heavy) else KEYS_BESIDE_SOME
+        return KEYS_WITH_MANY
+    return KEYS_WITH_READING if _read(heavy) else KEYS_WITH_SOME
 
 
 def configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False) -> Iterator[tuple[Sm90Config, str]]:
@@ -216,7 +216,7 @@ def configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False
         # 1.26 of the speed with a bias from memory; Q not in registers 1.21, not in turns 1.16, 112 keys 1.13
         config = Sm90Config(2, 128, q_stages=1, most=True, held=True, bias_stages=1)
     elif heavy:
-        config = Sm90Config(2, keys_beside(heavy), turns=False)
+        config = Sm90Config(2, keys_with(heavy), turns=False)
         if heavy[0] in IN_TURNS and len(heavy) == 1:
             # softcap alone is 2 to 5 % faster without `most`; causal, it would spill
             config = replace(config, turns=True, most=list(options) != ["softcap"], held=heavy == ["alibi"])
@@ -239,7 +239,7 @@ def _wide_config(D: int, Dv: int, heavy: Sequence[str]) -> Sm90Config:
     D 192, Dv 128: 654 and 614.
     """
     slices = _slices(Dv, heavy)
-    most = KEYS_BESIDE_MANY if are_many(heavy) else WIDE_KEYS[max(slice_width(Dv, slices), 128)][bool(heavy)]
+    most = KEYS_WITH_MANY if are_many(heavy) else WIDE_KEYS[max(slice_width(Dv, slices), 128)][bool(heavy)]
     return _of_room(D, Dv, heavy, slices, range(most, 0, -16))
 
 
@@ -289,7 +289,7 @@ def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[S
     slices = -(-Dv // 128)  # with 256 columns too few registers are left
     width = D + slice_width(Dv, slices)
     if heavy or width > 256:
-        block_kv = KEYS_BESIDE_MANY if _read(heavy) and len(heavy) > 1 else 64
+        block_kv = KEYS_WITH_MANY if _read(heavy) and len(heavy) > 1 else 64
         stages = 3 if width > 256 else 5
     else:
         block_kv, stages = 128, 3 if width > 128 else 5

@@ -144,7 +144,7 @@ def dbias_tiles(config: DbiasConfig, variant: Variant, load: Noun) -> Members:
     chain, turn = chain_of(in_words(variant.having), variant.dtype), turns(config.consumers if OVERLAP else 1)
     qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
     own = bias_registers(variant, config.block_kv, 128 * config.consumers)
-    score = fragment_scores(chain, config.block_kv, marks=True, word=own.word)
+    score = fragment_scores(chain, config.block_kv, mark_hidden=True, word=own.word)
     wait_scores = qk.wait_but_one if OVERLAP else qk.wait
     gradient, rows, queries, keys = gradient_of_bias(qk.size), rows_of_queries(qk.size), load.queries, load.keys
 

@@ -228,10 +228,10 @@ def _apart_of_list(width: int, heavy: Sequence[str]) -> DkvApartConfig:
 FRAGMENT_BYTES = 4 * ROWS * BOX  # of dq that a warpgroup computes at a time, in float32
 FRAGMENT = ROWS * BOX  # numbers
 DS_PLACES = 2  # so that warpgroups meet once per tile
-# options that need no registers; and those of which one fits. A user's function may need any number of registers: with
-# a score_mod that reads the score, its square and all coordinates, 64 bytes spill
+# options that need no registers; and sets of others that registers have room for. A user's function may need any number
+# of registers: with a score_mod that reads the score, its square and all coordinates, 64 bytes spill
 SERVED = ("band", "sinks")
-ONE_SERVED = ("alibi", "key_padding_mask", "softcap", "score_mod", "mask_mod", "dropout")
+SERVED_TOGETHER = {"alibi", "key_padding_mask", "dropout"}, {"softcap", "key_padding_mask"}, {"score_mod"}, {"mask_mod"}
 
 
 class FusedTiles(NamedTuple):
@@ -315,11 +315,9 @@ def fused_configs(
     """
     narrow, others = D == Dv == BOX, [name for name in options if name not in SERVED]
     with_bias = others == ["bias"] and bias_in_boxes and not narrow
-    served = not others or with_bias or (len(others) == 1 and others[0] in ONE_SERVED)
-    spills = {"mask_mod": "band" in options, "score_mod": varlen}  # a register or more, for wider heads
-    if not narrow and len(others) == 1 and spills.get(others[0], False):
-        served = False
-    if not served or not (narrow or (D == 2 * BOX and Dv <= 2 * BOX)):
+    served = with_bias or any(some.issuperset(others) for some in SERVED_TOGETHER)
+    spills = varlen and not narrow and ("score_mod" in others or ("mask_mod" in others and "band" in options))
+    if not served or spills or not (narrow or (D == 2 * BOX and Dv <= 2 * BOX)):
         return
     note = ""
     if narrow:

@@ -94,23 +94,23 @@ class DqThirdsConfig(QueriesConfig):
 
 
 AnyDqConfig = DqConfig | DqThirdsConfig
-MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_ASKING, KEYS_BESIDE_SOME = 128, 112, 112, 96
-KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE, KEYS_BESIDE_DROPOUT_AND_MANY = 80, 64, 48
-KEYS_BESIDE_BOXES_AND_MORE = 80
+MOST_KEYS, KEYS_WITH_BIAS, KEYS_WITH_ASKING, KEYS_WITH_SOME = 128, 112, 112, 96
+KEYS_WITH_DROPOUT, KEYS_WITH_DROPOUT_AND_MORE, KEYS_WITH_DROPOUT_AND_MANY = 80, 64, 48
+KEYS_WITH_BOXES_AND_MORE = 80
 
 
-def dq_keys_beside(heavy: Sequence[str]) -> int:
+def dq_keys_with(heavy: Sequence[str]) -> int:
     """Return how many keys of a tile these options and 128 columns of dq leave registers for."""
     if "dropout" in heavy:
         if are_many(heavy):
-            return KEYS_BESIDE_DROPOUT_AND_MANY
-        return KEYS_BESIDE_DROPOUT if len(heavy) == 1 else KEYS_BESIDE_DROPOUT_AND_MORE
+            return KEYS_WITH_DROPOUT_AND_MANY
+        return KEYS_WITH_DROPOUT if len(heavy) == 1 else KEYS_WITH_DROPOUT_AND_MORE
     if len(heavy) > 1:
-        return KEYS_BESIDE_SOME
-    return KEYS_BESIDE_BIAS if "bias" in heavy else MOST_KEYS
+        return KEYS_WITH_SOME
+    return KEYS_WITH_BIAS if "bias" in heavy else MOST_KEYS
 
 
-WIDE_KEYS_BESIDE_ONE, WIDE_KEYS_BESIDE_DROPOUT, WIDE_KEYS_OF_BLOCKS = 48, 32, 32
+WIDE_KEYS_WITH_ONE, WIDE_KEYS_WITH_DROPOUT, WIDE_KEYS_OF_BLOCKS = 48, 32, 32
 
 
 def dq_wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
@@ -118,11 +118,11 @@ def dq_wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
     room for.
     """
     if "dropout" in options:
-        return WIDE_KEYS_BESIDE_DROPOUT
+        return WIDE_KEYS_WITH_DROPOUT
     if BLOCK_MASK in options:
         return WIDE_KEYS_OF_BLOCKS
     if D > 192 or any(name not in LIGHT_OPTIONS for name in options):
-        return WIDE_KEYS_BESIDE_ONE
+        return WIDE_KEYS_WITH_ONE
     return {256: 64, 192: 80}.get(Dv, 96)
 
 
@@ -141,7 +141,7 @@ def dq_configs(
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     note = ", options need registers" if heavy else ""
     if bias_in_boxes and max(D, Dv) <= 128 and not {BLOCK_MASK, "dropout"} & {*options}:
-        keys = MOST_KEYS if len(heavy) == 1 else KEYS_BESIDE_BOXES_AND_MORE
+        keys = MOST_KEYS if len(heavy) == 1 else KEYS_WITH_BOXES_AND_MORE
         config = DqConfig(2, keys, turns=False, dq_over_q=True, bias_stages=1)
         yield config, f"{config.block_q} queries by {config.block_kv} keys for dq, the bias in boxes"
     if "bias" in options:
@@ -149,10 +149,10 @@ def dq_configs(
     if max(D, Dv) > 128:
         config = DqConfig(2, dq_wide_keys(D, Dv, options), turns=not heavy and D <= 192, dq_over_q=True, zeroed=True)
     elif BLOCK_MASK in options:
-        most = dq_keys_beside([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS
+        most = dq_keys_with([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS
         config = DqConfig(2, 128 if most else 64, turns=not heavy)
     else:
-        keys = KEYS_BESIDE_ASKING if varlen and heavy == ["softcap"] else dq_keys_beside(heavy)
+        keys = KEYS_WITH_ASKING if varlen and heavy == ["softcap"] else dq_keys_with(heavy)
         config = DqConfig(2, keys, turns=not heavy)
     yield config, f"{config.block_q} queries by {config.block_kv} keys for dq{note}"
 
@@ -214,7 +214,7 @@ FEWER_KEYS, LEAST_KEYS = 112, 64
 DBIAS_STAGES = 4, 3, 2  # best first
 # options that leave registers for dP during the exponentials; and those of which one does
 SERVED, ONE_SERVED = ("bias", "band", "sinks"), ("alibi", "key_padding_mask", "softcap")
-MANY_BESIDE = 4  # others at once, which leave registers for FEWER_KEYS only
+MANY_OTHERS = 4  # others at once, which leave registers for FEWER_KEYS only
 
 
 def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterator[tuple[DbiasConfig, str]]:
@@ -224,7 +224,7 @@ def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterato
     """
     others = [name for name in options if name not in SERVED]
     overlap = not others or (len(others) == 1 and others[0] in ONE_SERVED)
-    most = FEWER_KEYS if len(others) >= MANY_BESIDE else MOST_KEYS
+    most = FEWER_KEYS if len(others) >= MANY_OTHERS else MOST_KEYS
     for block_kv, stages in product(range(most, LEAST_KEYS - 1, -16), DBIAS_STAGES):
         config = DbiasConfig(2, block_kv, stages, overlap)
         if config.shared_bytes(D, Dv) + config.words_bytes <= room:

@@ -44,7 +44,7 @@ from ...tile.storage import access
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant, gradient_inputs_type
 from ..options import chain_of
-from ..tile_scheduler import packed_tiles, tiled_work_type, walk_by_queries
+from ..tile_scheduler import packed_tiles, range_of, tiled_work_type, walk_by_queries
 from .arguments import SUMS_TYPE, queries_to_type
 from .config import BOX, padded, widths
 from .dkv_config import CONSUMERS, FRAGMENT, FRAGMENT_BYTES, FusedConfig
@@ -97,12 +97,15 @@ class TileOrder(QTiles):
 
 def tile_order(config: FusedConfig, variant: Variant) -> TileOrder:
     """The verbs of the fused kernel's order."""
-    return _from_the_first(config, variant) if config.ascends else _from_the_last(config)
+    return _from_the_first(config, variant) if config.ascends else _from_the_last(config, variant)
 
 
-def _from_the_last(config: FusedConfig) -> TileOrder:
-    """From the last tile on, for blocks of ascending keys: each starts one tile after the previous block."""
+def _from_the_last(config: FusedConfig, variant: Variant) -> TileOrder:
+    """From the last tile on, for blocks of ascending keys: each starts one tile after the previous block. With a
+    window, the last tile of a block is seen from no earlier keys, or from one block's.
+    """
     BLOCK_Q, BLOCK_KV = config.block_q, config.block_kv
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
 
     @verb
     def first(task, work):
@@ -118,7 +121,8 @@ def _from_the_last(config: FusedConfig) -> TileOrder:
 
     @verb
     def rank(task, m0, options):
-        return i32(u32(task.n0) // u32(BLOCK_KV))
+        n_first, _ = chain.key_range(options, m0, min(i32(m0 + BLOCK_Q), task.Sq), task.offset, task.Sk)
+        return i32(u32(task.n0) // u32(BLOCK_KV)) - i32(u32(n_first) // u32(BLOCK_KV))
 
     return TileOrder.from_locals(locals(), count=q_tiles_of(BLOCK_Q, None).count, listed=False)
 
@@ -212,6 +216,19 @@ def _all_keys(task):
 
 
 @noun
+def blocks_that_add(block_kv: int) -> Members:
+    """The verb of the blocks that add to a tile of queries: none if no query of the tile sees a key."""
+    tiles = range_of(block_kv)
+
+    @verb
+    def between(b, h, m0, n_first, n_end, options):
+        first, count = tiles.between(b, h, m0, n_first, n_end, options)
+        return first, count if n_first < n_end else i32(0)
+
+    return locals()
+
+
+@noun
 def added_dq(config: FusedConfig, variant: Variant) -> Members:
     """The verb of 64 queries of a tile, whose dq the fused kernel adds."""
     SIZE, PARTS, FRAGMENTS = padded(variant.D) // 2, config.parts, padded(variant.D) // BOX * FRAGMENT
@@ -237,7 +254,8 @@ def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kern
 
     stored: how dq gets to memory (`output`).
     """
-    walk = walk_by_queries(config, variant, gradient=True, first_first=config.ascends, packed=variant.varlen)
+    between = blocks_that_add(config.block_kv).between
+    walk = walk_by_queries(config, variant, between, gradient=True, first_first=config.ascends, packed=variant.varlen)
     dq = added_dq(config, variant)
     results = dq_results(variant, _all_keys, dq.size, 0, stored, 1)
 

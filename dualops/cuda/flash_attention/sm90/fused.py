@@ -104,7 +104,7 @@ def fused_tiles(config: FusedConfig, variant: Variant, load: QLoads) -> Members:
     scores_of, gradient = scores_of_keys(score, load), gradient_of_keys(tile_chain, score, dtype, ROWS)
     stepwise = probs_by_steps(gradient, dtype, tiles.do_steps)
     probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
-    put_scores = put_matrices(dtype, ROWS, anew=chain.scores or chain.weighs)
+    put_scores = put_matrices(dtype, ROWS, recompute=chain.scores or chain.weighs)
     LAST, STATISTICS, K_AT, V_AT = config.parts - 1, 2 * ROWS // 8, 0, tiles.v_at
     Q_BYTES, DO_BYTES = tiles.part_q.nbytes, tiles.part_do.nbytes  # from one part to the next
     DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes

@@ -145,7 +145,7 @@ def results_of_keys(
 
 
 class Head(NamedTuple):
-    """Whose rows are stored."""
+    """The array, batch, head and slice whose rows are stored."""
 
     o: Any
     b: Any

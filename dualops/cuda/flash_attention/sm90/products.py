@@ -95,7 +95,7 @@ class Factor(NamedTuple):
 
 
 class ProbsProduct(Namespace):
-    """The verbs."""
+    """The verbs of dv += P.T @ dO."""
 
     groups: int  # of products that `add` starts
     left: Callable[..., Any]  # () -> what P.T is packed in; products read it until they are waited for
@@ -104,6 +104,8 @@ class ProbsProduct(Namespace):
 
 
 def probs_at_once(gradient: GradientOfKeys, product: RegisterMma) -> ProbsProduct:
+    """Return verbs that compute all of P.T before one product starts."""
+
     @verb
     def add(registers, factor, given, kept, place):
         gradient.probabilities(registers.packed, registers.scores, given, kept, place)
@@ -113,7 +115,7 @@ def probs_at_once(gradient: GradientOfKeys, product: RegisterMma) -> ProbsProduc
 
 
 def probs_by_steps(gradient: GradientOfKeys, dtype: str, do: Operand) -> ProbsProduct:
-    """For calls without dropout."""
+    """Return verbs that start a product for each step of P.T, while the next steps are computed. Without dropout."""
     steps = [register_mma(dtype, do, some=(step,)) for step in range(do.steps)]
     left_a, left_b, left_c, left_d = (step.left for step in steps)
 

@@ -176,8 +176,8 @@ FIRST_BARRIER = 4  # of the named barriers; the first ones are `epilogue`'s
 @cache
 @noun
 def turns(count: int) -> Members:
-    """The verbs of `count` warpgroups, number 0 first; for one, they do nothing. By all threads of a warpgroup. Each
-    warpgroup must call them equally often.
+    """The verbs by which `count` warpgroups take turns, number 0 first. For one warpgroup they do nothing. All threads
+    of a warpgroup call them, and each warpgroup equally often.
     """
 
     @verb
@@ -209,10 +209,10 @@ def is_static(config: Sm90Config, variant: Variant) -> bool:
     return not (config.split or variant.varlen or limits)
 
 
-def counter_of(problem: Problem, alike: bool) -> dict[str, ArrayMeta]:
+def counter_of(problem: Problem, static: bool) -> dict[str, ArrayMeta]:
     """Return the array that counts drawn items, unless the schedule is static; varlen has two launches."""
     count = 1 + is_varlen(problem)
-    return {} if alike else {"counter": ArrayMeta((count,), "int64", (1,), problem.arrays["q"].device, 0)}
+    return {} if static else {"counter": ArrayMeta((count,), "int64", (1,), problem.arrays["q"].device, 0)}
 
 
 def word_of(config: Sm90Config, variant: Variant) -> int:
@@ -225,9 +225,9 @@ def cleared(count: int) -> Step:
     return Step(build_writer(count), (1,), ("counter", 0, (0,) * count))
 
 
-def after_counter(step: Step, alike: bool) -> list[Step]:
+def after_counter(step: Step, static: bool) -> list[Step]:
     """Return a launch whose blocks draw from the counter, after the launch that clears it."""
-    return [step] if alike else [cleared(1), step]
+    return [step] if static else [cleared(1), step]
 
 
 def items_of(config: Sm90Config, variant: Variant, visits: KvTiles) -> WorkItems:

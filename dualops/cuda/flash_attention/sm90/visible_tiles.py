@@ -29,7 +29,7 @@ from .dq_config import DqTiles
 
 
 class Queries(Rows):
-    """The verbs."""
+    """The verbs that load tiles of queries."""
 
     nbytes: int  # of a load
     at: Callable[..., Any]  # (stage) -> byte of shared memory where the tile begins
@@ -105,7 +105,7 @@ class KvTile(NamedTuple):
 
 
 class KvTiles(Namespace):
-    """The verbs."""
+    """The verbs that iterate over the tiles of keys that a tile of queries sees, last to first."""
 
     between: Callable[..., Any]  # (b, h, m0, n_first, n_end, options) -> first and count: tiles with some of these keys
     last: Callable[..., KvTile]  # (task, options): if there is none, one that must not be used

@@ -75,7 +75,7 @@ class Boxed(NamedTuple):
         return made
 
     def step(self, config: Sm90Config) -> Step:
-        """Return its launch."""
+        """Return the launch of the product."""
         product = self.product
         y, z, _, _, bias = product.names
         sizes = (product.batches, self.others[0].size, product.rounds, product.m.size, product.n.size, product.k.size)

@@ -150,7 +150,7 @@ def steps_of(
 ) -> Sequence[Step]:
     """Return the launches of each pass. They overlap if a block walks a whole sequence; otherwise they don't."""
     p, backward, passes = problem, roles is BACKWARD, passes_of(problem, results, {}, config.chunk)
-    sums = "marks" in _workspace(p, results, config)
+    sums = "prefix_sums" in _workspace(p, results, config)
     steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].call)) if sums else []
     for each, names in zip(passes, roles, strict=True):
         walk, grad = partial(walk_step, p, each, names, config), "dlog_decay" in results and names[3] in Y

@@ -48,7 +48,7 @@ from ...ptx.memory import ld_shared_b32, ld_shared_v2_f32, st_shared_v4_b32
 from ...tile.epilogue import opaque_f32
 from ...tile.numbers import LOG2_E, numbers
 from ...tile.pipeline import pipeline
-from ...tile.products import anew_i32, opaque_i32
+from ...tile.products import opaque_i32, recomputed_i32
 from ...tile.rows import FULL_WARP, shfl_idx_f32
 from ...tile.second_barrier import second_barrier
 from ..decays import LEAST_KEPT, decay, exp_of_step
@@ -177,7 +177,7 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
     @verb
     def _lane_again():
         """Return the lane. Registers keep nothing computed from it between chunks: a producer has few."""
-        return i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
+        return i32(u32(recomputed_i32(i32(cuda.threadIdx.x))) % u32(32))
 
     @verb
     def _fetch(own, logs, b, h, m0, rows):
@@ -234,9 +234,9 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
         smem, eights = tables
         lane = _lane_again()
         total = ((own[0] + own[1]) + own[2]) + own[3]
-        beside = num.shuffle(total, 1, FULL_WARP)  # an eight has two lanes
-        total += beside
-        begin, end = (num.zero, beside) if lane & 1 == 0 else (beside, num.zero)
+        neighbour = num.shuffle(total, 1, FULL_WARP)  # an eight has two lanes
+        total += neighbour
+        begin, end = (num.zero, neighbour) if lane & 1 == 0 else (neighbour, num.zero)
         within(smem, own, begin, EACH, lane)
         near(smem, own, begin if back else end, EACH, lane)
         if lane & 1 == 0:
@@ -296,7 +296,7 @@ def per_token_decay(width: int, at: int, back: bool) -> Members:
     @verb
     def my_thread():
         """Return the thread's number. Registers keep nothing computed from it between chunks."""
-        return anew_i32(i32(cuda.threadIdx.x))
+        return recomputed_i32(i32(cuda.threadIdx.x))
 
     @verb
     def pairs(scores, row, mine, scale):

@@ -52,7 +52,7 @@ from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
-from ...tile.products import anew_i32, opaque_i32
+from ...tile.products import opaque_i32, recomputed_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.second_barrier import second_barrier
@@ -102,8 +102,8 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     k_feed, v_feed = (k_part, v_pipe) if GRAD else (k_pipe, v_part)  # the release of its pipeline frees both
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
-    carry, turn = state_smem(tiles.state, tiles.state_at, anew=GRAD), halves() if GRAD else in_step()
-    boxes = box_output(DTYPE, Dv, tiles.o_at, 1 if GRAD else Dv // BOX, 2, anew=GRAD)
+    carry, turn = state_smem(tiles.state, tiles.state_at, recompute=GRAD), halves() if GRAD else in_step()
+    boxes = box_output(DTYPE, Dv, tiles.o_at, 1 if GRAD else Dv // BOX, 2, recompute=GRAD)
     near, sums = diagonal_residual(tiles.v), decay_grad_parts(tiles.q, tiles.v, decays)
     repair = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
     kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, overlapped=not walk.looks)
@@ -195,7 +195,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 turn.hand(warpgroup)
             while i != end:
                 if GRAD:
-                    b, h = anew_i32(b), anew_i32(h)  # or registers would keep the start of a head's rows
+                    b, h = recomputed_i32(b), recomputed_i32(h)  # or registers would keep the start of a head's rows
                 mine = decays.again(mine)
                 count = min(i32(call.rows - m0), i32(CHUNK))
                 k_at, q_at, y_at, fade = k_tile.at(k_feed.wait(k_bars, i)), i32(0), i32(0), num.one

@@ -33,7 +33,7 @@ from ...launch.views import number_type, start
 from ...ptx.convert import unpack_bf16x2
 from ...tile.a_fragment import words_of_rows
 from ...tile.numbers import numbers
-from ...tile.products import anew_i32
+from ...tile.products import recomputed_i32
 from ...tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup
@@ -68,7 +68,7 @@ def decay_grad_parts(q: Operand, y: Operand, decays: Noun) -> Members:
     @verb
     def _put(to, x, place):
         """Write the sum of my warp's x. to: [B, H, chunks * WARPS]. place: batch, head, the chunk's first token."""
-        (b, h, m0), tid = place, u32(anew_i32(i32(cuda.threadIdx.x)))
+        (b, h, m0), tid = place, u32(recomputed_i32(i32(cuda.threadIdx.x)))
         total = of_warp.sum(x)
         if tid % u32(WARP) == u32(0):
             to.data[start(to, b, h, i32(u32(m0) // u32(CHUNK) * u32(WARPS) + tid // u32(WARP)))] = total
@@ -90,7 +90,7 @@ def decay_grad_parts(q: Operand, y: Operand, decays: Noun) -> Members:
         """Write the sums of my rows. to: [B, H, S]. place: batch, head, the first token of the chunk, which has `count`
         tokens, and the warpgroup's first row.
         """
-        (b, h, m0, row), tid, sums = place, anew_i32(i32(cuda.threadIdx.x)), cuda.local.array(2, f32)
+        (b, h, m0, row), tid, sums = place, recomputed_i32(i32(cuda.threadIdx.x)), cuda.local.array(2, f32)
         _sum_rows(sums, o, smem, y_at, tid)
         for half in range(2):
             total, r = lanes.sum(sums[half]), i32(row + my_row() + 8 * half)
@@ -101,7 +101,7 @@ def decay_grad_parts(q: Operand, y: Operand, decays: Noun) -> Members:
     def put_total(to, o, smem, y_at, place):
         """Write the sum of my warp's rows."""
         sums = cuda.local.array(2, f32)
-        _sum_rows(sums, o, smem, y_at, anew_i32(i32(cuda.threadIdx.x)))
+        _sum_rows(sums, o, smem, y_at, recomputed_i32(i32(cuda.threadIdx.x)))
         _put(to, sums[0] + sums[1], place)
 
     @verb

@@ -26,7 +26,7 @@ from typing import Any
 from ...compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
 from ...tile.a_fragment import words_of_columns
-from ...tile.products import anew_i32
+from ...tile.products import recomputed_i32
 from ...tile.split_bf16x3 import PARTS, packed_parts, upper_part
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import register_mma
@@ -35,13 +35,13 @@ from .states import rest
 
 
 @noun
-def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, alike: bool = False) -> Members:
+def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, same_columns: bool = False) -> Members:
     """The verbs for tiles of bfloat16: x in whole boxes, y "mn". weight(args, token): a verb that returns the float32
-    factor of a token of the tile. alike: see `words_of_columns`.
+    factor of a token of the tile. same_columns: see `words_of_columns`.
 
     Called by all threads of a warpgroup.
     """
-    mma, columns = register_mma(DTYPE, y), words_of_columns(x, alike=alike)
+    mma, columns = register_mma(DTYPE, y), words_of_columns(x, same_columns=same_columns)
     steps = columns.steps
 
     @verb
@@ -102,7 +102,7 @@ def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Memb
     Called by all threads of a warpgroup. X may have infinite numbers.
     """
     mma, steps = register_mma(DTYPE, piece, some=tuple(range(piece.steps)) * PARTS), piece.steps
-    begin, take = _weighted(x, weight, alike=True)
+    begin, take = _weighted(x, weight, same_columns=True)
     MIDDLE, UPPER = WORDS * steps, 2 * WORDS * steps  # where these parts begin, after the lower ones
 
     @verb
@@ -133,18 +133,18 @@ def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Memb
 
 
 def _weighted(
-    x: Operand, weight: Callable[..., Any], *, alike: bool = False
+    x: Operand, weight: Callable[..., Any], *, same_columns: bool = False
 ) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Return two verbs for X's columns. alike: see `words_of_columns`.
+    """Return two verbs for X's columns. same_columns: see `words_of_columns`.
 
     begin(left) -> begun, values that registers do not keep; take(eight, begun, smem, step): a thread's numbers of a
     step of the left factor.
     """
-    columns = words_of_columns(x, alike=alike)
+    columns = words_of_columns(x, same_columns=same_columns)
 
     @verb
     def begin(left):
-        (x_at, args), tid = left, anew_i32(i32(cuda.threadIdx.x))
+        (x_at, args), tid = left, recomputed_i32(i32(cuda.threadIdx.x))
         return columns.first(x_at, tid), i32(2 * i32(u32(tid) % u32(4))), args
 
     @verb
@@ -247,7 +247,7 @@ def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., A
     """
     if exact:
         return _as_a_result(exact_pieces(v, Operand(k.lines, BOX, 2, 128, "mn"), weight), k.width // BOX, k.box)
-    return _rounded(weighted_sums(v, k, weight, alike=True))
+    return _rounded(weighted_sums(v, k, weight, same_columns=True))
 
 
 @noun

@@ -28,7 +28,7 @@ from ...ptx.matrices import ldmatrix
 from ...ptx.memory import ld_shared_b32
 from ...ptx.mma import mma_m16n8k16
 from ...tile.epilogue import opaque_f32, put_matrices
-from ...tile.products import anew_i32, opaque_i32
+from ...tile.products import opaque_i32, recomputed_i32
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.swizzle import Operand
 from ...tile.unrolled import one_after_another
@@ -139,9 +139,9 @@ def rest(less):
 
 
 @noun
-def state_smem(tile: Operand, at: int, *, anew: bool = False) -> Members:
-    """The verbs for a tile of bfloat16 at this byte, 64 lines of each warpgroup. `anew`: see `put_matrices`."""
-    put, boxes, box_bytes, size = put_matrices(DTYPE, BOX, anew=anew), tile.width // BOX, tile.box, BOX // 2
+def state_smem(tile: Operand, at: int, *, recompute: bool = False) -> Members:
+    """The verbs for a tile of bfloat16 at this byte, 64 lines of each warpgroup. `recompute`: see `put_matrices`."""
+    put, boxes, box_bytes, size = put_matrices(DTYPE, BOX, recompute=recompute), tile.width // BOX, tile.box, BOX // 2
 
     def put_box(box: int) -> Callable[..., None]:
         @verb
@@ -197,7 +197,7 @@ def diagonal_residual(v: Operand) -> Members:
     @verb
     def _my_warp():
         """Return my warp's number among those that share V's tokens. Registers do not keep it between chunks."""
-        return i32(u32(anew_i32(i32(cuda.threadIdx.x))) // u32(32) % u32(STEPS))
+        return i32(u32(recomputed_i32(i32(cuda.threadIdx.x))) // u32(32) % u32(STEPS))
 
     @verb
     def words():
@@ -218,7 +218,7 @@ def diagonal_residual(v: Operand) -> Members:
     @verb
     def add(o, words, smem, v_at):
         """Add the product of the errors and V to o, after o's own products."""
-        lane = i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
+        lane = i32(u32(recomputed_i32(i32(cuda.threadIdx.x))) % u32(32))
         line = v_at + (OWN * _my_warp() + lane % OWN) * SPAN
         right = cuda.local.array(WORDS, u32)
         for column in range(0, v.width, OWN):

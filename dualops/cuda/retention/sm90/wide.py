@@ -38,7 +38,7 @@ from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
-from ...tile.products import anew_i32
+from ...tile.products import recomputed_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.second_barrier import second_barrier
@@ -208,7 +208,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                     else:
                         if HALVES:
                             # recomputed: no register is left for it during products
-                            _, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
+                            _, h, b, e0 = task(u32(recomputed_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
                             add_others(o, smem, half.take(half_bars, i))
                         repair(o, (x, (smem, state_at)), (b, h, m0, 0, e0), log2_gamma, call)
                         boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all products and reads are over
@@ -228,7 +228,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 i = k_pipe.next(i)
             if walk.finishes:
                 # recomputed: or its address would stay in a register from the beginning
-                part, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
+                part, h, b, e0 = task(u32(recomputed_i32(i32(cuda.blockIdx.x))), call, states.count, slices)
                 warpgroup = my_warpgroup()
                 e0, d0 = i32(e0 + COLUMNS_APART * warpgroup), i32(KEYS_APART * warpgroup)
                 fragments.store(states, state, (b, h, part), (e0, d0), (call.Dv, call.D))
