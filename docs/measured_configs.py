@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from dualops.cuda.flash_attention.sm80.config import Sm80Config
-from dualops.cuda.flash_attention.sm90.config import DqConfig, Sm90Config
+from dualops.cuda.flash_attention.sm90.config import Sm90Config
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig
+from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
 from dualops.cuda.matmul import sm80
 from dualops.cuda.matmul.sm90.config import START, TILE, TILES
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States
@@ -65,7 +66,7 @@ FORWARD = [  # sm90/config.py, 2026-11-22
 ]
 
 WIDE_DQ = {"dq_over_q": True, "zeroed": True}
-DQ = [  # the page, section 13, and sm90/config.py; TFLOP/s of three products
+DQ = [  # the page, section 13, and sm90/dq_config.py; TFLOP/s of three products
     Measured(D128, DqConfig(2, 128), 702, fitted=True),
     Measured(D128 + CAUSAL, DqConfig(2, 128), 716),
     Measured(D128, DqConfig(2, 128, turns=False), 643, fitted=True),

@@ -31,7 +31,7 @@ HOST = (
     *(f"{COMPILER}.{name}" for name in ("compile", "binaries")),
 )
 FRONTEND, HELPERS, SOURCES, BUNDLED = (f"{COMPILER}.{name}" for name in ("frontend", "helpers", "sources", "bundled"))
-STEPS = ("device_memory", "step", "device_words", "maps", "plans", "operation")
+STEPS = ("device_memory", "step", "device_words", "tensor_map", "plans", "operation")
 HOST_OF_OPERATORS = (*HOST, *(f"{LAUNCH}.{name}" for name in STEPS))
 TUNED, PLANNING, TUNING = (f"{TUNE}.{name}" for name in ("records", "planning", "tune"))
 VIEWS, ROW_WALK = "dualops.cuda.launch.views", "dualops.cuda.row_walk"
@@ -106,8 +106,11 @@ LAW = (
         (BACKEND, "dualops.cuda.launch.device", TILE, "dualops.cuda.launch.step"),
         (),
     ),
-    Row("dualops.cuda.launch.maps", ("dualops.cuda.launch.tensor_map",), ("numpy",)),
-    Row("dualops.cuda.launch.plans", (SPEC, SIZES, *HOST, "dualops.cuda.launch.maps", "dualops.cuda.launch.step"), ()),
+    Row(
+        "dualops.cuda.launch.plans",
+        (SPEC, SIZES, *HOST, "dualops.cuda.launch.tensor_map", "dualops.cuda.launch.step"),
+        (),
+    ),
     Row(UNOWNED, (SPEC, TILE, VIEWS, *HOST, "dualops.cuda.launch.step", "dualops.cuda.launch.plans"), ()),
     Row(TUNED, (SPEC, *HOST, CACHE, "dualops.cuda.launch.plans"), ()),
     Row(

@@ -14,13 +14,13 @@ pointer. A kernel that is built for such calls never reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..spec import ArrayMeta
 from ..spec.meta import Strided
-from .compiler.backend import Namespace, cuda, i64, verb
+from .compiler.backend import Members, cuda, i64, noun, verb
 from .launch.arrays import collapse
 from .launch.views import absent
 
@@ -50,24 +50,19 @@ def walk(metas: Mapping[str, ArrayMeta], numbers: Collection[str] = ()) -> Walk:
     return Walk(sizes, {name: Strided(name, steps) for name, steps in zip(metas, merged, strict=True)})
 
 
-class RowAxes(Namespace):
-    """The verbs that compute the addresses of rows along `rank` axes."""
-
-    place: Callable[..., Any]  # (): a local array for a row's index along each axis
-    locate: Callable[..., None]  # (place, row, sizes): compute these indices
-    start: Callable[..., Any]  # (place, x): the index of the row's first element in a strided array
-
-
 @cache
-def row_axes(rank: int) -> RowAxes:
-    """Return the verbs for `rank` axes."""
+@noun
+def row_axes(rank: int) -> Members:
+    """The verbs that compute the addresses of rows along `rank` axes."""
 
     @verb
     def place():
+        """Return a local array for a row's index along each axis."""
         return cuda.local.array(rank, i64)
 
     @verb
     def locate(place, row, sizes):
+        """Compute these indices."""
         for axis in range(rank - 1, 0, -1):
             place[axis] = row % sizes[axis]
             row //= sizes[axis]
@@ -75,9 +70,10 @@ def row_axes(rank: int) -> RowAxes:
 
     @verb
     def start(place, x):
+        """Return the index of the row's first element in a strided array."""
         offset = place[0] * x.strides[0]
         for axis in range(1, rank):
             offset += place[axis] * x.strides[axis]
         return offset
 
-    return RowAxes.from_locals(locals())
+    return locals()

@@ -13,8 +13,9 @@ from ..cuda.flash_attention import sm90
 from ..cuda.flash_attention.options import having
 from ..cuda.flash_attention.sm90 import backward as sm90_backward
 from ..cuda.flash_attention.sm90.backward import FusedConfigs, dkv_step
-from ..cuda.flash_attention.sm90.config import SLACK, DqConfig, Sm90Config, padded
+from ..cuda.flash_attention.sm90.config import SLACK, Sm90Config, padded
 from ..cuda.flash_attention.sm90.dkv_config import AnyDkvConfig, DkvApartConfig, DkvConfig
+from ..cuda.flash_attention.sm90.dq_config import DqConfig
 from ..cuda.launch.plans import Choice
 from ..cuda.launch.step import Step
 from ..cuda.tile.roles import MOST_REGISTERS, REGISTERS

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from ..cuda.flash_attention.sm80.config import Sm80Config, Sm80DkvConfig, Sm80DqConfig
-from ..cuda.flash_attention.sm90.config import BOX, DqConfig, Sm90Config, padded
+from ..cuda.flash_attention.sm90.config import BOX, Sm90Config, padded
 from ..cuda.flash_attention.sm90.dkv_config import CONSUMERS, FRAGMENT_BYTES, AnyDkvConfig, DkvApartConfig, FusedConfig
+from ..cuda.flash_attention.sm90.dq_config import DqConfig
 from ..cuda.tile.warpgroup import ROWS
 from ..spec import Problem
 from ..spec.attention.band import band

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 
-from dualops.cuda.launch.maps import Mapped, Maps
+from dualops.cuda.launch.tensor_map import Mapped, Maps
 
 from .test_tensor_map import Driver, asked as asked
 

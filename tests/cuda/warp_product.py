@@ -14,7 +14,7 @@ from dualops.cuda.compiler.backend import Kernel, builds, cuda, f32, i32, kernel
 from dualops.cuda.launch import device
 from dualops.cuda.launch.step import Step, prepare
 from dualops.cuda.ptx.cp_async import cp_async, cp_async_commit, cp_async_wait_group
-from dualops.cuda.ptx.ldmatrix import ldmatrix
+from dualops.cuda.ptx.matrices import ldmatrix
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from dualops.cuda.ptx.warp import bar_warp_sync
 from dualops.cuda.tile import fragment

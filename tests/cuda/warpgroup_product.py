@@ -33,8 +33,7 @@ from dualops.cuda.compiler.backend import (
 from dualops.cuda.launch import device
 from dualops.cuda.launch.step import Step, prepare
 from dualops.cuda.launch.tensor_map import boxes_of
-from dualops.cuda.ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
-from dualops.cuda.ptx.fences import fence_proxy_async
+from dualops.cuda.ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read, fence_proxy_async
 from dualops.cuda.ptx.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive,
@@ -49,9 +48,7 @@ from dualops.cuda.ptx.wgmma import (
     wgmma,
     wgmma_commit,
     wgmma_fence,
-    wgmma_fp8,
     wgmma_rs,
-    wgmma_rs_tf32,
     wgmma_tf32,
     wgmma_wait_group,
 )
@@ -59,10 +56,10 @@ from dualops.cuda.tile import fragment
 from dualops.cuda.tile.swizzle import Operand, descriptor
 
 M, STAGES, BLOCKS = 64, 2, 4  # rows; stages of the ring; steps of it, so that it comes round
-DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn}
-NAMES = {"bf16": "bfloat16", "f16": "float16", "tf32": "float32", "e4m3": "uint8"}
+DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32}
+NAMES = {"bf16": "bfloat16", "f16": "float16", "tf32": "float32"}
 
-accumulator, left_16bit, left_tf32 = map(verb, (fragment.accumulator, fragment.left_16bit, fragment.left_tf32))
+accumulator, left_16bit = verb(fragment.accumulator), verb(fragment.left_16bit)
 
 
 @dataclass(frozen=True)
@@ -121,9 +118,8 @@ KINDS = [
     Kind("bf16", "k", "k", n=8, span=16),
     Kind("bf16", "mn", "mn", n=40, span=16),
     Kind("tf32", block_k=32),
-    Kind("tf32", "registers", n=256, block_k=64),
+    Kind("tf32", n=256, block_k=32),
     Kind("tf32", n=8, span=32, block_k=64),
-    Kind("e4m3", block_k=128),
     Kind("bf16", n=128, pending=1),
 ]
 
@@ -211,14 +207,12 @@ def pipe_of(kind: Kind) -> Pipe:
 
 def product_of(kind: Kind) -> Product:
     a, b = kind.a_tile, kind.b_tile
-    RS, TF32, STEPS = kind.a == "registers", kind.dtype == "tf32", b.steps
+    RS, STEPS = kind.a == "registers", b.steps
     A_BITS, B_BITS, A_NBYTES, B_NBYTES, B_AT = a.bits, b.bits, a.nbytes, b.nbytes, STAGES * a.nbytes
     A_ADVANCE, B_ADVANCE = a.advance, b.advance
     wait_group = wgmma_wait_group(kind.n)
     if kind.dtype == "tf32":
-        mma: Any = (wgmma_rs_tf32 if RS else wgmma_tf32)(kind.n)
-    elif kind.dtype == "e4m3":
-        mma = wgmma_fp8(kind.n, "e4m3", "e4m3")
+        mma: Any = wgmma_tf32(kind.n)
     else:
         mma = wgmma_rs(kind.n, kind.dtype, kind.b) if RS else wgmma(kind.n, kind.dtype, kind.a, kind.b)
 
@@ -227,12 +221,8 @@ def product_of(kind: Kind) -> Product:
         if RS:
             tid = cuda.threadIdx.x
             for e in range(4 * STEPS):
-                if TF32:
-                    row, column = left_tf32(tid % 32, e)
-                    frag[e] = words[(16 * (tid // 32) + row) * K + k0 + column]
-                else:  # two numbers a word
-                    row, column = left_16bit(tid % 32, 2 * e)
-                    frag[e] = words[((16 * (tid // 32) + row) * K + k0 + column) // 2]
+                row, column = left_16bit(tid % 32, 2 * e)  # two numbers a word
+                frag[e] = words[((16 * (tid // 32) + row) * K + k0 + column) // 2]
 
     @verb
     def fence():
@@ -355,8 +345,7 @@ def build(kind: Kind) -> Kernel:
 def problem(kind: Kind, rows: int = M) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """a and b as they are in memory, of integers, and the product. rows: of y."""
     rng = np.random.default_rng(0)
-    high = 9 if kind.dtype == "e4m3" else 50
-    a, b = rng.integers(-high, high, (rows, kind.k)), rng.integers(-high, high, (kind.k, kind.n))
+    a, b = rng.integers(-50, 50, (rows, kind.k)), rng.integers(-50, 50, (kind.k, kind.n))
     lying = (a.T if kind.a == "mn" else a, b if kind.b == "mn" else b.T)
     a_there, b_there = (np.ascontiguousarray(x).astype(DTYPES[kind.dtype]) for x in lying)
     return a_there, b_there, a @ b
@@ -384,8 +373,6 @@ def simulate(kind: Kind, made: Kernel | None = None, rows: int = M) -> tuple[np.
     y = np.full((rows, kind.n), np.nan, np.float32)
     a_words = _aligned(a)
     arrays = [_aligned(y), a_words, _aligned(b)]
-    if kind.dtype == "e4m3":
-        arrays[1:] = [x.view(np.uint8) for x in arrays[1:]]
     records = [boxes.simulated(array) for boxes, array in zip(maps_of(kind, arrays), arrays, strict=True)]
     run = prepare(step_of(kind, made or build(kind)), ("y_map", "a_map", "b_map", "words"), device.current())
     run([*(record.address for record in records), a_words.reshape(-1).view(np.uint32)])

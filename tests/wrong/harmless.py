@@ -59,7 +59,8 @@ HARMLESS = {
     r"flash_attention_dkv_split_sm90 .*d[kv]_tile > register_mma\.add > wgmma_fence: left out": "K @ Q.T or V @ dO.T "
     "was started "
     "just before it, behind a fence of its own, and no register was touched in between",
-    r"(flash_attention_(dq_)?sm90 ((boxes|thirds|a bias in boxes|.* over Q): pipeline\.release|"
+    r"(flash_attention_(dkv(_split(_f32)?)?|fused)_sm90 (.* > )?q_loads\.copy > second_barrier\.expect|"
+    r"flash_attention_(dq_)?sm90 ((boxes|thirds|a bias in boxes|.* over Q): pipeline\.release|"
     r"a bias in boxes: .*_stages\.release( > pipeline\.release)?#[12])|"
     r"retention_sm90 (pipeline\.release#1|dlog_decay: (pipeline\.release#[23]|"
     r"second_barrier\.expect#3|decay_tables\.release( > pipeline\.release)?#[12])|"

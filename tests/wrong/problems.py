@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 
 from dualops.cuda import norm
+from dualops.cuda.compiler.backend import Noun
 from dualops.cuda.flash_attention import nan_repair, sm80 as attention_sm80, sm90 as attention_sm90
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config, Sm80DkvConfig, Sm80DqConfig
 from dualops.cuda.flash_attention.sm90 import (
@@ -28,9 +29,9 @@ from dualops.cuda.flash_attention.sm90 import (
     float32 as attention_float32,
     fused as attention_fused,
 )
-from dualops.cuda.flash_attention.sm90.config import DqConfig, DqThirdsConfig, Sm90Config as AttentionSm90Config
-from dualops.cuda.flash_attention.sm90.dbias import DbiasConfig
+from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, DkvThirdsConfig
+from dualops.cuda.flash_attention.sm90.dq_config import DbiasConfig, DqConfig, DqThirdsConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
@@ -52,7 +53,7 @@ from dualops.cuda.rows.registers import RowsConfig
 from dualops.cuda.rows.reread import LongRowsConfig
 from dualops.cuda.softmax import rungs as softmax_rungs
 from dualops.cuda.tile.boxes import Cluster
-from dualops.cuda.tile.roles import Roles, roles
+from dualops.cuda.tile.roles import roles
 from dualops.spec import OPERATORS, Case, Tag, retention_cases
 from examples.ladder import matmul as matmul_ladder
 from examples.ladder.matmul.tiles import TilesConfig
@@ -249,10 +250,9 @@ DKV_TOKENS = {"q": (140, 1, 64), "k": (120, 1, 64), "v": (120, 1, 64), "cu_seqle
 DKV_MASKED = {"max_seqlen_q": 140, "max_seqlen_k": 120, "causal": True}
 
 
-def _roles_of_any_registers(consumers: int, *, most: bool = False) -> Roles:
+def _roles_of_any_registers(consumers: int, *, most: bool = False) -> Noun:
     """Return roles without limits on registers, which the simulator does not have."""
-    found = roles(1)
-    return Roles(threads=128 * (consumers + 1), produce=found.produce, consume=found.consume)
+    return roles(1).but(threads=128 * (consumers + 1))
 
 
 def _attention_gradient() -> Iterator[Problem]:

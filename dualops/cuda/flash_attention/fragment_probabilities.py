@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Namespace, called_verb, f32, i32, i64, verb
+from ..compiler.backend import Members, called_verb, f32, i32, i64, members, noun, verb
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_f32
 from ..tile.rows import FULL_WARP, vote_any
@@ -38,19 +38,6 @@ class FoundLse(NamedTuple):
     rest: Any  # what rounding took from lse
 
 
-class FragmentProbabilities(Namespace):
-    """Verbs of the online softmax on fragments: scores become probabilities. rows: `RowStatistics`."""
-
-    factors: Callable[..., Any]  # (options, scale) -> factors for exponents; the first are the `units` of row maxima
-    exponentials: Callable[..., None]  # (scores, rows, factors, options, where)
-    statistics: Callable[..., Any]  # () -> `RowStatistics`; once in a kernel
-    start: Callable[..., None]  # (rows): before the first tile
-    sink: Callable[..., Any]  # (options, h) -> a head's sink, -inf without sinks
-    clear: Callable[..., None]  # (acc): of queries that see no tile, of which a sink may make a sum
-    # (acc, rows, sink, factors, options) -> lse of both rows, and what rounding took from them; after the last tile
-    divide: Callable[..., Any]
-
-
 def are_curves(chain: OptionChain) -> bool:
     """Return whether `exponentials` takes products, -inf where ranges hide one. Other masks and sinks rule it out:
     their -inf is no point of the curve.
@@ -58,54 +45,62 @@ def are_curves(chain: OptionChain) -> bool:
     return chain.curve is not None and not chain.picks and not chain.sinks
 
 
+@noun
 def fragment_probabilities(
     chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores, acc_size: int, *, sinks: bool
-) -> FragmentProbabilities:
-    """Return the verbs for an acc of `acc_size` numbers per thread. sinks: rows have sinks, which `softmax` adds."""
-    of_rows = _of_rows(chain, softmax, score, acc_size, sinks)
-    return _of_curves(chain, softmax, score, of_rows) if are_curves(chain) else _of_scores(softmax, score, of_rows)
-
-
-def _of_rows(
-    chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores, acc_size: int, sinks: bool
-) -> dict[str, Any]:
-    """Return the verbs around the tiles, by name."""
-    num, SINKS, SIZE = numbers(f32), sinks, acc_size
+) -> Members:
+    """Verbs of the online softmax on fragments: scores become probabilities. acc_size: numbers of acc per thread. rows:
+    `RowStatistics`. sinks: rows have sinks, which `softmax` adds.
+    """
+    num = numbers(f32)
+    factors, exponentials = _of_curves(chain, softmax, score) if are_curves(chain) else _of_scores(softmax, score)
 
     @verb
     def statistics():
+        """Return `RowStatistics`; once in a kernel."""
         return RowStatistics(softmax.pair(), softmax.pair(), softmax.pair(), softmax.pair())
 
     @verb
     def start(rows):
+        """Start before the first tile."""
         softmax.start(rows.row_max, rows.row_sum)
 
     @verb
     def sink(options, h):
+        """Return a head's sink, -inf without sinks."""
         found = num.minus_inf
-        if SINKS:
+        if sinks:
             found = chain.sink(options, i64(h))
         return found
 
     @verb
     def clear(acc):
-        if SINKS:
-            for n in range(SIZE):
+        """Clear acc of queries that see no tile, of which a sink may make a sum."""
+        if sinks:
+            for n in range(acc_size):
                 acc[n] = num.zero
 
     @verb
     def divide(acc, rows, sink, factors, options):
+        """Divide after the last tile. Return `FoundLse`."""
         softmax.total(rows.row_sum)
         softmax.close(rows.row_max, rows.row_sum, rows.rescale, sink, factors[0])
-        if SINKS:
+        if sinks:
             softmax.scale_changed(acc, rows.rescale)
         softmax.divide(acc, rows.row_sum, score.growth(options))
         return FoundLse((rows.row_max[0], rows.row_max[1]), (rows.rescale[0], rows.rescale[1]))
 
-    return {"statistics": statistics, "start": start, "sink": sink, "clear": clear, "divide": divide}
+    return members(
+        locals(),
+        factors=factors,  # (options, scale) -> factors for exponents; the first are the `units` of row maxima
+        exponentials=exponentials,  # (scores, rows, factors, options, where)
+    )
 
 
-def _of_scores(softmax: SoftmaxRows, score: FragmentScores, of_rows: dict[str, Any]) -> FragmentProbabilities:
+Exponents = tuple[Callable[..., Any], Callable[..., None]]  # the verbs `factors` and `exponentials`
+
+
+def _of_scores(softmax: SoftmaxRows, score: FragmentScores) -> Exponents:
     @verb
     def factors(options, scale):
         return (softmax.units(score.units(scale)),)
@@ -119,12 +114,10 @@ def _of_scores(softmax: SoftmaxRows, score: FragmentScores, of_rows: dict[str, A
         softmax.exp2(scores, base, factor)
         softmax.add(rows.row_sum, scores, rows.rescale)
 
-    return FragmentProbabilities(factors=factors, exponentials=exponentials, **of_rows)
+    return factors, exponentials
 
 
-def _of_curves(
-    chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores, of_rows: dict[str, Any]
-) -> FragmentProbabilities:
+def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) -> Exponents:
     num, LOG2, LN2, (rate_of, size_of, curve) = numbers(f32), f32(LOG2_E), f32(1 / LOG2_E), chain.curve
     groups = [range(first, first + GROUP) for first in range(0, score.size, GROUP)]
 
@@ -210,4 +203,4 @@ def _of_curves(
         numbers = curve.numbers(opaque_f32(factors[1]), opaque_f32(factors[2]))  # each time: registers are few
         quickest(largest, scores, rows, numbers, options, where)
 
-    return FragmentProbabilities(factors=factors, exponentials=exponentials, **of_rows)
+    return factors, exponentials

@@ -34,7 +34,6 @@ def store_lse(lse, task, row, value):
 @noun
 def fragment_scores(
     chain: OptionChain,
-    rows: int,
     columns: int,
     heads: int = 1,
     *,
@@ -47,8 +46,8 @@ def fragment_scores(
     parts: int = 1,
     others: bool = False,
 ) -> Members:
-    """The verbs of tiles [rows, columns] of scores of a warpgroup, or of a warp. A thread has quads: rows r and r + 8,
-    two neighbours of each. where: as in `Places`.
+    """The verbs of tiles [64, columns] of scores of a warpgroup. A thread has quads: rows r and r + 8, two neighbours
+    of each. where: as in `Places`.
 
     Scores are multiplied by `scale` if an option changes them; otherwise the exponents include it.
 
@@ -61,7 +60,7 @@ def fragment_scores(
         beyond the end may be another sequence's; otherwise they are zeros.
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not (bent or products)
-    places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
+    places = places_of_keys(chain, columns) if transposed else places_of_queries(chain, columns, heads)
     groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
     fetches = chain.fetches and changes and (word is not None or not transposed)  # a fetched word has two keys
 

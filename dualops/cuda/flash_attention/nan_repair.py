@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..compiler.backend import Members, Namespace, cuda, f32, i32, members, noun, verb
+from ..compiler.backend import Members, cuda, f32, i32, members, noun, verb
 from ..launch.views import start
 from ..tile.non_finite import non_finite_of
 from ..tile.numbers import numbers
@@ -81,23 +81,11 @@ def _pairs(chain: OptionChain, variant: Variant) -> Members:
     return locals()
 
 
-class WarpRow(Namespace):
-    """A row of accumulators. A lane has columns lane, lane + 32, ... in `slots` numbers."""
-
-    slots: int
-    clear: Callable[..., None]  # (own)
-    add: Callable[..., None]  # (own, factor, x, place): adds a row of x. place: where it begins, and its first column
-    put: Callable[..., None]  # (acc, own, upper, lower): to acc, if it is my upper row, or my lower one
-    zero_or_nan: Callable[..., Any]  # (acc) -> for my upper row and my lower one: 0, or NaN if not finite
-
-
-def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
-    """Return the verbs for acc [64, 2 * acc_size] of a warpgroup, and arrays of this width.
-
-    acc_size 0: another warpgroup has acc, and the verbs do nothing.
+@noun
+def warp_row(dtype: str, width: int, acc_size: int) -> Members:
+    """The verbs of a row of acc [64, 2 * acc_size] of a warpgroup, for arrays of this width. acc_size is 0 if acc is
+    another warpgroup's. own: a local array, in which a lane has columns lane, lane + 32, ...
     """
-    if not acc_size:
-        return _others_row()
     mem, num, slots = storage(dtype), numbers(f32), acc_size // 16
 
     @verb
@@ -127,28 +115,15 @@ def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
 
         return put
 
-    add, put = (one_after_another([made(slot) for slot in range(slots)]) for made in (add_slot, put_slot))
-    return WarpRow.from_locals(locals(), zero_or_nan=non_finite_of(acc_size))
-
-
-def _others_row() -> WarpRow:
-    @verb
-    def clear(own):
-        pass
-
-    @verb
-    def add(own, factor, x, place):
-        pass
-
-    @verb
-    def put(acc, own, upper, lower):
-        pass
-
-    @verb
-    def zero_or_nan(acc):
-        return f32(0), f32(0)
-
-    return WarpRow.from_locals(locals(), slots=1)
+    return members(
+        locals(),
+        slots=max(slots, 1),  # numbers of `own`
+        # (own, factor, x, place): add a row of x. place: where it begins, and its first column
+        add=one_after_another([add_slot(slot) for slot in range(slots)]),
+        # (acc, own, upper, lower): write own to acc, if it is my upper row, or my lower one
+        put=one_after_another([put_slot(slot) for slot in range(slots)]),
+        zero_or_nan=non_finite_of(acc_size),  # (acc) -> for my upper row and my lower one: 0, or NaN if not finite
+    )
 
 
 @noun

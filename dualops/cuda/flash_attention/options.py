@@ -26,6 +26,10 @@ class Having(NamedTuple):
     variants: tuple[OptionVariant, ...]
     argtypes: Any
 
+    @property
+    def names(self) -> list[str]:
+        return [option.name for option, _ in self.variants]
+
     def __repr__(self) -> str:
         return f"{list(self.variants)}"
 

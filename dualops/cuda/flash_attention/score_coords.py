@@ -17,6 +17,7 @@ from ..compiler.backend import Namespace, cuda, f32, i32, i64, u32, verb
 from ..ptx.arithmetic import bits_of_f32, f32_of_bits, max_nan_f32 as max_or_nan, min_nan_f32 as min_or_nan
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES
+from ..tile.warpgroup import ROWS
 from .options import OptionChain
 
 
@@ -53,7 +54,7 @@ class Places(Namespace):
     within: Callable[..., Any]  # (options, where) -> whether ranges show all of the tile
 
 
-def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -> Places:
+def places_of_queries(chain: OptionChain, columns: int, heads: int) -> Places:
     """Return the coordinates of scores in tiles [queries, keys]. heads: rows of each query, if heads are adjacent."""
 
     @verb
@@ -66,7 +67,7 @@ def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -
 
     @verb
     def inside(where):
-        return (where.m0 + (rows + heads - 1) // heads <= where.Sq) & (where.n0 + columns <= where.Sk)
+        return (where.m0 + (ROWS + heads - 1) // heads <= where.Sq) & (where.n0 + columns <= where.Sk)
 
     @verb
     def at_inside(where, row, key, e, distance, down=0):
@@ -89,7 +90,7 @@ def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -
 
     @verb
     def passes(where):
-        return where.m0 + (rows + heads - 1) // heads > where.Sq
+        return where.m0 + (ROWS + heads - 1) // heads > where.Sq
 
     @verb
     def origin(where):
@@ -97,13 +98,13 @@ def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -
 
     @verb
     def within(options, where):
-        m1, n1 = min(where.m0 + rows // heads, where.Sq), where.n0 + columns  # rows beyond the last query do not count
+        m1, n1 = min(where.m0 + ROWS // heads, where.Sq), where.n0 + columns  # rows beyond the last query do not count
         return chain.within(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
 
     return Places.from_locals(locals(), steady=heads == 1)
 
 
-def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
+def places_of_keys(chain: OptionChain, columns: int) -> Places:
     """Return the coordinates of scores in tiles [keys, queries]."""
 
     @verb
@@ -116,7 +117,7 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
 
     @verb
     def inside(where):
-        return (where.m0 + columns <= where.Sq) & (where.n0 + rows <= where.Sk)
+        return (where.m0 + columns <= where.Sq) & (where.n0 + ROWS <= where.Sk)
 
     @verb
     def at_inside(where, row, query, e, distance, down=0):
@@ -139,7 +140,7 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
 
     @verb
     def passes(where):
-        return where.n0 + rows > where.Sk
+        return where.n0 + ROWS > where.Sk
 
     @verb
     def origin(where):
@@ -147,7 +148,7 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
 
     @verb
     def within(options, where):
-        m1, n1 = where.m0 + columns, min(where.n0 + rows, where.Sk)  # rows beyond the last key do not count
+        m1, n1 = where.m0 + columns, min(where.n0 + ROWS, where.Sk)  # rows beyond the last key do not count
         return chain.within(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
 
     return Places.from_locals(locals(), steady=True)

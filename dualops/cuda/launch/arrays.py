@@ -192,7 +192,11 @@ class InterfaceAdapter:
     """Anything with `__cuda_array_interface__`: Numba device arrays, CuPy arrays and others."""
 
     def layouts(self, arrays: Sequence[Any]) -> tuple[tuple[Hashable, ...], list[Any]]:
-        return _layouts(arrays, self._layout)
+        parts = [
+            (None, 0) if array is None else (type(array), array) if type(array) in NUMBERS else self._layout(array)
+            for array in arrays
+        ]
+        return tuple([layout for layout, _ in parts]), [pointer for _, pointer in parts]
 
     @staticmethod
     def _layout(array: Any) -> tuple[tuple[Any, ...], int]:
@@ -277,11 +281,8 @@ class CupyAdapter(InterfaceAdapter):
             self.cupy.cuda.ExternalStream(owner).wait_event(done)
 
 
-class NumpyAdapter:
+class NumpyAdapter(InterfaceAdapter):
     """NumPy arrays, in the simulator. New arrays have all bits set, so that unwritten elements show as NaN."""
-
-    def layouts(self, arrays: Sequence[Any]) -> tuple[tuple[Hashable, ...], list[Any]]:
-        return _layouts(arrays, self._layout)
 
     @staticmethod
     def _layout(array: Any) -> tuple[tuple[Any, ...], int]:
@@ -311,17 +312,11 @@ class NumpyAdapter:
     def stream(self, arrays: Sequence[Any], op: str = "dualops.cuda") -> int:
         return 0
 
-    def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
-        pass
-
     def current_device(self) -> int:
         return 0
 
     def is_capturing(self, handle: int) -> bool:
         return False
-
-    def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(map(self.pointer, arrays))
 
     def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
         return (((type(a), a.shape, a.strides, a.dtype, a.flags.writeable) for a in arrays),)
@@ -365,17 +360,6 @@ def _find(array: Any, op: str, name: str) -> Adapter:
 
 def _class_of(array: Any) -> str:
     return f"{type(array).__module__}.{type(array).__qualname__}"
-
-
-def _layouts(
-    arrays: Sequence[Any], layout: Callable[[Any], tuple[tuple[Any, ...], int]]
-) -> tuple[tuple[Hashable, ...], list[Any]]:
-    """Return `Adapter.layouts`. layout: returns the layout and the address of one array."""
-    parts = [
-        (None, 0) if array is None else (type(array), array) if type(array) in NUMBERS else layout(array)
-        for array in arrays
-    ]
-    return tuple([found for found, _ in parts]), [pointer for _, pointer in parts]
 
 
 def cdiv(value: int, step: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+from ...spec import ArrayMeta
 from ..compiler.backend import BLACKWELL, SIMULATED, find_gpu
 
 KIB = 1024
@@ -113,6 +114,16 @@ def current() -> Device:
     from cuda.core import Device as CoreDevice
 
     return at(CoreDevice().device_id)
+
+
+def of_array(op: str, name: str, meta: ArrayMeta) -> Device:
+    """Return the GPU that an array is on. Raises TypeError if it is on none."""
+    if SIMULATED:
+        return current()
+    kind, _, index = meta.device.partition(":")
+    if kind != "cuda":
+        raise TypeError(f"{op}: {name} is on {meta.device}, expected an array on a GPU")
+    return at(int(index or 0))
 
 
 def require() -> None:

@@ -137,7 +137,7 @@ class Operation:
                 _, pointers = plan.adapter.layouts(everything)
             else:
                 self._keep(key, plan)
-        elif SIMULATED:
+        if SIMULATED:
             self._check_values(plan, arrays)
         return plan, pointers
 
@@ -152,7 +152,10 @@ class Operation:
         arrays = self.with_numbers(arrays)
         if self.updated and out is None:
             out = self.overwritten(arrays)
-        return self._new_plan(arrays, params, out, kernel, None)
+        plan = self._new_plan(arrays, params, out, kernel, None)
+        if SIMULATED:
+            self._check_values(plan, arrays)
+        return plan
 
     def ways(
         self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None = None
@@ -166,9 +169,7 @@ class Operation:
 
     def _plan_of_way(self, adapter: Adapter, call: Call, way: Settled) -> Plan:
         family = Family(self.op, call, [], self.inputs, self.same_place, adapter, lambda _: way)
-        plan = family.plan(call.sizes([]), lambda: call)
-        assert plan is not None  # a family knows the call that it was made of
-        return plan
+        return _own_plan(family, call, [])
 
     def overwritten(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the inputs to which results are written without out=."""
@@ -225,22 +226,19 @@ class Operation:
             known = partial(self._known_call, adapter, layouts, params, kernel)
             for family in families:
                 if (plan := family.plan(sizes, known)) is not None:
-                    if SIMULATED:
-                        self._check_values(plan, arrays)
                     return plan
         if not SIMULATED:
             devices.require()
         adapter, call = self._call(arrays, params, out, kernel)
         if before is not None:
             before(self._settle(call))
-        family = self._family(call, lengths, adapter)
+        try:
+            family = Family(self.op, call, lengths, self.inputs, self.same_place, adapter, self._settle)
+        except NumbaError as error:
+            raise TypeError(f"{self.op}: {_not_compiled(call.params, error)}") from error
         families.insert(0, family)
         del families[MOST_FAMILIES:]
-        plan = family.plan(call.sizes(lengths), lambda: call)
-        assert plan is not None  # a family knows the call that it was made of
-        if SIMULATED:
-            self._check_values(plan, arrays)
-        return plan
+        return _own_plan(family, call, lengths)
 
     def _known_call(
         self, adapter: Adapter, layouts: Sequence[Any], params: tuple[Any, ...], kernel: str | None
@@ -289,19 +287,13 @@ class Operation:
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.op}: {name}: {error}") from None
 
-    def _family(self, call: Call, lengths: Sequence[str], adapter: Adapter) -> Family:
-        try:
-            return Family(self.op, call, lengths, self.inputs, self.same_place, adapter, self._settle)
-        except NumbaError as error:
-            raise TypeError(f"{self.op}: {_not_compiled(call.params, error)}") from error
-
     def _bind(self, call: Call) -> Problem:
         return (self.spec.bind_backward if self.backward else self.spec.bind)(call.arrays, call.params)
 
     def _settle(self, call: Call) -> Settled:
         """Return how a call is computed: problem, results, choice, GPU. Raises the spec's errors."""
         problem = self._bind(call)
-        device = device_of(self.op, *next(iter(problem.arrays.items())))
+        device = devices.of_array(self.op, *next(iter(problem.arrays.items())))
         results = problem.outputs(self.outputs)
         if call.out is not None:
             results = self._bind_out(results, call.out, problem)
@@ -374,6 +366,13 @@ class Operation:
 OPERATIONS: dict[str, list[Operation]] = {}  # forward first
 
 
+def _own_plan(family: Family, call: Call, lengths: Sequence[str]) -> Plan:
+    """Return the plan of the call that a family was made of."""
+    plan = family.plan(call.sizes(lengths), lambda: call)
+    assert plan is not None
+    return plan
+
+
 def _measured(choice: Choice, own: Choice, record: Record) -> str:
     """Return the reason why a measured way is chosen. own: the operator's first way."""
     seconds, first = record.seconds[way_of(choice)], record.seconds[way_of(own)]
@@ -393,16 +392,6 @@ def _not_compiled(params: Mapping[str, Any], error: NumbaError) -> str:
             where = lines[-1] if lines else f'File "{code.co_filename}", line {code.co_firstlineno}'
             return f"{name} is {value!r}, expected a function that Numba can compile: {reason} ({where})"
     return reason
-
-
-def device_of(op: str, name: str, meta: ArrayMeta) -> Device:
-    """Return the GPU that an array is on. Raises TypeError if it is on none."""
-    if SIMULATED:
-        return devices.current()
-    kind, _, index = meta.device.partition(":")
-    if kind != "cuda":
-        raise TypeError(f"{op}: {name} is on {meta.device}, expected an array on a GPU")
-    return devices.at(int(index or 0))
 
 
 def on_host(value: Any, op: str, name: str, dtypes: Sequence[str]) -> Any:

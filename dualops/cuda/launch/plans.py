@@ -20,9 +20,9 @@ from ..compiler.binaries import ahead
 from .arrays import Adapter
 from .device import Device
 from .driver import away, handle_of
-from .maps import Mapped, Maps
 from .sizes import Trace, concrete
 from .step import Step, launcher
+from .tensor_map import Mapped, Maps
 
 
 class Choice(NamedTuple):

@@ -4,7 +4,7 @@
     p = p * (1 - lr * weight_decay) - lr * sign(c)
     m = beta2 * m + (1 - beta2) * g
 
-Each operation is rounded separately (`lion.exact_rounding`), so that results are bit-equal to the reference.
+Each operation is rounded separately (`rounded`), so that results are bit-equal to the reference.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ..compiler.backend import Members, Noun, f32, f64, i32, members, noun, pointer, types, verb
+from ..ptx.arithmetic import add_rn, add_rn_f64, mul_rn, mul_rn_f64, sub_rn, sub_rn_f64
 from ..tile.storage import storage
-from .exact_rounding import rounded
 
 
 class Arrays(NamedTuple):
@@ -120,6 +120,15 @@ def by_role(make: Callable[[str], Any], dtypes: Dtypes) -> Members:
     """make(dtype) for each of the arrays, by its role; old and new momenta have one dtype."""
     params, momenta, master, source, grads, _ = map(make, dtypes.arrays)
     return members(locals(), params=params, momenta=momenta, master=master, source=source, grads=grads)
+
+
+@cache
+@noun
+def rounded(number: Any) -> Members:
+    """The verbs for f32 or f64: NumPy's operators of that type give the same bits. A compiler would fuse a * b + c."""
+    if number is f64:
+        return members({}, mul=mul_rn_f64, add=add_rn_f64, sub=sub_rn_f64)
+    return members({}, mul=mul_rn, add=add_rn, sub=sub_rn)
 
 
 Steps = Noun  # what `steps` makes

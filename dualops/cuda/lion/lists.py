@@ -24,9 +24,10 @@ from ...spec.lion import LISTS, bind_list, check_apart, check_lengths, numbered
 from ...spec.meta import number_meta
 from ..compiler.backend import SIMULATED
 from ..launch.arrays import Adapter, adapter_of
+from ..launch.device import of_array
 from ..launch.device_memory import Kept, Place, Streams, streams_of
 from ..launch.driver import away
-from ..launch.operation import Operation, device_of, on_host
+from ..launch.operation import Operation, on_host
 from ..launch.plans import stream_of
 from . import dense
 from .formula import Dtypes, Rates, array_names, dtypes_of, rates_of
@@ -190,7 +191,7 @@ class ListOperation:
         adapter, metas, lr = self._metas(call)
         problems = bind_list(self.op, {name: metas[name] for name in call.lists}, lr, call.params)
         first = metas["params"][0]
-        device = device_of(self.op, "params[0]", first)
+        device = of_array(self.op, "params[0]", first)
         number = {(name, i): k for k, (name, i) in enumerate((name, i) for name in metas for i in range(len(problems)))}
         groups: dict[Dtypes, list[int]] = {}
         alone = []

@@ -12,7 +12,7 @@ and at most two batch axes. sm80 needs 8.0 and supports any layout. simt serves 
 sm90 loads factors as boxes: one axis of each matrix is contiguous, all other strides are multiples of 16 bytes. A large
 16-bit factor of another layout is copied first, and so is a float32 factor that is not contiguous along the sum
 (`sm90.parts`); `plan` says which. Results are stored as boxes too, or row by row. If there are few tiles with long
-sums, the blocks of a cluster split each sum (`sm90.split`). `sm90.pieces` explains how long sums in float32 stay
+sums, the blocks of a cluster split each sum (`sm90.split`). `sm90.slices` explains how long sums in float32 stay
 accurate.
 
 The rungs share: `product`, which describes forward and both gradients as matrix products by axes and strides; `tiled`,
@@ -137,8 +137,7 @@ def matmul_backward(
 
 
 forward = Operation(
-    SPEC,
-    rungs=(sm90.forward_choices, sm80.forward_choices, simt.forward_choices, naive.forward_choices),
+    SPEC, rungs=(sm90.forward_choices, sm80.forward_choices, simt.forward_choices, naive.forward_choices)
 )
 backward = Operation(
     SPEC,

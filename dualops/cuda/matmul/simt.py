@@ -41,17 +41,7 @@ from . import tiled
 from .config import LANES_M, LANES_N, SimtConfig, stages
 from .loading import Reading, loader
 from .product import Product, Variant, argument_types, needs_tensor_cores, product_axes, variant
-from .tiled import (
-    Results,
-    Rung,
-    best_first,
-    block_count,
-    block_order,
-    finishing,
-    launch_of,
-    reading,
-    writing,
-)
+from .tiled import Results, Rung, best_first, block_count, block_order, finishing, launch_of, reading, writing
 
 PIECE = 256  # terms that are summed before they are added to the total
 

@@ -13,9 +13,9 @@ from ...spec import ArrayMeta, Problem
 from ..compiler.backend import Kernel, Members, cuda, i64, noun, u32, verb
 from ..launch.arrays import cdiv
 from ..launch.device import Device
-from ..launch.maps import Mapped
 from ..launch.plans import Choice
 from ..launch.step import Step
+from ..launch.tensor_map import Mapped
 from ..tile.storage import storage
 from .activations import activation
 from .gradient import column_sums_steps, dz_steps, gradient_metas, gradient_products, gradient_workspace, partial_sums

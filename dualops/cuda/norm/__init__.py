@@ -200,11 +200,7 @@ def _step(
 
 
 def _ring_step(
-    build: Callable[..., Kernel],
-    config: RingConfig,
-    call: Call,
-    blocks: int,
-    args: tuple[Argument, ...],
+    build: Callable[..., Kernel], config: RingConfig, call: Call, blocks: int, args: tuple[Argument, ...]
 ) -> list[Step]:
     share = share_of(call.N, config.cluster, config.columns(call.dtype), call.dtype)
     kernel, nbytes = build(config, call.variant), config.layout(call.variant).nbytes

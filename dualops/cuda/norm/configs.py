@@ -13,9 +13,9 @@ from ..rows.cluster import ClusterRowsConfig
 from ..rows.registers import RowsConfig
 from ..tile.storage import storage
 from . import gradient_configs
+from .arguments import Variant
 from .staging import RingConfig
 from .sums import SumsConfig
-from .variant import Variant
 
 # Shares of the roof, which is a plain kernel with the same reads and writes: bf16, H200, 2026-11-21, 32768 rows, and
 # 8192 of 65536. At that time the plain kernel's loads bypassed L1, and it was 1.5 to 4 % slower than now.

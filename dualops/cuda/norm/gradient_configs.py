@@ -27,8 +27,8 @@ from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..rows.registers import RowsConfig
 from ..tile.storage import storage
+from .arguments import Variant
 from .staging import RingConfig
-from .variant import Variant
 
 # by `centred`; the first that can hold a row is used
 ROWS = {

@@ -16,8 +16,8 @@ from ..rows.operator import Columns
 from ..rows.reread import LongRowsConfig
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
+from .arguments import Variant, backward_types, gradient_types
 from .sums import PIECE, partial_sums
-from .variant import Variant, backward_types, gradient_types
 from .verbs import meet_block, norm_axes, weights
 
 

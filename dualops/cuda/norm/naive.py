@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ..compiler.backend import Kernel, Members, builds, cuda, i64, kernel, noun, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .variant import Variant, array_type, forward_types, gradient_types
+from .arguments import Variant, array_type, forward_types, gradient_types
 from .verbs import norm_axes
 
 

@@ -29,9 +29,9 @@ from ..rows.operator import Columns
 from ..tile.numbers import numbers
 from ..tile.ring import RingSmem, cluster_ctarank, ring, start_cluster
 from ..tile.storage import storage
+from .arguments import Variant, forward_types
 from .operator import columns_of_warps
 from .staging import RingConfig, WeightsSmem, copies, shared_weights
-from .variant import Variant, forward_types
 from .verbs import norm_axes
 
 

@@ -27,9 +27,9 @@ from ..tile.numbers import numbers
 from ..tile.ring import bar_sync, ring, start_cluster
 from ..tile.rows import FULL_WARP
 from ..tile.storage import storage
+from .arguments import Variant, backward_types
 from .staging import RingConfig, copies, own_weights
 from .sums import PIECE, partial_sums
-from .variant import Variant, backward_types
 from .verbs import norm_axes
 
 

@@ -20,8 +20,8 @@ from ..rows.operator import Columns
 from ..rows.registers import RowsConfig
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
+from .arguments import Variant, backward_types
 from .sums import PIECE, partial_sums
-from .variant import Variant, backward_types
 from .verbs import meet_block, norm_axes, weights
 
 

@@ -20,7 +20,7 @@ from ..compiler.backend import Kernel, Members, Noun, builds, cuda, i32, i64, ke
 from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP
 from ..tile.storage import access, storage
-from .variant import Variant
+from .arguments import Variant
 
 PIECE = 256  # rows added one by one: the error of a float32 sum of 256 is 2 eps, of 4096 it is 13 eps
 LANES = 32

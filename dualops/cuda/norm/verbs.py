@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from ...spec.meta import compute_dtype
 from ..compiler.backend import Members, cuda, i32, members, noun, verb
-from ..row_walk import RowAxes, row_axes
+from ..row_walk import row_axes
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
-from .variant import Variant
-
-
-class NormAxes(RowAxes):
-    """The verbs for the addresses of rows, and for the statistics of each row."""
-
-    statistics: Callable[..., Any]  # (place, inputs) -> the row's mean (0 for rms_norm) and rstd
-    write_statistics: Callable[..., None]  # (place, params, row_mean, row_rstd)
+from .arguments import Variant
 
 
 @cache
-def norm_axes(variant: Variant) -> NormAxes:
+@noun
+def norm_axes(variant: Variant) -> Members:
     """The verbs that find rows in memory, and read and write their statistics."""
     mem, num = storage(compute_dtype(variant.dtype)), numbers(storage(variant.dtype).number)
     axes = row_axes(variant.rank)
 
     @verb
     def statistics(place, inputs):
+        """Return the row's mean (0 for rms_norm) and rstd."""
         row_mean, row_rstd = num.zero, mem.load(inputs.rstd.data, axes.start(place, inputs.rstd))
         if variant.centred:
             row_mean = mem.load(inputs.mean.data, axes.start(place, inputs.mean))
@@ -40,13 +34,7 @@ def norm_axes(variant: Variant) -> NormAxes:
         if variant.centred:
             mem.store(params.mean.data, axes.start(place, params.mean), row_mean)
 
-    return NormAxes(
-        place=axes.place,
-        locate=axes.locate,
-        start=axes.start,
-        statistics=statistics,
-        write_statistics=write_statistics,
-    )
+    return members(locals(), **axes.members())
 
 
 @cache

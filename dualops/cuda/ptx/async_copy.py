@@ -147,3 +147,12 @@ def _store_later(to, index, rank, values, bar, bar_index):
         barrier.complete(scheduler, 2 * array.data.itemsize)
 
     thread.scheduler.in_flight.append(land)
+
+
+@instruction("() -> void", "fence.proxy.async.shared::cta;", section="9.7.13.4")
+def fence_proxy_async():
+    """Make writes to shared memory that this thread sees visible to products and copies that start after this.
+
+    If another thread starts them, a barrier must follow the fence.
+    """
+    current().block.memory.fence()

@@ -47,27 +47,6 @@ def mbarrier_arrive_cluster(bar, index, rank):
 
 
 @instruction(
-    "(shared[i32]) -> void",
-    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{bar}];",
-    section="9.7.13.15.15",
-)
-def cp_async_mbarrier_arrive(bar, index):
-    """Count this thread as soon as all cp.async copies that it has started so far have landed."""
-    thread = current()
-    barrier = thread.block.mbarrier(bar.key, index)
-    copies = [land for group in thread.copies for land in group]
-    for group in thread.copies:
-        group.clear()
-
-    def land(scheduler):
-        for each in copies:
-            each()
-        barrier.arrive(scheduler)
-
-    thread.scheduler.in_flight.append(land)
-
-
-@instruction(
     "(shared[i32], u32) -> void",
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{bar}], {nbytes};",
     section="9.7.13.15.13",

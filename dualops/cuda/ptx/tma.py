@@ -68,22 +68,6 @@ def cp_async_bulk_tensor(rank, multicast=False):
 @family(rank=RANKS)
 def cp_async_bulk_tensor_store(rank):
     """Start storing a box from shared memory; it belongs to the thread's next group."""
-    return _out(rank, f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group", "9.7.9.25.5.2", False)
-
-
-@family(rank=RANKS)
-def cp_reduce_async_bulk_tensor_add(rank):
-    """Start adding a box from shared memory to the array, in its dtype; it belongs to the thread's next group."""
-    return _out(rank, f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.add.bulk_group", "9.7.9.25.5.3", True)
-
-
-@instruction("(i64) -> void", "prefetch.tensormap [{tensor_map}];", section="9.7.9.15")
-def prefetch_tensormap(tensor_map):
-    """Prefetch a tensor map."""
-    tensor_map_at(tensor_map)
-
-
-def _out(rank, mnemonic, section, add):
     boxed, names = _coordinates(rank)
 
     def store(tensor_map, *rest):
@@ -93,18 +77,21 @@ def _out(rank, mnemonic, section, add):
         if min(coordinates) < 0:
             raise RuntimeError(f"a box is stored from {tuple(map(int, coordinates))} on, before its array begins")
         late = Late(memory, found.places(memory.address(source, index)))
-        if add:
-            stores().groups[-1].append(Store(late, lambda data: found.add(coordinates, data)))
-        else:
-            found.forget(coordinates)
-            stores().groups[-1].append(Store(late, lambda data: found.store(coordinates, data)))
+        found.forget(coordinates)
+        stores().groups[-1].append(Store(late, lambda data: found.store(coordinates, data)))
 
     return instruction(
         f"(i64, {', '.join(['i32'] * rank)}, shared[i32]) -> void",
-        f"{mnemonic} [{{tensor_map}}, {boxed}], [{{source}}];",
-        section=section,
-        name=f"cp_{'reduce_' if add else ''}async_bulk_tensor_{rank}d_{'add' if add else 'store'}",
+        f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group [{{tensor_map}}, {boxed}], [{{source}}];",
+        section="9.7.9.25.5.2",
+        name=f"cp_async_bulk_tensor_{rank}d_store",
     )(_named(store, ["tensor_map", *names, "source", "source_index"]))
+
+
+@instruction("(i64) -> void", "prefetch.tensormap [{tensor_map}];", section="9.7.9.15")
+def prefetch_tensormap(tensor_map):
+    """Prefetch a tensor map."""
+    tensor_map_at(tensor_map)
 
 
 def _coordinates(rank):

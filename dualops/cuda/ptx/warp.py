@@ -1,8 +1,13 @@
-"""Instructions by which threads synchronize: shuffles of a warp, barriers of a block and of a cluster."""
+"""Instructions by which threads synchronize: shuffles of a warp, barriers of a block and of a cluster, grids.
+
+Programmatic dependent launch (sm_90 and later): a grid's blocks may begin before the previous grid has ended. The
+simulator runs one grid after another, but the twins check that an overlapping grid waits for the previous one before it
+ends. Otherwise the grid after it could begin too early.
+"""
 
 from __future__ import annotations
 
-from ..simulator import current, double, exchange, single
+from ..simulator import current, double, exchange, single, waited_for_grid
 from .asm import instruction
 
 
@@ -143,3 +148,15 @@ def bar_arrive(number, threads):
     """Arrive at the block's barrier 1 to 15 and continue. threads: all that arrive, including those that wait."""
     thread = current()
     thread.block.named_barrier(number, threads).pass_by(thread.scheduler)
+
+
+@instruction("() -> void", "griddepcontrol.launch_dependents;", section="9.7.13.14")
+def griddepcontrol_launch_dependents():
+    """Let the next, overlapping grid begin, as soon as all blocks of this grid have called this or ended."""
+    current()
+
+
+@instruction("() -> void", "griddepcontrol.wait;", section="9.7.13.14")
+def griddepcontrol_wait():
+    """Wait until the previous grid has ended and its writes are visible."""
+    waited_for_grid()

@@ -28,7 +28,6 @@ from .asm import family, instruction
 WIDTHS = range(8, 257, 8)
 MAJORS = ("k", "mn")
 NUMBERS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32}
-NUMBERS |= {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 SPANS = {0: 16, 1: 128, 2: 64, 3: 32}  # a descriptor's uppermost bits -> bytes of the swizzle
 ROW = 32  # bytes of a row of A
 
@@ -74,7 +73,26 @@ def wgmma(n, dtype, a_major="k", b_major="k"):
 @family(n=WIDTHS, dtype=("bf16", "f16"), b_major=MAJORS)
 def wgmma_rs(n, dtype, b_major="k"):
     """acc [64, n] (+)= A [64, 16] @ B [16, n], A in registers, two numbers per word."""
-    return _from_registers(n, dtype, b_major)
+    shape, text = _shape(n, dtype)
+
+    @instruction(
+        f"(+f32[{n // 2}], u32[4][i32], u64, i32) -> void",
+        text % ("{a}", f", {b_major == 'mn':d}"),
+        section="9.7.15.5.2",
+        convergent=True,
+        name=f"wgmma_rs_{shape.replace('.', '_')}_{b_major}",
+    )
+    def product(acc, a, a_index, b_desc, scale_d):
+        """Start the product. scale_d: 0 for a product that ignores the old acc."""
+        b_desc = int(b_desc)
+
+        def begin():
+            b = _operand(b_desc, dtype, b_major, n)
+            return lambda warp, words, old: _multiply(_left(words, dtype), b(slice(None)), old)
+
+        products().issue(shape, (b_desc, int(scale_d)), begin, acc, n // 2, bool(scale_d), (a, int(a_index)))
+
+    return product
 
 
 @family(n=WIDTHS)
@@ -83,32 +101,19 @@ def wgmma_tf32(n):
     return _from_shared(n, "tf32")
 
 
-@family(n=WIDTHS)
-def wgmma_rs_tf32(n):
-    """acc [64, n] (+)= A [64, 8] @ B [8, n] as `wgmma_tf32`, A in registers."""
-    return _from_registers(n, "tf32")
-
-
-@family(n=WIDTHS, a_dtype=("e4m3", "e5m2"), b_dtype=("e4m3", "e5m2"))
-def wgmma_fp8(n, a_dtype, b_dtype):
-    """acc [64, n] (+)= A [64, 32] @ B [32, n], numbers of 8 bits; both contiguous along K."""
-    return _from_shared(n, a_dtype, b_dtype=b_dtype)
-
-
-def _shape(n, a_dtype, b_dtype):
+def _shape(n, dtype):
     """Return the beginning of the text, up to the accumulators."""
-    depth = ROW // np.dtype(NUMBERS[a_dtype]).itemsize
-    shape = f"m64n{n}k{depth}.f32.{a_dtype}.{b_dtype}"
+    depth = ROW // np.dtype(NUMBERS[dtype]).itemsize
+    shape = f"m64n{n}k{depth}.f32.{dtype}.{dtype}"
     return shape, (
         f"{{ .reg .pred p; setp.ne.b32 p, {{scale_d}}, 0; wgmma.mma_async.sync.aligned.{shape} {{acc}}, "
         f"%s, {{b_desc}}, p, 1, 1%s; }}"
     )
 
 
-def _from_shared(n, dtype, a_major="k", b_major="k", b_dtype=None):
-    b_dtype = b_dtype or dtype
-    shape, text = _shape(n, dtype, b_dtype)
-    majors = f", {a_major == 'mn':d}, {b_major == 'mn':d}" if dtype in ("bf16", "f16") else ""
+def _from_shared(n, dtype, a_major="k", b_major="k"):
+    shape, text = _shape(n, dtype)
+    majors = "" if dtype == "tf32" else f", {a_major == 'mn':d}, {b_major == 'mn':d}"
 
     @instruction(
         f"(+f32[{n // 2}], u64, u64, i32) -> void",
@@ -123,34 +128,10 @@ def _from_shared(n, dtype, a_major="k", b_major="k", b_dtype=None):
 
         def begin():
             a = _operand(a_desc, dtype, a_major, 64)
-            b = _operand(b_desc, b_dtype, b_major, n)
+            b = _operand(b_desc, dtype, b_major, n)
             return lambda warp, words, old: _multiply(a(slice(16 * warp, 16 * warp + 16)), b(slice(None)), old)
 
         products().issue(shape, (a_desc, b_desc, int(scale_d)), begin, acc, n // 2, bool(scale_d), None)
-
-    return product
-
-
-def _from_registers(n, dtype, b_major="k"):
-    shape, text = _shape(n, dtype, dtype)
-    majors = f", {b_major == 'mn':d}" if dtype in ("bf16", "f16") else ""
-
-    @instruction(
-        f"(+f32[{n // 2}], u32[4][i32], u64, i32) -> void",
-        text % ("{a}", majors),
-        section="9.7.15.5.2",
-        convergent=True,
-        name=f"wgmma_rs_{shape.replace('.', '_')}" + (f"_{b_major}" if majors else ""),
-    )
-    def product(acc, a, a_index, b_desc, scale_d):
-        """Start the product. scale_d: 0 for a product that ignores the old acc."""
-        b_desc = int(b_desc)
-
-        def begin():
-            b = _operand(b_desc, dtype, b_major, n)
-            return lambda warp, words, old: _multiply(_left(words, dtype), b(slice(None)), old)
-
-        products().issue(shape, (b_desc, int(scale_d)), begin, acc, n // 2, bool(scale_d), (a, int(a_index)))
 
     return product
 
@@ -171,10 +152,8 @@ def _multiply(left, right, old):
 
 def _left(words, dtype):
     """Return A [16, K] from the words of a warp's threads."""
-    held = np.array(words, np.uint32)
-    if dtype == "tf32":  # line, quad, half of K, half of M
-        return _numbers(held, dtype).reshape(8, 4, 2, 2).transpose(3, 0, 2, 1).reshape(16, 8)
-    return _numbers(held, dtype).reshape(8, 4, 2, 2, 2).transpose(3, 0, 2, 1, 4).reshape(16, 16)
+    parts = _numbers(np.array(words, np.uint32), dtype).reshape(8, 4, 2, 2, 2)  # line, quad, half of K, half of M
+    return parts.transpose(3, 0, 2, 1, 4).reshape(16, 16)
 
 
 def _numbers(data, dtype):

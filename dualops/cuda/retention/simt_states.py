@@ -239,14 +239,7 @@ def build_walk(dtype: str, stepwise: bool, mirrored: bool) -> Kernel:
     mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
 
-    @kernel(
-        number_type(dtype, 3),
-        state_type(dtype),
-        decays.argument,
-        call_type(dtype),
-        *[i64] * 3,
-        threads=THREADS,
-    )
+    @kernel(number_type(dtype, 3), state_type(dtype), decays.argument, call_type(dtype), *[i64] * 3, threads=THREADS)
     def retention_walk(states, ends, decay, call, size, width, missing):
         # in 32 bits: divisions of 64 bits took as long as the rest
         blocks = u32(size + (THREADS - 1)) // u32(THREADS)

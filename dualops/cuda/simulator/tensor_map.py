@@ -60,11 +60,6 @@ class TensorMap:
             raise IndexError(f"a box stored to {rows}, expected a multiple of 16: zeros are written after them")
         self.array[inside] = data.view(self.array.dtype).reshape(self.box[::-1])[there]
 
-    def add(self, coordinates: Sequence[int], data: np.ndarray) -> None:
-        """Add a box of bytes, in the array's dtype."""
-        inside, there = self._slices(coordinates)
-        self.array[inside] += data.view(self.array.dtype).reshape(self.box[::-1])[there]
-
     def _slices(self, coordinates: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """Return the part of a box that is in the array: its slices in the array, and in the box."""
         inside, there = [], []

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from ..compiler.backend import Namespace, i32, u32, verb
-from ..ptx.ldmatrix import ldmatrix
+from ..ptx.matrices import ldmatrix
 from .swizzle import Operand
 from .warpgroup import ROWS, my_warpgroup
 

@@ -7,11 +7,7 @@ from functools import cache
 from typing import Any
 
 from ..compiler.backend import Namespace, i32, u32, verb
-from ..ptx.cp_async import (
-    cp_async,
-    cp_async_commit as cp_async_commit,
-    cp_async_wait_group as cp_async_wait_group,
-)
+from ..ptx.cp_async import cp_async, cp_async_commit as cp_async_commit, cp_async_wait_group as cp_async_wait_group
 from ..ptx.memory import st_shared_b32
 
 

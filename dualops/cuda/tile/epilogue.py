@@ -21,16 +21,15 @@ from typing import Any
 
 from ..compiler.backend import Members, Noun, cuda, f32, i32, i64, members, noun, u32, verb
 from ..ptx.arithmetic import opaque_f32 as opaque_f32, opaque_i32, recomputed_i32
-from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
+from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read, fence_proxy_async
 from ..ptx.convert import pack_bf16x2, pack_f16x2
-from ..ptx.fences import fence_proxy_async
+from ..ptx.matrices import stmatrix
 from ..ptx.memory import (
     ld_shared_v4_b32,
     st_global_kept_v4_b32 as st_global_kept_v4_b32,
     st_shared_f32,
     st_shared_v2_f32,
 )
-from ..ptx.stmatrix import stmatrix
 from ..ptx.tma import cp_async_bulk_tensor_store
 from ..ptx.warp import bar_sync
 from .numbers import numbers

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
-from ..compiler.backend import Namespace, verb
+from ..compiler.backend import Members, members, noun, verb
 from ..ptx.registers import setmaxnreg_dec, setmaxnreg_inc
 
 # number of consumer warpgroups -> registers per thread of the producer and of a consumer; an SM has 65536. A block of
@@ -14,33 +13,24 @@ REGISTERS = {2: (40, 232), 3: (32, 160)}
 MOST_REGISTERS = {2: (24, 240), 3: (32, 160)}
 
 
-class Roles(Namespace):
-    """The verbs of both roles. All threads of a warpgroup call one of them, once."""
-
-    threads: int  # threads per block
-    produce: Callable[..., None]  # (): take the producer's number of registers
-    consume: Callable[..., None]  # (): take a consumer's number of registers
-
-
 @cache
-def roles(consumers: int, *, most: bool = False) -> Roles:
-    """Return the roles of a block with 1 to 3 consumer warpgroups. most: consumers get the most registers possible."""
-    threads, registers = 128 * (consumers + 1), MOST_REGISTERS if most else REGISTERS
-
-    @verb
-    def nothing():
-        pass
-
-    if consumers not in registers:
-        return Roles(threads=threads, produce=nothing, consume=nothing)
-    FEW, MANY = registers[consumers]
+@noun
+def roles(consumers: int, *, most: bool = False) -> Members:
+    """The verbs of both roles, in a block with 1 to 3 consumer warpgroups. All threads of a warpgroup call one of them,
+    once. most: consumers get the most registers possible.
+    """
+    few, many = (MOST_REGISTERS if most else REGISTERS).get(consumers, (0, 0))
 
     @verb
     def produce():
-        setmaxnreg_dec(FEW)
+        """Take the producer's number of registers."""
+        if few:
+            setmaxnreg_dec(few)
 
     @verb
     def consume():
-        setmaxnreg_inc(MANY)
+        """Take a consumer's number of registers."""
+        if many:
+            setmaxnreg_inc(many)
 
-    return Roles.from_locals(locals())
+    return members(locals(), threads=128 * (consumers + 1))

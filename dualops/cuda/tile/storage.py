@@ -114,6 +114,13 @@ def _same(value):
     return value
 
 
+def _plain(number: Any, itemsize: int) -> dict[str, Any]:
+    """Return the members of dtypes that are computed with as they are stored."""
+    sizes = {"element": number, "number": number, "itemsize": itemsize, "vector": 16 // itemsize}
+    loads = {"load": _load_element, "load_of_pair": _load_one, "one_of_pair": None}
+    return sizes | loads | {"store": _store_element, "rounded": _same}
+
+
 def _float64() -> Storage:
     def loading(load_two: Any) -> Callable[..., None]:
         @verb
@@ -132,20 +139,11 @@ def _float64() -> Storage:
     def load_shared(frag, at, smem, index):
         frag[at], frag[at + 1] = ld_shared_v2_f64(smem, index)
 
-    return Storage(
-        element=f64,
-        number=f64,
-        itemsize=8,
-        vector=2,
-        load=_load_element,
-        load_of_pair=_load_one,
-        one_of_pair=None,
-        store=_store_element,
-        rounded=_same,
+    return Storage.from_locals(
+        locals(),
+        **_plain(f64, 8),
         load_vector=loading(ld_global_v2_f64),
-        store_vector=store_vector,
         store_kept=store_vector,
-        load_shared=load_shared,
         load_once=loading(ld_global_once_v2_f64),
     )
 
@@ -181,20 +179,12 @@ def _float32() -> Storage:
     def load_shared(frag, at, smem, index):
         frag[at], frag[at + 1], frag[at + 2], frag[at + 3] = ld_shared_v4_f32(smem, index)
 
-    return Storage(
-        element=f32,
-        number=f32,
-        itemsize=4,
-        vector=4,
-        load=_load_element,
-        load_of_pair=_load_one,
-        one_of_pair=None,
-        store=_store_element,
-        rounded=_same,
+    return Storage.from_locals(
+        locals(),
+        **_plain(f32, 4),
         load_vector=loading(ld_global_v4_b32),
         store_vector=storing(st_global_v4_b32),
         store_kept=storing(st_global_kept_v4_b32),
-        load_shared=load_shared,
         load_once=loading(ld_global_once_v4_b32),
     )
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, Namespace, cuda, f32, i32, members, noun, u32, verb
+from ..compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.arithmetic import f32_of_bits, opaque_i32
 from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from .softmax_rows import PAIRS
@@ -35,16 +35,6 @@ class Places(NamedTuple):
 
     a: Any
     b: Any
-
-
-class StripAb(Namespace):
-    """sums [16, columns] += A @ B. Lines of B run along its columns."""
-
-    size: int
-    fragment: Callable[..., Any]  # () -> zeros
-    left: Callable[..., Any]  # () -> a local array for A
-    put: Callable[..., None]  # (a_frag, values): make A of numbers in the layout of sums
-    add: Callable[..., None]  # (sums, a_frag, smem, b_at)
 
 
 @cache
@@ -135,15 +125,17 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
 
 
 @cache
-def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> StripAb:
-    """The product A @ B. b: a box of B, which has `boxes` of them as columns. strips: strips of A that share B; for
-    float32, one.
+@noun
+def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> Members:
+    """sums [16, columns] += A @ B. Lines of B run along its columns. b: a box of B, which has `boxes` of them as
+    columns. strips: strips of A that share B; for float32, one.
     """
     words, put, add_all = _ab_of_parts(b, boxes) if dtype == "float32" else _ab_of_pairs(dtype, b, boxes, strips)
     b_side, SIZE, ZERO = fragments(b, b.rows, left=False), b.rows // 2 * boxes * strips, f32(0)
 
     @verb
     def fragment():
+        """Return zeros."""
         sums = cuda.local.array(SIZE, f32)
         for e in range(SIZE):
             sums[e] = ZERO
@@ -151,13 +143,15 @@ def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> StripAb
 
     @verb
     def left():
+        """Return a local array for A."""
         return cuda.local.array(words, u32)
 
     @verb
     def add(sums, a_frag, smem, b_at):
         add_all(sums, a_frag, smem, i32(b_at + b_side.start(0)))
 
-    return StripAb.from_locals(locals(), size=SIZE)
+    # put: (a_frag, values): make A of numbers in the layout of sums
+    return members(locals(), size=SIZE, put=put)
 
 
 def _ab_of_pairs(

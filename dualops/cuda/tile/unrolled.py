@@ -13,8 +13,15 @@ from ..compiler.backend import verb
 Verb = Callable[[Any, Any, Any, Any], None]
 
 
+@verb
+def _nothing(a, b, c, d):
+    pass
+
+
 def one_after_another(verbs: Sequence[Verb]) -> Verb:
     """Return a verb that calls these verbs in order, each with the same four arguments."""
+    if not verbs:
+        return _nothing
     if len(verbs) == 1:
         return verbs[0]
     half = len(verbs) // 2

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..compiler.backend import Members, Namespace, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.arithmetic import f32_of_bits
-from ..ptx.ldmatrix import ldmatrix
+from ..ptx.matrices import ldmatrix
 from ..ptx.memory import ld_shared_b32
 from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from .tf32 import rounded_word, words_of_parts

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from ..compiler.backend import Members, i32, members, noun, verb
-from ..ptx.fences import fence_proxy_async
+from ..ptx.async_copy import fence_proxy_async
 from ..ptx.warp import bar_arrive, bar_sync
 
 BARRIER = 3  # number of the named barrier, between those of `epilogue` and those of `pingpong`

@@ -22,20 +22,7 @@ from ...spec.attention.function import UserFunction
 from ...spec.attention.source import Source, build, definition, positional, source_of
 from ..compiler.backend import verb
 from ..tile.fast_math import fast_tanh
-from .calls import (
-    BOOL,
-    CONVERSIONS,
-    EXTREMES,
-    FLOAT,
-    FUNCTIONS,
-    INT,
-    LOGICAL,
-    ROUNDINGS,
-    Kind,
-    nearest,
-    power,
-    sign,
-)
+from .calls import BOOL, CONVERSIONS, EXTREMES, FLOAT, FUNCTIONS, INT, LOGICAL, ROUNDINGS, Kind, nearest, power, sign
 
 Typed = tuple[ast.expr, Kind]
 

@@ -23,10 +23,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dualops.cuda.launch.device import Device
-from dualops.cuda.launch.maps import Mapped
 from dualops.cuda.launch.operation import Operation
 from dualops.cuda.launch.plans import Choice
 from dualops.cuda.launch.step import Step
+from dualops.cuda.launch.tensor_map import Mapped
 from dualops.cuda.matmul import naive, sm90, tiled
 from dualops.cuda.matmul.product import Product, variant
 from dualops.cuda.matmul.sm80_config import Sm80Config

@@ -13,8 +13,8 @@ from dualops.cuda.compiler.backend import Kernel
 from dualops.cuda.flash_attention.arguments import Variant
 from dualops.cuda.flash_attention.block_masks import build_lists, build_states, build_states_by_keys
 from dualops.cuda.flash_attention.sm90.bias_tile_scheduler import Broadcast
-from dualops.cuda.flash_attention.sm90.config import MOST_BYTES, configs, dq_configs, padded, short_config
-from dualops.cuda.flash_attention.sm90.dbias import build_dbias, dbias_configs
+from dualops.cuda.flash_attention.sm90.config import MOST_BYTES, configs, padded, short_config
+from dualops.cuda.flash_attention.sm90.dbias import build_dbias
 from dualops.cuda.flash_attention.sm90.dbias_sums import build_dbias_sum
 from dualops.cuda.flash_attention.sm90.dkv import build_dkv
 from dualops.cuda.flash_attention.sm90.dkv_config import (
@@ -25,7 +25,9 @@ from dualops.cuda.flash_attention.sm90.dkv_config import (
     fused_configs,
 )
 from dualops.cuda.flash_attention.sm90.dkv_split import build_dkv_split, build_dkv_split_f32
-from dualops.cuda.flash_attention.sm90.dq import build_dq, build_dq_split_f32
+from dualops.cuda.flash_attention.sm90.dq import build_dq
+from dualops.cuda.flash_attention.sm90.dq_config import dbias_configs, dq_configs
+from dualops.cuda.flash_attention.sm90.dq_split import build_dq_split_f32
 from dualops.cuda.flash_attention.sm90.dq_sums import build_dq_convert
 from dualops.cuda.flash_attention.sm90.float32 import gradient_configs, thirds_configs
 from dualops.cuda.flash_attention.sm90.forward import build_forward

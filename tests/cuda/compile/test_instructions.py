@@ -9,7 +9,7 @@ import pytest
 from dualops.cuda.compiler.backend import Kernel, Namespace, NumbaError, cuda, f32, i32, kernel, pointer, u16, u32
 from dualops.cuda.compiler.compile import compile_kernel
 from dualops.cuda.ptx.cp_async import cp_async, cp_async_commit, cp_async_wait_group
-from dualops.cuda.ptx.ldmatrix import ldmatrix
+from dualops.cuda.ptx.matrices import ldmatrix
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from dualops.cuda.ptx.registers import setmaxnreg_dec, setmaxnreg_inc
 from dualops.cuda.ptx.wgmma import wgmma_wait_group

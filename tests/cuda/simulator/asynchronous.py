@@ -14,7 +14,6 @@ import pytest
 from dualops.cuda import simulator
 from dualops.cuda.compiler.backend import cuda, f32, f64, u64
 from dualops.cuda.ptx.async_copy import cp_async_bulk, st_async_v2_f32, st_async_v2_f64
-from dualops.cuda.ptx.grid import griddepcontrol_launch_dependents, griddepcontrol_wait
 from dualops.cuda.ptx.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive,
@@ -32,6 +31,8 @@ from dualops.cuda.ptx.warp import (
     barrier_cluster_arrive,
     barrier_cluster_wait,
     cluster_ctarank,
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
 )
 from dualops.cuda.simulator import Deadlock, Pointer
 

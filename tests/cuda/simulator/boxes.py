@@ -17,14 +17,13 @@ from dualops.cuda.ptx.async_copy import (
     cp_async_bulk_wait_group,
     cp_async_bulk_wait_group_read,
     cp_reduce_async_bulk_add_f32,
+    fence_proxy_async,
 )
-from dualops.cuda.ptx.fences import fence_proxy_async
 from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from dualops.cuda.ptx.memory import shared_address
 from dualops.cuda.ptx.tma import (
     cp_async_bulk_tensor,
     cp_async_bulk_tensor_store,
-    cp_reduce_async_bulk_tensor_add,
     prefetch_tensormap,
 )
 from dualops.cuda.ptx.warp import barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank
@@ -165,7 +164,7 @@ def _multicast() -> None:
         run(lambda y: sends(y, True, 1 << cluster_ctarank()), y, threads=1, blocks=2, cluster=2)
 
 
-@of("cp_async_bulk_tensor_store", "cp_reduce_async_bulk_tensor_add")
+@of("cp_async_bulk_tensor_store")
 def _stores() -> None:
     for shape, box, first, span in (
         ((5, 40), (8, 32), (1, 16), 128),
@@ -173,34 +172,31 @@ def _stores() -> None:
         ((2, 3, 5, 12), (2, 2, 2, 8), (1, 1, 4, 4), 32),
         ((2, 2, 3, 5, 8), (1, 2, 2, 4, 4), (1, 1, 1, 2, 2), 16),
     ):
-        for add in (False, True):
-            nbytes, rank = 4 * int(np.prod(box)), len(shape)
-            array, before = array_of(*shape), array_of(*shape)
-            record = TensorMap(array, box[::-1], span)
-            out = (cp_reduce_async_bulk_tensor_add if add else cp_async_bulk_tensor_store)(rank)
-            source = np.arange(1000, 1000 + nbytes // 4, dtype=np.float32)
-            there = expected_bytes(source.reshape(box), box, (0,) * rank, span)
+        nbytes, rank = 4 * int(np.prod(box)), len(shape)
+        array, before = array_of(*shape), array_of(*shape)
+        record = TensorMap(array, box[::-1], span)
+        out = cp_async_bulk_tensor_store(rank)
+        source = np.arange(1000, 1000 + nbytes // 4, dtype=np.float32)
+        there = expected_bytes(source.reshape(box), box, (0,) * rank, span)
 
-            def store(x, out=out, record=record, first=first, nbytes=nbytes, array=array):
-                tid, smem = cuda.threadIdx.x, cuda.shared.array(nbytes, u8, alignment=1024)
-                for i in range(tid, nbytes, 32):
-                    smem[i] = x[i]
+        def store(x, out=out, record=record, first=first, nbytes=nbytes, array=array):
+            tid, smem = cuda.threadIdx.x, cuda.shared.array(nbytes, u8, alignment=1024)
+            for i in range(tid, nbytes, 32):
+                smem[i] = x[i]
+            fence_proxy_async()
+            cuda.syncthreads()
+            if tid == 0:
+                out(record.address, *first[::-1], smem, 0)
+                cp_async_bulk_commit_group()
+                cp_async_bulk_wait_group_read(0)
+                smem[0], smem[nbytes - 1] = 1, 1  # it has been read
                 fence_proxy_async()
-                cuda.syncthreads()
-                if tid == 0:
-                    out(record.address, *first[::-1], smem, 0)
-                    cp_async_bulk_commit_group()
-                    cp_async_bulk_wait_group_read(0)
-                    smem[0], smem[nbytes - 1] = 1, 1  # it has been read
-                    fence_proxy_async()
 
-            run(store, np.frombuffer(there, np.uint8))
-            for place in itertools.product(*map(range, shape)):
-                within = tuple(p - f for p, f in zip(place, first, strict=True))
-                inside = all(0 <= w < b for w, b in zip(within, box, strict=True))
-                value = source.reshape(box)[within] if inside else 0
-                expected = before[place] + value if add else value if inside else before[place]
-                assert array[place] == expected, (shape, add, place)
+        run(store, np.frombuffer(there, np.uint8))
+        for place in itertools.product(*map(range, shape)):
+            within = tuple(p - f for p, f in zip(place, first, strict=True))
+            inside = all(0 <= w < b for w, b in zip(within, box, strict=True))
+            assert array[place] == (source.reshape(box)[within] if inside else before[place]), (shape, place)
     _refused_store()
 
 

@@ -7,10 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dualops.cuda.compiler.backend import cuda, f32, u64
+from dualops.cuda.compiler.backend import cuda, f32
 from dualops.cuda.ptx.cp_async import cp_async, cp_async_commit, cp_async_wait_group
-from dualops.cuda.ptx.mbarrier import cp_async_mbarrier_arrive, mbarrier_init, mbarrier_wait
-from dualops.cuda.simulator import Deadlock
 
 from .asynchronous import numbered, run, tests_of
 
@@ -103,38 +101,3 @@ def _what_is_forgotten() -> None:
 
     with pytest.raises(ValueError, match="cp_async_wait_group: pending is 64, expected a constant from 0 to 63"):
         run(too_many, np.zeros(1), threads=1)
-
-
-@of("cp_async_mbarrier_arrive")
-def _copies_that_arrive() -> None:
-    copy = cp_async(16)
-
-    def arrives(y, early, x):
-        lane, bars = cuda.threadIdx.x, cuda.shared.array(1, u64)
-        there = cuda.shared.array(256, f32, alignment=16)
-        if lane == 0:
-            mbarrier_init(bars, 0, 32)
-        cuda.syncthreads()
-        copy(there, 4 * lane, x, 4 * lane)
-        cp_async_commit()
-        copy(there, 128 + 4 * lane, x, 128 + 4 * lane)
-        cp_async_mbarrier_arrive(bars, 0)
-        early[lane] = there[4 * lane]
-        mbarrier_wait(bars, 0, 0)
-        y[lane], y[32 + lane] = there[4 * (31 - lane)], there[128 + 4 * (31 - lane)]
-
-    x, y, early = numbered(256), np.zeros(64), np.zeros(32)
-    run(arrives, y, early, x)
-    assert y.tolist() == [*x[:128:4][::-1].tolist(), *x[128::4][::-1].tolist()] and np.isnan(early).all()
-
-    def forgets_one(y, x):
-        lane, bars = cuda.threadIdx.x, cuda.shared.array(1, u64)
-        if lane == 0:
-            mbarrier_init(bars, 0, 32)
-        cuda.syncthreads()
-        if lane:
-            cp_async_mbarrier_arrive(bars, 0)
-        mbarrier_wait(bars, 0, 0)
-
-    with pytest.raises(Deadlock, match=r"32 threads wait forever: .* at mbarrier 0, phase 0"):
-        run(forgets_one, y, x)

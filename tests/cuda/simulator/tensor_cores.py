@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from dualops.cuda.compiler.backend import cuda, f32, u16, u32
-from dualops.cuda.ptx.ldmatrix import ldmatrix
+from dualops.cuda.ptx.matrices import ldmatrix, stmatrix
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from dualops.cuda.ptx.registers import setmaxnreg_dec, setmaxnreg_inc
-from dualops.cuda.ptx.stmatrix import stmatrix
 from dualops.cuda.ptx.warp import bar_warp_sync
 from dualops.cuda.simulator import Deadlock
 

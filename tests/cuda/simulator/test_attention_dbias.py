@@ -16,7 +16,7 @@ from dualops.cuda import simulator
 from dualops.cuda.flash_attention import simt
 from dualops.cuda.flash_attention.sm90 import backward as sm90_backward, bias_tile_scheduler, dbias
 from dualops.cuda.flash_attention.sm90.bias_tile_scheduler import Broadcast, pieces_of, visits_of_tile
-from dualops.cuda.flash_attention.sm90.dbias import DbiasConfig
+from dualops.cuda.flash_attention.sm90.dq_config import DbiasConfig
 from dualops.spec.attention.cases import bent
 from tests.cuda.configs import changed
 from tests.cuda.simulator.attention import FLOOR, named, numbers, widened

@@ -15,7 +15,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
-from dualops.cuda.flash_attention.sm90.config import DqConfig
+from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
 from tests.cuda.configs import changed
 from tests.cuda.simulator.attention import named, numbers
 from tests.cuda.simulator.gradients import arrays_for, checked_arrays, gradient, gradient_varlen, served

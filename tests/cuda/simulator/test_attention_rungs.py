@@ -11,8 +11,8 @@ import pytest
 import dualops.cuda
 from dualops.cuda.flash_attention.sm80 import config as sm80
 from dualops.cuda.flash_attention.sm90 import config as sm90
-from dualops.cuda.flash_attention.sm90.dbias import dbias_configs
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, dkv_configs
+from dualops.cuda.flash_attention.sm90.dq_config import dbias_configs, dq_configs
 from dualops.cuda.launch.device import known
 from dualops.spec.attention import OPTIONS
 from tests.cuda.simulator.attention import BFLOAT16, numbers
@@ -122,7 +122,7 @@ def test_tiles_of_forward_fit(options):
 @pytest.mark.parametrize(("D", "Dv"), [(64, 192), (192, 64), (192, 128), (128, 256), (192, 192), (256, 256)])
 def test_tiles_of_gradients_of_wide_heads_fit(D, Dv, options):
     ((dkv, _),) = dkv_configs(D, Dv, options)
-    ((dq, _),) = sm90.dq_configs(D, Dv, options)
+    ((dq, _),) = dq_configs(D, Dv, options)
     assert isinstance(dkv, DkvApartConfig | DkvConfig)
     assert dkv.shared_bytes(D, Dv) + dkv.slack <= HOPPER and dq.shared_bytes(D, Dv) + 1024 <= HOPPER
 
@@ -130,7 +130,7 @@ def test_tiles_of_gradients_of_wide_heads_fit(D, Dv, options):
 def test_tiles_of_dq_and_dbias_fit():
     options = ([], ["mask_mod"], ["bias"], ["bias", "dropout"], ["mask_mod", "block_mask"])
     for D, given in product((64, 128), options):
-        for config, _ in sm90.dq_configs(D, D, given, "bias" in given):
+        for config, _ in dq_configs(D, D, given, "bias" in given):
             assert config.shared_bytes(D, D) + sm90.SLACK <= HOPPER
     for D in (64, 128, 192, 256):
         config, _ = next(dbias_configs(D, D, HOPPER - 1024, ["bias"]))

@@ -12,7 +12,7 @@ from dualops.cuda.compiler.backend import cuda, i32, u8
 from dualops.cuda.flash_attention.options import arguments, having
 from dualops.cuda.flash_attention.sm90.bias import BiasPlace, bias_map, bias_tile, boxed_bias
 from dualops.cuda.flash_attention.sm90.config import bias_operand
-from dualops.cuda.launch.maps import Maps
+from dualops.cuda.launch.tensor_map import Maps
 from dualops.cuda.tile.fragment import accumulator
 from dualops.cuda.tile.pipeline import pipeline
 from dualops.spec import OPERATORS, Problem

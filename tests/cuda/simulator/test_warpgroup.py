@@ -16,7 +16,7 @@ import pytest
 
 from dualops.cuda import simulator
 from dualops.cuda.compiler.backend import cuda, f32
-from dualops.cuda.ptx.fences import fence_proxy_async
+from dualops.cuda.ptx.async_copy import fence_proxy_async
 from dualops.cuda.ptx.warp import bar_sync
 from dualops.cuda.ptx.wgmma import wgmma_fence, wgmma_wait_group
 from tests.cuda.warpgroup_product import (

@@ -110,11 +110,7 @@ def _resolve(inferer: Inferer, each: Any, function: Any) -> None:
     each.signature = signature
 
 
-ASKED = {
-    numbas.Propagate: _propagate,
-    numbas.CallConstraint: _call,
-    numbas.IntrinsicCallConstraint: _operation,
-}
+ASKED = {numbas.Propagate: _propagate, numbas.CallConstraint: _call, numbas.IntrinsicCallConstraint: _operation}
 
 
 class Inferer(TypeInferer):

@@ -22,11 +22,7 @@ from numba.cuda.core import bytecode, ir
 from numba.cuda.core.compiler import StateDict, _CompileStatus
 from numba.cuda.core.compiler_machinery import PassManager
 from numba.cuda.core.inline_closurecall import callee_ir_validator
-from numba.cuda.core.interpreter import (
-    Interpreter,
-    peep_hole_delete_with_exit,
-    peep_hole_fuse_dict_add_updates,
-)
+from numba.cuda.core.interpreter import Interpreter, peep_hole_delete_with_exit, peep_hole_fuse_dict_add_updates
 from numba.cuda.core.ir_utils import build_definitions, guard, resolve_func_from_module
 from numba.cuda.core.untyped_passes import InlineInlinables, TranslateByteCode
 

@@ -50,7 +50,7 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device)
         return
     if not results["o"].size:
         return
-    options = [option.name for option, _ in having(p).variants]
+    options = having(p).names
     vectors = vectors_of({**p.arrays, **results})
     many = device.has_wgmma and p.Sq > ROWS and not is_varlen(p)
     many = many and all(count * itemsize(p.dtype) == SIZES[0] for count in vectors)
@@ -82,7 +82,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
         return
     if not results["dq"].size or not results["dk"].size:
         return
-    D, Dv, options = int(p.D), int(p.Dv), [option.name for option, _ in having(p).variants]
+    D, Dv, options = int(p.D), int(p.Dv), having(p).names
     others, _ = next(simt.backward_configs(p))
     for config, reason in dq_configs(D, Dv, options):
         dq_bytes = config.min_blocks * config.shared_bytes(D, Dv)

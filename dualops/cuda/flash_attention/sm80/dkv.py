@@ -78,7 +78,7 @@ def dkv_tiles(
     kq = strip_abt(dtype, tile.k, tile.q, tile.k_boxes, held=config.k_held)
     vdo = strip_abt(dtype, tile.v, tile.do, tile.v_boxes, held=config.v_held)
     pdo, dsq = strip_ab(dtype, tile.do_steps, tile.v_boxes), strip_ab(dtype, tile.q_steps, tile.k_boxes)
-    score = fragment_scores(chain, ROWS, config.block_q, apart=False, bent=chain.bends, transposed=True)
+    score = fragment_scores(chain, config.block_q, apart=False, bent=chain.bends, transposed=True)
     gradient = gradient_of_keys(chain, score, dtype, config.block_q)
     nan_rows = nan_repair_keys(chain, variant, dsq.size, pdo.size)
     widest, SIZE = max(variant.D, variant.Dv), dsq.size

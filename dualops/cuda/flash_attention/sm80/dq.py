@@ -76,7 +76,7 @@ def dq_tiles(config: Sm80DqConfig, variant: Variant, tile: Sm80DqTiles, aligned:
     dov = strip_abt(dtype, tile.do, tile.v, tile.v_boxes, held=config.held)
     dsk = strip_ab(dtype, tile.k_right, tile.q_boxes)
     rows, keys = softmax_rows(dtype, qk.size, dsk.size), range_of(config.block_kv).keys
-    score = fragment_scores(chain, ROWS, config.block_kv, apart=False, bent=chain.scores)
+    score = fragment_scores(chain, config.block_kv, apart=False, bent=chain.scores)
     gradient = gradient_of_queries(chain, score, rows, qk.size, dsk.size)
     nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys, dsk.size, passes=False, gradient=True)
     output = output_of(dtype, variant.D, tile.q_boxes, aligned)

@@ -153,7 +153,7 @@ def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: b
     pv = strip_ab(dtype, tile.v, tile.v_boxes, STRIPS)
     scores_size, acc_size = qk.size // STRIPS, pv.size // STRIPS
     rows = softmax_rows(dtype, scores_size, acc_size, STRIPS, sinks=chain.sinks)
-    score = scores_of_strips(fragment_scores(chain, ROWS, config.block_kv, apart=False), scores_size, STRIPS)
+    score = scores_of_strips(fragment_scores(chain, config.block_kv, apart=False), scores_size, STRIPS)
     keys = range_of(config.block_kv).keys
     nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys, acc_size, passes=False)
     output = output_of(dtype, variant.Dv, tile.v_boxes, whole)

@@ -22,9 +22,9 @@ from ....spec import ArrayMeta, Problem
 from ....spec.meta import Strided, contiguous_strides
 from ...launch.arrays import cdiv
 from ...launch.device import Device
-from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
+from ...launch.tensor_map import Mapped
 from ...launch.views import boxed, by_token, how_stored
 from ...tile.warpgroup import ROWS
 from ..arguments import Inputs, Served, fewest_queries, is_varlen, serving, sizes, variant
@@ -32,7 +32,7 @@ from ..options import having
 from ..tile_scheduler import section_of, tiled_work
 from .arguments import ForwardMaps, OutputTo, boxed_maps, serves
 from .bias import bias_map, boxed_bias
-from .config import SLACK, Sm90Config, configs, padded, short_config
+from .config import SLACK, Sm90Config, configs, padded, short_config, widths
 from .forward import build_forward
 from .schedule import after_counter, cleared, counter_of, is_static
 from .split_kv import LEAST_TILES, MOST_BLOCKS, WARPS, build_merge, kept_shape, most_splits
@@ -54,8 +54,8 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     if p.D > MOST_D or p.Dv > MOST_DV or not results["o"].size or not serves(p, device, metas, Inputs._fields):
         return
-    options, room = [option.name for option, _ in having(p).variants], device.shared_memory_per_block - SLACK
-    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
+    options, room = having(p).names, device.shared_memory_per_block - SLACK
+    D, Dv = widths(p)
     short = _short_config(p, options, room)
     if short and not varlen:
         yield _choice(p, results, *short)
@@ -69,7 +69,7 @@ def _short_config(p: Problem, options: Sequence[str], room: int) -> tuple[Sm90Co
     """Return tiles that split keys, if sequences have few queries."""
     if (fewest_queries(p) if is_varlen(p) else p.Sq) > SHORT:
         return None
-    D, Dv = padded(int(p.D)), padded(int(p.Dv))
+    D, Dv = widths(p)
     config, reason = short_config(D, Dv, options, p.group)
     return (config, reason) if p.Sk > LEAST_TILES * config.block_kv and config.shared_bytes(D, Dv) <= room else None
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ....spec import ArrayMeta, Problem
 from ...compiler.backend import f32, i32, i64, pointer, tensor_map, types
 from ...launch.device import Device
-from ...launch.maps import Mapped
+from ...launch.tensor_map import Mapped
 from ...launch.views import boxed, by_token, how_stored
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ..arguments import Variant, array_type, has_usual_scale, is_varlen

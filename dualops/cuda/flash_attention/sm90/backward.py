@@ -1,6 +1,6 @@
 """Attention's gradient on Hopper: which problems the rung takes, its launches and their tensor maps.
 
-dq.py                 dq, and dq of float32's wide heads
+dq.py, dq_split.py    dq; that of float32's wide heads;  dq_config.py: their tiles, and dbias's
 dkv.py, dkv_split.py  dk and dv; those of wide heads;  dkv_config.py: their tiles;  loads.py: what producers load
 fused.py              dq, dk and dv in one kernel;  dq_sums.py: how it adds dq, and rows of dq from the sums
 dbias.py              dbias;  bias_tile_scheduler.py: which scores a tile of the bias was added to;
@@ -30,12 +30,14 @@ from ..options import having
 from ..tile_scheduler import LEAST_HEADS, MOST_HEADS, packed_count, section_of, section_of_queries, tiled_work
 from .arguments import Sums, gradient_maps, keys_to, maps_of, queries_to, serves
 from .bias import boxed_bias
-from .config import SLACK, AnyDqConfig, DqThirdsConfig, dq_configs, padded
-from .dbias import DbiasConfig, dbias_choice, dbias_maps, dbias_steps, dbias_workspace
+from .config import SLACK, padded, widths
+from .dbias import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dkv import build_dkv
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig, FusedConfig, dkv_configs, fused_configs
 from .dkv_split import build_dkv_split, build_dkv_split_f32
-from .dq import build_dq, build_dq_split_f32
+from .dq import build_dq
+from .dq_config import AnyDqConfig, DbiasConfig, DqThirdsConfig, dq_configs
+from .dq_split import build_dq_split_f32
 from .dq_sums import build_dq_convert
 from .fused import build_fused
 from .schedule import after_counter
@@ -71,8 +73,7 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
         return
     if not serves(p, device, p.arrays, LOADED):
         return
-    D, Dv = padded(int(p.D)), padded(int(p.Dv))
-    names = [option.name for option, _ in having(p).variants]
+    (D, Dv), names = widths(p), having(p).names
     for config, reason in fused_configs(D, Dv, names, boxed_bias(p) is not None, p.group, is_varlen(p)):
         fits = config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block
         if fits and p.Sq > most_by_two_kernels(config):
@@ -182,7 +183,7 @@ def dkv_choices(
     p = problem
     if not results["dk"].size:
         return
-    D, Dv, options = padded(int(p.D)), padded(int(p.Dv)), [option.name for option, _ in having(p).variants]
+    (D, Dv), options = widths(p), having(p).names
     for config, reason in dkv_configs(D, Dv, options, boxed_bias(p) is not None):
         if config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block:
             yield config, reason
@@ -245,8 +246,8 @@ def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Devi
     p, varlen, room = problem, is_varlen(problem), device.shared_memory_per_block
     if max(p.D, p.Dv) > MOST_WIDTH or not results["dq"].size or not serves(p, device, p.arrays, LOADED):
         return
-    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    names, in_boxes = [option.name for option, _ in having(p).variants], boxed_bias(p) is not None
+    D, Dv = widths(p)
+    names, in_boxes = having(p).names, boxed_bias(p) is not None
     for config, reason in dq_configs(D, Dv, names, in_boxes, varlen):
         if config.shared_bytes(D, Dv) + SLACK > room:
             continue

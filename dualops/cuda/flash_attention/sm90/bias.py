@@ -34,7 +34,7 @@ from ....spec import Problem
 from ....spec.attention import broadcast_strides
 from ....spec.meta import itemsize
 from ...compiler.backend import Members, Namespace, cuda, i32, i64, members, noun, tensor_map, types, u32, verb
-from ...launch.maps import Mapped
+from ...launch.tensor_map import Mapped
 from ...launch.views import Boxed, boxed
 from ...tile.a_fragment import WORDS, words_of_columns, words_of_rows
 from ...tile.boxes import Corner, box_shape, box_tile, prefetch_maps
@@ -55,8 +55,7 @@ def bias_registers(variant: Variant, columns: int, threads: int) -> Members:
     """The verbs of tiles [64, columns] of each warpgroup, by `threads` threads in all. Words beyond the last row or
     column repeat the last one; their scores are masked.
     """
-    names = [option.name for option, _ in variant.having.variants]
-    index, quads, size = names.index("bias"), columns // 8, columns // 4 * threads
+    index, quads, size = variant.having.names.index("bias"), columns // 8, columns // 4 * threads
     _, order = variant.having.variants[index].facts
     in_pairs = order == PAIRS
 
@@ -143,7 +142,7 @@ def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = Fals
 
     transposed: rows of the scores are keys, 64 of the tile's for each warpgroup.
     """
-    index = [option.name for option, _ in having.variants].index("bias")
+    index = having.names.index("bias")
     boxes, own = box_tile(tile, at, 2), words_of_columns(tile) if transposed else words_of_rows(tile)
 
     @verb
@@ -281,14 +280,8 @@ def _stages(variant: Variant, operand: Operand, at: int, stages: int, consumers:
     def release(barriers, i, warpgroup):
         pipe.release(barriers, filling(i, warpgroup))
 
-    return BiasStages.from_locals(
-        locals(),
-        maps_type=types.Tuple([tensor_map]),
-        word=tile.word,
-        barriers=pipe.barriers,
-        init=pipe.init,
-        words=tile.words,
-    )
+    given = {"word": tile.word, "words": tile.words, "barriers": pipe.barriers, "init": pipe.init}
+    return BiasStages.from_locals(locals(), maps_type=types.Tuple([tensor_map]), **given)
 
 
 class BiasDkv(Namespace):
@@ -317,15 +310,8 @@ def bias_dkv(variant: Variant, operand: Operand | None, at: int, loaders_warp: i
     def bring(smem, stage, maps, options, place, full):
         tile.load(smem, stage, maps[0], options, place, full)
 
-    return BiasDkv(
-        maps_type=types.Tuple([tensor_map]),
-        nbytes=tile.nbytes,
-        word=tile.word,
-        prefetch=prefetch,
-        bring=bring,
-        words=tile.words,
-        held=tile.held,
-    )
+    given = {"nbytes": tile.nbytes, "word": tile.word, "words": tile.words, "held": tile.held}
+    return BiasDkv.from_locals(locals(), maps_type=types.Tuple([tensor_map]), **given)
 
 
 def _no_tiles() -> BiasDkv:

@@ -1,15 +1,17 @@
-"""The Configs of forward and dq on attention's sm90 rung, for many queries and for few."""
+"""The Configs of forward on attention's sm90 rung, for many queries and for few, and what all Configs share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+from ....spec import Problem
 from ...tile.split_bf16x3 import PARTS
 from ...tile.swizzle import SPANS, Operand
 from ...tile.warpgroup import ROWS
-from ...tile.warpgroup_exchange import exchange_bytes
+from ..arguments import Variant
 
 SLACK = 1024  # bytes of shared memory for mbarriers and alignment
 BLOCK_MASK = "block_mask"  # the option
@@ -19,6 +21,16 @@ BOX = 64  # elements of 16 bits in a line of a box
 def padded(width: int) -> int:
     """Return a head's width in whole boxes, padded with zeros."""
     return -(-width // BOX) * BOX
+
+
+def widths(sizes: Problem | Variant) -> tuple[int, int]:
+    """Return D and Dv in whole boxes, as numbers: a kernel is built for them."""
+    return padded(int(sizes.D)), padded(int(sizes.Dv))
+
+
+def boxes(lines: int, width: int, major: str = "k") -> Operand:
+    """Return a tile of 16-bit numbers, in boxes of BOX columns."""
+    return Operand(lines, width, 2, 2 * BOX, major)
 
 
 def bias_operand(queries: int, keys: int) -> Operand:
@@ -55,8 +67,18 @@ class Tiles(NamedTuple):
     nbytes: int
 
 
-class _Queries:
-    """What the Configs share."""
+class TilesConfig:
+    """A Config that knows its tiles, for heads of these widths in whole boxes."""
+
+    def tiles(self, D: int, Dv: int) -> Any:
+        raise NotImplementedError
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
+class QueriesConfig(TilesConfig):
+    """What the Configs of forward and dq share."""
 
     consumers: int
     block_kv: int
@@ -83,14 +105,8 @@ class _Queries:
     def bias_bytes(self) -> int:
         return self.bias_stages * self.consumers * self.bias.nbytes if self.bias else 0
 
-    def tiles(self, D: int, Dv: int) -> Any:
-        raise NotImplementedError
 
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
-
-
-class _EachReadsV(_Queries):
+class EachReadsV(QueriesConfig):
     """Configs of kernels whose consumers all read K and V, in as many stages."""
 
     @property
@@ -104,7 +120,7 @@ class _EachReadsV(_Queries):
 
 
 @dataclass(frozen=True)
-class Sm90Config(_EachReadsV):
+class Sm90Config(EachReadsV):
     """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
 
     turns: warpgroups take turns to start products, so that one's exponentials overlap the others' products. q_stages:
@@ -149,12 +165,9 @@ class Sm90Config(_EachReadsV):
         if self.o_over_q and (self.q_stages > 1 or Dv > D or self.split):
             raise ValueError(f"o of {Dv} columns over Q of {D} in {self.q_stages} stages, expected at most {D} and 1")
         D, Dv = (parts_width(width, self.thirds) for width in (D, Dv))
-        q = Operand(self.block_q, D, 2, 128, "k")
-        k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "mn")
-        k_at = self.q_stages * q.nbytes
-        v_at = k_at + self.stages * k.nbytes
-        bias_at = v_at + self.stages * v.nbytes
-        end = bias_at + self.bias_bytes
+        q, k, v = boxes(self.block_q, D), boxes(self.block_kv, D), boxes(self.block_kv, Dv, "mn")
+        sizes = self.q_stages * q.nbytes, self.stages * k.nbytes, self.stages * v.nbytes, self.bias_bytes
+        k_at, v_at, bias_at, end = accumulate(sizes)
         if self.o_over_q or self.split or self.thirds:
             return Tiles(q, k, v, k_at, v_at, bias_at, 0, end)
         return Tiles(q, k, v, k_at, v_at, bias_at, end, end + 2 * self.block_q * Dv)
@@ -285,152 +298,3 @@ def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[S
         config = replace(config, q_stages=1)
     of_heads = f"{config.queries} queries of {heads} heads" if heads > 1 else f"{config.queries} queries"
     return config, f"few queries: {of_heads} by {config.block_kv} keys, which are split"
-
-
-class DqTiles(NamedTuple):
-    """What lies in shared memory."""
-
-    q: Operand  # [BLOCK_Q, D], a stage
-    do: Operand  # [BLOCK_Q, Dv], a stage
-    k: Operand  # [BLOCK_KV, D], a stage, as the scores' right factor
-    k_right: Operand  # K as the right factor of dS
-    v: Operand  # [BLOCK_KV, Dv], a stage
-    do_at: int
-    k_at: int
-    v_at: int
-    bias_at: int  # [64, BLOCK_KV], a stage of each warpgroup
-    dq_at: int  # [BLOCK_Q, D]; 0 if it overwrites Q, or goes to memory from registers
-    p_at: int  # P, from one warpgroup to the other
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class DqConfig(_EachReadsV):
-    """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
-
-    turns, bias_stages, thirds: as in `Sm90Config`. q_stages: of Q and dO; with two, the loads of the next work item
-    overlap this one. dq_over_q: dq overwrites Q in shared memory on its way out. zeroed: sums begin as zeros, not with
-    a product that overwrites them: two ways to begin take too many registers for 256 columns.
-    """
-
-    consumers: int
-    block_kv: int
-    stages: int = 2
-    turns: bool = True
-    q_stages: int = 1
-    dq_over_q: bool = False
-    zeroed: bool = False
-    thirds: bool = False
-    bias_stages: int = 0
-
-    v_first = True  # its stage is free first
-
-    def tiles(self, D: int, Dv: int) -> DqTiles:
-        """Return the tiles for heads of these widths, in whole boxes. Raises ValueError if dq has no place over Q."""
-        if self.dq_over_q and self.q_stages > 1:
-            raise ValueError(f"dq over Q in {self.q_stages} stages, expected 1")
-        D, Dv = (parts_width(width, self.thirds) for width in (D, Dv))
-        q, do = Operand(self.block_q, D, 2, 128, "k"), Operand(self.block_q, Dv, 2, 128, "k")
-        k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "k")
-        do_at = self.q_stages * q.nbytes
-        k_at = do_at + self.q_stages * do.nbytes
-        v_at = k_at + self.stages * k.nbytes
-        bias_at = v_at + self.stages * v.nbytes
-        end = bias_at + self.bias_bytes
-        dq_at, nbytes = (0, end) if self.dq_over_q or self.thirds else (end, end + q.nbytes)
-        k_right = Operand(self.block_kv, D, 2, 128, "mn")
-        return DqTiles(q, do, k, k_right, v, do_at, k_at, v_at, bias_at, dq_at, 0, nbytes)
-
-
-@dataclass(frozen=True)
-class DqThirdsConfig(_Queries):
-    """For float32 as three parts of bfloat16: a block has 64 queries, and block_kv keys at a time. One warpgroup has
-    the scores, the other dq. K has more stages than V: both need it, V only dP.
-    """
-
-    block_kv: int
-    stages: int = 2
-    v_stages: int = 1
-
-    consumers, q_stages, bias_stages, thirds = 2, 1, 0, True
-    v_warps = 4
-
-    @property
-    def block_q(self) -> int:
-        return ROWS
-
-    def tiles(self, D: int, Dv: int) -> DqTiles:
-        """Return the tiles for heads of these widths, in whole boxes."""
-        D, Dv = (parts_width(width, thirds=True) for width in (D, Dv))
-        q, do = Operand(ROWS, D, 2, 128, "k"), Operand(ROWS, Dv, 2, 128, "k")
-        k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "k")
-        k_at = q.nbytes + do.nbytes
-        v_at = k_at + self.stages * k.nbytes
-        p_at = v_at + self.v_stages * v.nbytes
-        nbytes = p_at + exchange_bytes(self.block_kv // 2, 1, exact=True)
-        k_right = Operand(self.block_kv, D, 2, 128, "mn")
-        return DqTiles(q, do, k, k_right, v, q.nbytes, k_at, v_at, 0, 0, p_at, nbytes)
-
-
-AnyDqConfig = DqConfig | DqThirdsConfig
-MOST_KEYS, KEYS_WITH_BIAS, KEYS_WITH_ASKING, DQ_KEYS_WITH_SOME = 128, 112, 112, 96
-KEYS_WITH_DROPOUT, KEYS_WITH_DROPOUT_AND_MORE, KEYS_WITH_DROPOUT_AND_MANY = 80, 64, 48
-KEYS_WITH_BOXES_AND_MORE = 80
-
-
-def dq_keys_with(heavy: Sequence[str]) -> int:
-    """Return how many keys of a tile these options and 128 columns of dq leave registers for."""
-    if "dropout" in heavy:
-        if are_many(heavy):
-            return KEYS_WITH_DROPOUT_AND_MANY
-        return KEYS_WITH_DROPOUT if len(heavy) == 1 else KEYS_WITH_DROPOUT_AND_MORE
-    if len(heavy) > 1:
-        return DQ_KEYS_WITH_SOME
-    return KEYS_WITH_BIAS if "bias" in heavy else MOST_KEYS
-
-
-WIDE_KEYS_WITH_ONE, WIDE_KEYS_WITH_DROPOUT, WIDE_KEYS_OF_BLOCKS = 48, 32, 32
-
-
-def dq_wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
-    """Return how many keys a tile has for heads wider than 128: as many as shared memory and registers have
-    room for.
-    """
-    if "dropout" in options:
-        return WIDE_KEYS_WITH_DROPOUT
-    if BLOCK_MASK in options:
-        return WIDE_KEYS_OF_BLOCKS
-    if D > 192 or any(name not in LIGHT_OPTIONS for name in options):
-        return WIDE_KEYS_WITH_ONE
-    return {256: 64, 192: 80}.get(Dv, 96)
-
-
-def dq_configs(
-    D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False, varlen: bool = False
-) -> Iterator[tuple[DqConfig, str]]:
-    """Yield tiles for heads of these widths, in whole boxes, best first: as many keys as there are registers for; if
-    there is a block mask, a number that divides its tiles. bias_in_boxes: the bias can be copied as boxes, which takes
-    shared memory but no registers of consumers; with a block mask or dropout, or for wider heads, the kernel would
-    spill a register. varlen: rows beyond the end may be another sequence's, which softcap must test
-    (`fragment_scores.there`); this takes registers.
-
-    TFLOP/s of its three products, S = 4096, on an H200, 2026-11-25: D = Dv = 256 686, in turns 626; 192 causal 687, in
-    turns 725.
-    """
-    heavy = [name for name in options if name not in LIGHT_OPTIONS]
-    note = ", options need registers" if heavy else ""
-    if bias_in_boxes and max(D, Dv) <= 128 and not {BLOCK_MASK, "dropout"} & {*options}:
-        keys = MOST_KEYS if len(heavy) == 1 else KEYS_WITH_BOXES_AND_MORE
-        config = DqConfig(2, keys, turns=False, dq_over_q=True, bias_stages=1)
-        yield config, f"{config.block_q} queries by {config.block_kv} keys for dq, the bias in boxes"
-    if "bias" in options:
-        note += ", the bias from memory"
-    if max(D, Dv) > 128:
-        config = DqConfig(2, dq_wide_keys(D, Dv, options), turns=not heavy and D <= 192, dq_over_q=True, zeroed=True)
-    elif BLOCK_MASK in options:
-        most = dq_keys_with([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS
-        config = DqConfig(2, 128 if most else 64, turns=not heavy)
-    else:
-        keys = KEYS_WITH_ASKING if varlen and heavy == ["softcap"] else dq_keys_with(heavy)
-        config = DqConfig(2, keys, turns=not heavy)
-    yield config, f"{config.block_q} queries by {config.block_kv} keys for dq{note}"

@@ -38,10 +38,8 @@ Registers: BLOCK_KV / 2 scores, as many of dP and totals, and about 40.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
@@ -50,13 +48,12 @@ from ....spec.meta import Strided, contiguous_strides, itemsize
 from ...compiler.backend import Kernel, Members, Noun, builds, cuda, i32, kernel, members, noun, types, u8, u32, verb
 from ...launch.arrays import cdiv
 from ...launch.device import Device
-from ...launch.maps import Mapped
 from ...launch.step import Step
+from ...launch.tensor_map import Mapped
 from ...launch.views import by_token, strided
 from ...tile.boxes import prefetch_maps
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
-from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
 from ..arguments import Variant, size_types, sizes, statistic_type, variant
 from ..fragment_scores import fragment_scores
@@ -66,88 +63,11 @@ from ..tiles import Where
 from .arguments import MAPS_TYPE, boxed_maps, maps_of
 from .bias import bias_registers, in_words
 from .bias_tile_scheduler import BiasExtent, Broadcast, bias_walk, pieces_of, visits_of_tile
-from .config import SLACK, padded
+from .config import SLACK, padded, widths
 from .dbias_sums import PLACES, THREADS, bias_sums, build_dbias_sum, gradient_of_bias
+from .dq_config import DbiasConfig, dbias_configs
 from .loads import ring_of_lines
 from .schedule import turns
-
-
-class DbiasTiles(NamedTuple):
-    """What lies in shared memory."""
-
-    q: Operand  # [BLOCK_Q, D]; a stage holds it or dO
-    do: Operand  # [BLOCK_Q, Dv]
-    k: Operand  # [BLOCK_KV, D]; a stage holds it or V
-    v: Operand  # [BLOCK_KV, Dv]
-    query_bytes: int  # of a stage
-    key_bytes: int
-    keys_at: int
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class DbiasConfig:
-    """A block has a tile of 64 rows of the bias for each of `consumers` warpgroups, and block_kv columns.
-
-    stages: of Q and dO, in turn, and as many of K and V, at least 2. `overlap`: computing dP overlaps the exponentials,
-    and warpgroups take turns to start both products.
-
-    For a bias [4, 1, S, S], B = 4, H = 16, S = 4096, D = 128, including delta (H200, 2026-11-26, before the test
-    whether all scores of a warp count): 1.28 ms with both, 1.30 without turns, 1.29 with neither; 1.34
-    when Q and K had two stages, and dO and V one. Clusters that share K and V did not pay: 1.29 with two blocks, 1.39
-    with four. Loads alone take 0.79, and all else without them 1.17.
-    """
-
-    consumers: int
-    block_kv: int
-    stages: int = 3
-    overlap: bool = False
-
-    @property
-    def block_q(self) -> int:
-        return ROWS * self.consumers
-
-    @property
-    def words_bytes(self) -> int:
-        """Bytes of the bias's tile in shared memory (`bias_registers`)."""
-        return 2 * self.block_q * self.block_kv
-
-    def tiles(self, D: int, Dv: int) -> DbiasTiles:
-        """Return the tiles for heads of these widths, in whole boxes."""
-        q, do = (Operand(self.block_q, width, 2, 128, "k") for width in (D, Dv))
-        k, v = (Operand(self.block_kv, width, 2, 128, "k") for width in (D, Dv))
-        query_bytes, key_bytes = max(q.nbytes, do.nbytes), max(k.nbytes, v.nbytes)
-        keys_at = self.stages * query_bytes
-        return DbiasTiles(q, do, k, v, query_bytes, key_bytes, keys_at, keys_at + self.stages * key_bytes)
-
-    @property
-    def box_lines(self) -> dict[str, int]:
-        """Rows of a box of each array."""
-        return {"q": self.block_q, "k": self.block_kv, "do": self.block_q, "v": self.block_kv}
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
-
-
-MOST_KEYS, FEWER_KEYS, LEAST_KEYS = 128, 112, 64
-STAGES = 4, 3, 2  # best first
-# options that leave registers for dP during the exponentials; and those of which one does
-SERVED, ONE_SERVED = ("bias", "band", "sinks"), ("alibi", "key_padding_mask", "softcap")
-MANY = 4  # others at once, which leave registers for FEWER_KEYS only
-
-
-def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterator[tuple[DbiasConfig, str]]:
-    """Yield tiles for heads of these widths, in whole boxes, that fit in `room` bytes of shared memory, best first.
-    Large ones are better: a tile of scores has two products of what L2 supplies, 4 * (BLOCK_Q + BLOCK_KV) bytes for a
-    column of heads.
-    """
-    others = [name for name in options if name not in SERVED]
-    overlap = not others or (len(others) == 1 and others[0] in ONE_SERVED)
-    most = FEWER_KEYS if len(others) >= MANY else MOST_KEYS
-    for block_kv, stages in product(range(most, LEAST_KEYS - 1, -16), STAGES):
-        config = DbiasConfig(2, block_kv, stages, overlap)
-        if config.shared_bytes(D, Dv) + config.words_bytes <= room:
-            yield config, f"{config.block_q} queries by {config.block_kv} keys"
 
 
 class BiasWork(NamedTuple):
@@ -184,7 +104,7 @@ def bias_work_type(variant: Variant) -> Any:
 @noun
 def dbias_loads(config: DbiasConfig, variant: Variant, one: Broadcast) -> Members:
     """The verbs of both rings, in the order of a walk."""
-    tiles = config.tiles(padded(variant.D), padded(variant.Dv))
+    tiles = config.tiles(*widths(variant))
     ranged = any(option.name == "band" for option, _ in variant.having.variants)
     chain = chain_of(in_words(variant.having), variant.dtype)
     walk = bias_walk(config.block_q, config.block_kv, one, chain, ranged=ranged)
@@ -220,11 +140,12 @@ def dbias_loads(config: DbiasConfig, variant: Variant, one: Broadcast) -> Member
 @noun
 def dbias_tiles(config: DbiasConfig, variant: Variant, load: Noun) -> Members:
     """The verbs of tiles of scores. fillings: of queries, and of keys."""
-    tiles, OVERLAP = config.tiles(padded(variant.D), padded(variant.Dv)), config.overlap
+    tiles, OVERLAP = config.tiles(*widths(variant)), config.overlap
     chain, turn = chain_of(in_words(variant.having), variant.dtype), turns(config.consumers if OVERLAP else 1)
     qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
     own = bias_registers(variant, config.block_kv, 128 * config.consumers)
-    score = fragment_scores(chain, ROWS, config.block_kv, mark_hidden=True, word=own.word)
+    score = fragment_scores(chain, config.block_kv, mark_hidden=True, word=own.word)
+    wait_scores = qk.wait_but_one if OVERLAP else qk.wait
     gradient, rows, queries, keys = gradient_of_bias(qk.size), rows_of_queries(qk.size), load.queries, load.keys
 
     @verb
@@ -261,10 +182,7 @@ def dbias_tiles(config: DbiasConfig, variant: Variant, load: Noun) -> Members:
     @verb
     def add(mine, fillings, last, where, work):
         """Add dS of a tile to totals. last: lines that stayed are read for the last time."""
-        if OVERLAP:
-            qk.wait_but_one(mine.scores)
-        else:
-            qk.wait(mine.scores)
+        wait_scores(mine.scores)
         queries.release_first(mine.bars[0], fillings[0], last)
         keys.release_first(mine.bars[1], fillings[1], last)
         seen = score.sees(score.ask(work.options, where))
@@ -353,8 +271,7 @@ def dbias_choice(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
     p = problem
     if "dbias" not in results or not results["dbias"].size:
         return None, ""
-    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    options = [option.name for option, _ in having(p).variants]
+    (D, Dv), options = widths(p), having(p).names
     for config, reason in dbias_configs(D, Dv, device.shared_memory_per_block - SLACK, options):
         if _visits(p, config) > MOST_VISITS:
             break

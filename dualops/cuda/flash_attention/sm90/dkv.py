@@ -44,7 +44,7 @@ from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, keys_to_type
 from .bias import chains_of
-from .config import factors, padded
+from .config import factors, widths
 from .dkv_config import DkvConfig
 from .loads import QLoads, q_loads
 from .output import results_of_keys
@@ -68,13 +68,11 @@ class Mine(NamedTuple):
 def dkv_tiles(config: DkvConfig, variant: Variant, load: QLoads) -> Members:
     """The verbs of a block's tiles of queries."""
     chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
-    tiles, dtype, thirds = config.tiles(padded(variant.D), padded(variant.Dv)), factors(variant.dtype), config.thirds
+    tiles, dtype, thirds = config.tiles(*widths(variant)), factors(variant.dtype), config.thirds
     kq, vdo = warpgroup_mma(dtype, tiles.k, tiles.q, thirds), warpgroup_mma(dtype, tiles.v, tiles.do, thirds)
     pdo, dsq = register_mma(dtype, tiles.do_steps, thirds), register_mma(dtype, tiles.q_steps, thirds)
     word, others = load.bias.word, variant.varlen
-    score = fragment_scores(
-        tile_chain, ROWS, config.block_q, bent=chain.bends, transposed=True, word=word, others=others
-    )
+    score = fragment_scores(tile_chain, config.block_q, bent=chain.bends, transposed=True, word=word, others=others)
     scores_of = scores_of_keys(score, load)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, config.block_q)
     OVERLAP, K_AT, V_AT = config.overlap, 0, tiles.v_at

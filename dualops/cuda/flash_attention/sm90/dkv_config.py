@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ...tile.warpgroup_exchange import exchange_bytes
 from ..saved_lse import lane_columns
-from .config import BLOCK_MASK, BOX, LIGHT_OPTIONS, are_many, bias_operand, parts_width
+from .config import BLOCK_MASK, BOX, LIGHT_OPTIONS, TilesConfig, are_many, bias_operand, boxes, parts_width
 
 CONSUMERS = 2  # of blocks that do not say how many
 BARRIERS = 512  # bytes of shared memory for mbarriers, at most
@@ -45,18 +46,14 @@ def _tiles(
     p_bytes: int = 0,
 ) -> DkvTiles:
     """Return the tiles. do_stages: of dO, if not as many as Q's."""
-    k, v = (Operand(block_kv, width, 2, 128, "k") for width in widths)
-    q, do = (Operand(block_q, width, 2, 128, "k") for width in widths)
-    q_steps, do_steps = (Operand(block_q, width, 2, 128, "mn") for width in widths)
-    v_at = k.nbytes
-    q_at = v_at + v.nbytes
-    do_at = q_at + stages * q.nbytes
-    bias_at = do_at + (stages if do_stages is None else do_stages) * do.nbytes
-    p_at = bias_at + stages * bias_bytes
-    return DkvTiles(k, v, q, do, q_steps, do_steps, v_at, q_at, do_at, bias_at, p_at, p_at + p_bytes)
+    k, v, q, do = (boxes(lines, width) for lines in (block_kv, block_q) for width in widths)
+    q_steps, do_steps = (boxes(block_q, width, "mn") for width in widths)
+    of_queries = stages * q.nbytes, (do_stages or stages) * do.nbytes, stages * bias_bytes
+    v_at, q_at, do_at, bias_at, p_at, end = accumulate((k.nbytes, v.nbytes, *of_queries, p_bytes))
+    return DkvTiles(k, v, q, do, q_steps, do_steps, v_at, q_at, do_at, bias_at, p_at, end)
 
 
-class _Keys:
+class _Keys(TilesConfig):
     """What the Configs share."""
 
     block_q: int
@@ -80,12 +77,6 @@ class _Keys:
     def bias(self) -> Operand | None:
         """The bias's tile, if it is copied as boxes."""
         return None
-
-    def tiles(self, D: int, Dv: int) -> Any:
-        raise NotImplementedError
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
 
 
 @dataclass(frozen=True)
@@ -305,18 +296,12 @@ class FusedConfig(_Keys):
 
     def tiles(self, D: int, Dv: int) -> FusedTiles:
         """Return the tiles for heads of these widths, in whole boxes."""
-        k, v = (Operand(self.block_kv, width, 2, 128, "k") for width in (D, Dv))
-        q, do = (Operand(self.block_q, width, 2, 128, "k") for width in (D, Dv))
-        part_q, part_do = (Operand(ROWS, width, 2, 128, "k") for width in (D, Dv))
-        q_steps, do_steps = (Operand(ROWS, width, 2, 128, "mn") for width in (D, Dv))
-        ds = k_columns = Operand(self.block_kv, BOX, 2, 128, "mn")
-        v_at = k.nbytes
-        q_at = v_at + v.nbytes
-        do_at = q_at + self.stages * q.nbytes
-        ds_at = do_at + self.stages * do.nbytes
-        dq_at = ds_at + DS_PLACES * self.parts * ds.nbytes
-        bias_at = dq_at + self.dq_places * CONSUMERS * FRAGMENT_BYTES
-        end = bias_at + self.stages * self.bias.nbytes if self.bias else bias_at
+        k, v, q, do = (boxes(lines, width) for lines in (self.block_kv, self.block_q) for width in (D, Dv))
+        part_q, part_do, q_steps, do_steps = (boxes(ROWS, width, major) for major in ("k", "mn") for width in (D, Dv))
+        ds = k_columns = boxes(self.block_kv, BOX, "mn")
+        of_queries = self.stages * q.nbytes, self.stages * do.nbytes, DS_PLACES * self.parts * ds.nbytes
+        rest = self.dq_places * CONSUMERS * FRAGMENT_BYTES, self.stages * self.bias.nbytes if self.bias else 0
+        v_at, q_at, do_at, ds_at, dq_at, bias_at, end = accumulate((k.nbytes, v.nbytes, *of_queries, *rest))
         parts = part_q, part_do, q_steps, do_steps
         return FusedTiles(k, v, q, do, *parts, ds, k_columns, v_at, q_at, do_at, ds_at, dq_at, bias_at, end)
 

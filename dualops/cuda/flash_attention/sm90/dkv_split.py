@@ -7,13 +7,16 @@ of a thread each. So one warpgroup has dv and the other dk, and P passes from on
     producer                     warpgroup 0, with dv                 warpgroup 1, with dk
     1  one thread loads          3  wait for K and V                  3  the same
        K and V                   for each tile:                       for each tile:
-    2  for each query head of    4  S.T [64, BLOCK_Q] = K @ Q.T       4  dP.T [64, BLOCK_Q] = V @ dO.T the group, for
-       each       5  overlapped: dv [64, Dv] +=        5  overlapped: dk [64, D] += tile of queries that         P.T @
-       dO of the previous tile        dS.T @ Q of the previous tile see some of the keys:     6  after 4, overlapped
-       with 5: S.T   6  after 4, overlapped with 5: it gets P.T * slope; it loads Q and dO, and       through the
-       options; P.T =           dS.T = P.T * slope * (weight * dP.T - delta) a warp loads lse and         exp2(S.T -
-       lse), 0 if masked; delta                        it hands P.T * slope over 7  weight * P.T is rounded           7
-       dS.T is rounded 8  dv leaves through V's place       8  dk *= scale; dk leaves through K's place
+    2  for each query head of    4  S.T [64, BLOCK_Q] = K @ Q.T       4  dP.T [64, BLOCK_Q] = V @ dO.T
+       the group, for each       5  overlapped: dv [64, Dv] +=        5  overlapped: dk [64, D] +=
+       tile of queries that         P.T @ dO of the previous tile        dS.T @ Q of the previous tile
+       see some of the keys:     6  after 4, overlapped with 5:       6  after 4, overlapped with 5:
+       it loads Q and dO, and       S.T through the options;             it gets P.T * slope; dS.T =
+       a warp loads lse and         P.T = exp2(S.T - lse), 0 if          P.T * slope * (weight * dP.T - delta)
+       delta                        masked; P.T * slope is handed
+                                    over
+                                 7  weight * P.T is rounded           7  dS.T is rounded
+                                 8  dv leaves through V's place       8  dk *= scale; dk leaves through K's place
 
 Both multiply D + Dv columns a tile, whatever D and Dv are. Shared memory is nearly saturated: at 256 columns a tile of
 48 queries takes 1,536 clocks of tensor cores, which read for 1,280 clocks; copies write for 384, and P takes 96, as
@@ -44,7 +47,7 @@ from ...compiler.backend import Kernel, Members, builds, cuda, i32, kernel, memb
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
-from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgroup_mma
+from ...tile.warpgroup import base_of, my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import warpgroup_barrier
 from ...tile.warpgroup_exchange import warpgroup_exchange
 from ..arguments import Variant, gradient_inputs_type
@@ -54,7 +57,7 @@ from ..score_gradients import split_gradient
 from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, keys_to_type
-from .config import factors, padded
+from .config import factors, widths
 from .dkv_config import CONSUMERS, DkvApartConfig, DkvThirdsConfig
 from .loads import q_loads
 from .output import results_of_keys
@@ -74,11 +77,6 @@ class Side(NamedTuple):
     sums: Any  # of products, which become acc
 
 
-@verb
-def _same(smem):
-    return smem
-
-
 @noun
 def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> Members:
     """The verbs of a block's tiles of queries: of 16 bits pipelined, of float32 one product after the other.
@@ -88,7 +86,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
     chain = chain_of(variant.having, variant.dtype, gradient=True)
     if chain.bends and not config.exact:
         raise ValueError(f"{config} for options with slopes, expected an exact one: P * slope may be large")
-    BLOCK_Q, THIRDS, tiles = config.block_q, config.thirds, config.tiles(padded(variant.D), padded(variant.Dv))
+    BLOCK_Q, THIRDS, tiles = config.block_q, config.thirds, config.tiles(*widths(variant))
     dtype = factors(variant.dtype)
     kq = warpgroup_mma(dtype, tiles.k, tiles.q, THIRDS, from_base=THIRDS)
     vdo = warpgroup_mma(dtype, tiles.v, tiles.do, THIRDS, from_base=THIRDS)
@@ -96,7 +94,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
     dsq = register_mma(dtype, tiles.q_steps, THIRDS, from_base=THIRDS)
     box = warpgroup_exchange(tiles.p_at, kq.size, config.places, config.exact)
     load = q_loads(config, variant, others=box)
-    score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
+    score = fragment_scores(chain, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
     scores_of = scores_of_keys(score, load, keeps=False)
     gradient = split_gradient(chain, score, variant.dtype, BLOCK_Q, box)
     both, ZERO, ONE, OVERLAP, BENDS = warpgroup_barrier(CONSUMERS), i32(0), i32(1), config.overlap, chain.bends
@@ -106,10 +104,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
         """Turn S.T into P.T, hand P.T * slope over, and turn P.T into weight * P.T."""
         gradient.probabilities(side.scores, side.bent, given, load.lse(side.bars, stage))
         place = box.claim(side.bars.others, filling)
-        if BENDS:
-            box.put(side.smem, place, side.bent)
-        else:
-            box.put(side.smem, place, side.scores)
+        box.put(side.smem, place, side.bent if BENDS else side.scores)
         box.hand(side.bars.others, filling)
         kept = score.keeps(given.options, given.where, score.seed(given.options))
         gradient.weigh(side.scores, given.options, kept)
@@ -125,7 +120,8 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
         """Return the verbs (own, side, task, tile, filling) of a tile, of dv and of dk: a product of the previous tile
         overlaps it. first: there is none.
         """
-        FIRST, ALONE = first, first or not OVERLAP
+        FIRST, alone = first, first or not OVERLAP
+        wait_scores, wait_d_probs = (mma.wait if alone else mma.wait_but_one for mma in (kq, vdo))
 
         @verb
         def dv_tile(own, side, task, tile, filling):
@@ -135,10 +131,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
                 pdo.add(side.acc, side.packed, side.at, load.do_at(load.q.stage(filling - 1)), ONE)
             load.do.wait(side.bars.do, filling)
             known = scores_of.know(own, where_of(task, tile.h, tile.m0, task.n0), tile)
-            if ALONE:
-                kq.wait(side.scores)
-            else:
-                kq.wait_but_one(side.scores)
+            wait_scores(side.scores)
             hand_probs(side, filling, stage, scores_of.mask(own, side.scores, known, stage))
             if not FIRST:
                 kq.wait(side.scores)  # for dv, too: P.T is rounded after it
@@ -152,10 +145,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
             vdo.start(side.scores, side.at, load.v_at(0), load.do_at(stage), ZERO)  # dP.T = V @ dO.T
             if not FIRST:  # dk [64, D] += dS.T @ Q, of the previous tile
                 dsq.add(side.acc, side.packed, side.at, load.q_at(load.q.stage(filling - 1)), ONE)
-            if ALONE:
-                vdo.wait(side.scores)
-            else:
-                vdo.wait_but_one(side.scores)
+            wait_d_probs(side.scores)
             take_probs(side, filling, stage, own.options, where_of(task, tile.h, tile.m0, task.n0))
             if not FIRST:
                 vdo.wait(side.scores)  # for dk, too: dS.T is rounded after it
@@ -222,18 +212,16 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
 
         return every
 
-    place_of = base_of if THIRDS else _same
-
     @verb
     def dv_side(smem, bars):
         """Return `Side`; once in a kernel."""
         acc, scores, bent, packed = pdo.fragment(), kq.fragment(), kq.fragment(), pdo.left()
-        return Side(smem, place_of(smem), bars, scores, bent, packed, acc, pdo.sums(acc))
+        return Side(smem, base_of(smem) if THIRDS else smem, bars, scores, bent, packed, acc, pdo.sums(acc))
 
     @verb
     def dk_side(smem, bars):
         acc, d_probs, packed = dsq.fragment(), vdo.fragment(), dsq.left()
-        return Side(smem, place_of(smem), bars, d_probs, d_probs, packed, acc, dsq.sums(acc))
+        return Side(smem, base_of(smem) if THIRDS else smem, bars, d_probs, d_probs, packed, acc, dsq.sums(acc))
 
     return members(
         locals(),

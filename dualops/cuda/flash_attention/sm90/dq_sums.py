@@ -33,10 +33,10 @@ from ...ptx.async_copy import (
     cp_async_bulk_store,
     cp_async_bulk_wait_group,
     cp_reduce_async_bulk_add_f32,
+    fence_proxy_async,
 )
-from ...ptx.fences import fence_proxy_async
 from ...ptx.memory import atom_add_i64, st_release_i64, wait_for_i64
-from ...tile.grids import wait_for_grid_before
+from ...ptx.warp import griddepcontrol_wait
 from ...tile.numbers import numbers
 from ...tile.pipeline import places
 from ...tile.products import opaque_i32
@@ -46,7 +46,7 @@ from ..arguments import Variant, gradient_inputs_type
 from ..options import chain_of
 from ..tile_scheduler import packed_tiles, range_of, tiled_work_type, walk_by_queries
 from .arguments import SUMS_TYPE, queries_to_type
-from .config import BOX, padded
+from .config import BOX, padded, widths
 from .dkv_config import CONSUMERS, FRAGMENT, FRAGMENT_BYTES, FusedConfig
 from .output import dq_results
 from .visible_tiles import QTiles, q_tiles_of
@@ -164,7 +164,7 @@ def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
 def dq_queue(config: FusedConfig, variant: Variant, order: TileOrder) -> Members:
     """The verbs of dq on its way from registers to memory, through `store_queue`."""
     num, PLACE, BLOCK_Q, SIZE = numbers(f32), CONSUMERS * FRAGMENT, config.block_q, FRAGMENT // 128
-    box, tiles = store_queue(config.dq_places, config.warps), config.tiles(padded(variant.D), padded(variant.Dv))
+    box, tiles = store_queue(config.dq_places, config.warps), config.tiles(*widths(variant))
     DQ_AT = tiles.dq_at // 4  # where the places begin, in floats
     NBYTES, place_of = u32(CONSUMERS * FRAGMENT_BYTES), place_of_sum(BLOCK_Q, variant.varlen)
 
@@ -275,6 +275,6 @@ def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kern
             results.store(smem, to, acc, task, i32(ROWS * part), x, work)
             results.finish()
         if cuda.blockIdx.x == cuda.gridDim.x - 1:
-            wait_for_grid_before()
+            griddepcontrol_wait()
 
     return flash_attention_dq_finish

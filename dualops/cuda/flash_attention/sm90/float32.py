@@ -16,26 +16,16 @@ from functools import partial
 
 from ....spec import ArrayMeta, Problem
 from ...launch.device import Device
-from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
+from ...launch.tensor_map import Mapped
 from .. import simt
 from ..arguments import has_usual_scale, is_varlen, variant
 from ..options import having
 from . import backward, forward_steps as kernel_steps
-from .config import (
-    BLOCK_MASK,
-    LIGHT_OPTIONS,
-    MOST_BYTES,
-    SLACK,
-    AnyDqConfig,
-    DqConfig,
-    DqThirdsConfig,
-    Sm90Config,
-    are_many,
-    padded,
-)
+from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES, SLACK, Sm90Config, are_many, widths
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig
+from .dq_config import AnyDqConfig, DqConfig, DqThirdsConfig
 from .schedule import counter_of, is_static
 from .to_bf16x3 import thirds_maps, thirds_of, thirds_steps
 
@@ -52,8 +42,8 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
         return
     if not results["o"].size or not p.Sk or (p.Sq < LEAST_QUERIES and not is_varlen(p)):
         return
-    copies, options = thirds_of(p, SPLIT), [option.name for option, _ in having(p).variants]
-    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
+    copies, options = thirds_of(p, SPLIT), having(p).names
+    D, Dv = widths(p)
     for config, reason in thirds_configs(D, Dv, options):
         if config.shared_bytes(D, Dv) + SLACK <= device.shared_memory_per_block:
             steps = partial(forward_steps, p, results, config)
@@ -98,8 +88,8 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
         return
     if not results["dq"].size or not p.Sk or (not is_varlen(p) and (p.Sq < LEAST_QUERIES or p.Sk < LEAST_KEYS)):
         return
-    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    (dq, dkv), reason = gradient_configs(D, Dv, [option.name for option, _ in having(p).variants])
+    D, Dv = widths(p)
+    (dq, dkv), reason = gradient_configs(D, Dv, having(p).names)
     if max(dq.shared_bytes(D, Dv) + SLACK, dkv.shared_bytes(D, Dv) + dkv.slack) > device.shared_memory_per_block:
         return
     others, _ = next(simt.backward_configs(p))

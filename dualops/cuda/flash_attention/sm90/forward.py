@@ -116,7 +116,6 @@ def forward_tiles(config: Sm90Config, variant: Variant, load: KvLoads) -> Member
     scale_acc = rows.scale_changed if is_static(config, variant) or tiles.v.width > WIDE else rows.scale
     score = fragment_scores(
         chains.of_tile,
-        ROWS,
         config.block_kv,
         config.heads,
         products=are_curves(chain),

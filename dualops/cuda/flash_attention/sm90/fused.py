@@ -41,8 +41,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, kernel, members, noun, u8, u32, verb
+from ...ptx.warp import griddepcontrol_launch_dependents
 from ...tile.epilogue import put_matrices
-from ...tile.grids import let_next_grid_begin
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
@@ -55,7 +55,7 @@ from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, SUMS_TYPE, keys_to_type
 from .bias import chains_of
-from .config import padded
+from .config import widths
 from .dkv_config import CONSUMERS, DS_PLACES, FusedConfig
 from .dq_sums import dq_queue, draw, tile_order
 from .loads import QLoads, q_loads
@@ -94,13 +94,13 @@ class Filling(NamedTuple):
 def fused_tiles(config: FusedConfig, variant: Variant, load: QLoads) -> Members:
     """The verbs of a block's tiles of queries."""
     chain, tile_chain = chains_of(variant, words=config.bias_in_boxes, gradient=True)
-    dtype, tiles = variant.dtype, config.tiles(padded(variant.D), padded(variant.Dv))
+    dtype, tiles = variant.dtype, config.tiles(*widths(variant))
     kq = register_a(dtype, tiles.k, tiles.part_q, held=config.k_held)
     vdo = register_a(dtype, tiles.v, tiles.part_do, held=config.v_held)
     pdo, dsq = register_mma(dtype, tiles.do_steps), register_mma(dtype, tiles.q_steps)
     dsk = warpgroup_mma(dtype, tiles.ds, tiles.k_columns)
     word, others = load.bias.word, variant.varlen
-    score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=word, others=others)
+    score = fragment_scores(tile_chain, ROWS, bent=chain.bends, transposed=True, word=word, others=others)
     scores_of, gradient = scores_of_keys(score, load), gradient_of_keys(tile_chain, score, dtype, ROWS)
     stepwise = probs_by_steps(gradient, dtype, tiles.do_steps)
     probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
@@ -209,7 +209,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
         bars, drawn, warpgroup = load.barriers(), cuda.shared.array(1, i32), my_warpgroup()
         if cuda.threadIdx.x == 0:
             drawn[0] = draw(sums.flags)
-            let_next_grid_begin()
+            griddepcontrol_launch_dependents()
         load.start(bars, maps, bias_maps)
         task = task_of(drawn[0], work)
         if task.n0 >= task.Sk:

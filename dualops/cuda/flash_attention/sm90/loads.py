@@ -12,8 +12,7 @@ tile of keys that they see.
 
 `q_loads`, for kernels that own keys: K and V once; then, for each tile of queries that see some of the keys, one head
 of the group after the other, Q, dO, lse, delta, and the bias's tile if it is copied as boxes. K and V have an mbarrier
-of their own, `load_once`: it counts the thread that copies, and the bytes. A pipeline's `start` makes it visible to all
-threads.
+of their own, the only stage of `second_barrier`.
 
 `ring_of_lines`, for dbias: Q and dO in turn in one ring of stages, or K and V, which stay while tiles of scores need
 them.
@@ -21,11 +20,9 @@ them.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Members, Noun, cuda, i32, members, noun, u32, u64, verb
-from ...ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
+from ...compiler.backend import Members, Noun, cuda, i32, members, noun, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.pipeline import pipeline
 from ...tile.second_barrier import second_barrier
@@ -35,8 +32,9 @@ from ..options import chain_of
 from ..saved_lse import lse_delta_of
 from .bias import BiasPlace, bias_dkv, bias_stages
 from .bias_tile_scheduler import BiasWalk
-from .config import AnyDqConfig, Sm90Config, padded
+from .config import Sm90Config, widths
 from .dkv_config import AnyDkvConfig, DkvThirdsConfig, FusedConfig
+from .dq_config import AnyDqConfig
 from .schedule import WorkItems
 from .visible_tiles import KvTiles, QTiles, q_tiles_of
 
@@ -90,7 +88,7 @@ def kv_loads(
     """The verbs. queries: a noun with the `nbytes` of a work item's rows, and the verb `load`. others: a noun with
     barriers, of an exchange between consumers, if there is no bias in boxes.
     """
-    tiles = config.tiles(padded(variant.D), padded(variant.Dv))
+    tiles = config.tiles(*widths(variant))
     bias = bias_stages(variant, config.bias, tiles.bias_at, config.bias_stages, config.consumers)
     q = pipeline(config.q_stages, queries.nbytes, config.warps)
     k = loaded(tiles.k, tiles.k_at, config.stages, config.warps)
@@ -147,34 +145,6 @@ def kv_loads(
     return members(locals(), q=q, k=k, v=v, items=items, visits=visits, queries=queries, bias=bias)
 
 
-@cache
-@noun
-def load_once(nbytes: int) -> Members:
-    """The verbs for something of `nbytes` that a block copies to shared memory once."""
-
-    @verb
-    def barrier():
-        """Return full, in shared memory; once in a kernel, by all threads."""
-        return cuda.shared.array(1, u64)
-
-    @verb
-    def init(full):
-        """Initialize the barrier; by one thread, before a pipeline's `start`."""
-        mbarrier_init(full, 0, 1)
-
-    @verb
-    def expect(full):
-        """Expect the bytes; by the thread that copies."""
-        mbarrier_arrive_expect_tx(full, 0, nbytes)
-
-    @verb
-    def wait(full):
-        """Wait until the bytes have arrived."""
-        mbarrier_wait_cta(full, 0, 0)
-
-    return locals()
-
-
 class KeyBarriers(NamedTuple):
     """The barriers of a kernel that owns keys, in shared memory."""
 
@@ -210,7 +180,7 @@ def q_loads(
     dO has a second barrier of Q's stages, which counts lse and delta, too. With stages of its own (`DkvThirdsConfig`),
     lse and delta have the second barrier.
     """
-    tiles, warps = config.tiles(padded(variant.D), padded(variant.Dv)), config.warps
+    tiles, warps = config.tiles(*widths(variant)), config.warps
     visits, others = visits or q_tiles_of(config.block_q, variant), others or no_barriers()
     bias, VARLEN = bias_dkv(variant, config.bias, tiles.bias_at, warps), variant.varlen
     DO_APART = isinstance(config, DkvThirdsConfig)
@@ -218,7 +188,7 @@ def q_loads(
     columns = lse_delta_of(config.block_q, config.stages, chain)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
-    once, q = load_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
+    kv, q = second_barrier(1, tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
     if isinstance(config, DkvThirdsConfig):
         do, part = pipeline(config.do_stages, tiles.do.nbytes, warps), second_barrier(config.stages, 0)
 
@@ -237,16 +207,16 @@ def q_loads(
     @verb
     def barriers():
         """Return `KeyBarriers`; once in a kernel, by all threads."""
-        kv, q_bars, do_bars = once.barrier(), q.barriers(), do.barriers()
+        kv_bars, q_bars, do_bars = kv.barriers(), q.barriers(), do.barriers()
         known = part.barriers() if DO_APART else do_bars
-        return KeyBarriers(kv, q_bars, do_bars, known, others.barriers(), columns.slots())
+        return KeyBarriers(kv_bars, q_bars, do_bars, known, others.barriers(), columns.slots())
 
     @verb
     def start(bars, maps, bias_maps):
         """Prefetch the maps, and make the barriers ready; by all threads."""
         bias.prefetch(bias_maps)
         if cuda.threadIdx.x == 0:
-            once.init(bars.kv)
+            kv.init(bars.kv)
             q.init(bars.q)
             do.init(bars.do)
             if DO_APART:
@@ -260,7 +230,7 @@ def q_loads(
         """Load K and V of a task that has tiles, and its tiles of Q, dO and the bias; by one thread."""
         i, end, tile = u32(0), visits.count(task, work), visits.first(task, work)
         token, b = i32(task.k_first + task.n0), i32(0) if VARLEN else task.b
-        once.expect(bars.kv)
+        kv.expect(bars.kv, 0)
         k_tile.load(smem, 0, maps.k, Corner(token, 0, (task.h_kv, b)), bars.kv)
         v_tile.load(smem, 0, maps.v, Corner(token, 0, (task.h_kv, b)), bars.kv)
         while i != end:
@@ -295,7 +265,7 @@ def q_loads(
     @verb
     def wait_kv(bars):
         """Wait for K and V. Return the bytes where they begin."""
-        once.wait(bars.kv)
+        kv.wait(bars.kv, 0)
         return k_tile.at(0), v_tile.at(0)
 
     @verb

@@ -27,7 +27,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ...compiler.backend import Members, Namespace, Noun, cuda, i32, i64, members, noun, u32, u64, verb
+from ...compiler.backend import Members, Noun, cuda, i32, i64, members, noun, u32, u64, verb
 from ...launch.device_words import build_writer
 from ...launch.step import Step
 from ...ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
@@ -173,45 +173,39 @@ def work_items(
 FIRST_BARRIER = 4  # of the named barriers; the first ones are `epilogue`'s
 
 
-class Turns(Namespace):
-    """The verbs, by all threads of a warpgroup. Each warpgroup must call them equally often."""
-
-    begin: Callable[..., None]  # (warpgroup): once, before the first turn
-    take: Callable[..., None]  # (warpgroup): wait for its turn
-    give: Callable[..., None]  # (warpgroup): begin the next one's turn
-
-
 @cache
-def turns(count: int) -> Turns:
-    """Return the verbs by which `count` warpgroups take turns, number 0 first. For one warpgroup they do nothing."""
-
-    @verb
-    def nothing(warpgroup):
-        pass
+@noun
+def turns(count: int) -> Members:
+    """The verbs by which `count` warpgroups take turns, number 0 first. For one warpgroup they do nothing. All threads
+    of a warpgroup call them, and each warpgroup equally often.
+    """
 
     @verb
     def begin(warpgroup):
-        if warpgroup == count - 1:
+        """Begin before the first turn, once."""
+        if count > 1 and warpgroup == count - 1:
             bar_arrive(FIRST_BARRIER, 256)
 
     @verb
     def take(warpgroup):
-        bar_sync(i32(FIRST_BARRIER + warpgroup), 256)
+        """Wait for my turn."""
+        if count > 1:
+            bar_sync(i32(FIRST_BARRIER + warpgroup), 256)
 
     @verb
     def give(warpgroup):
-        bar_arrive(i32(FIRST_BARRIER + u32(warpgroup + 1) % u32(count)), 256)
+        """Begin the next one's turn."""
+        if count > 1:
+            bar_arrive(i32(FIRST_BARRIER + u32(warpgroup + 1) % u32(count)), 256)
 
-    if count == 1:
-        return Turns(begin=nothing, take=nothing, give=nothing)
-    return Turns.from_locals(locals())
+    return locals()
 
 
 def is_static(config: Sm90Config, variant: Variant) -> bool:
     """Return whether all items cost the same: each has all keys of a sequence, and all sequences have the same
     length.
     """
-    limits = {"band", BLOCK_MASK} & {option.name for option, _ in variant.having.variants}
+    limits = {"band", BLOCK_MASK} & {*variant.having.names}
     return not (config.split or variant.varlen or limits)
 
 

@@ -11,8 +11,8 @@ from ....spec import ArrayMeta, Problem
 from ....spec.meta import contiguous_strides
 from ...compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32
 from ...launch.arrays import cdiv
-from ...launch.maps import Mapped
 from ...launch.step import Step
+from ...launch.tensor_map import Mapped
 from ...launch.views import boxed, by_token, how_stored, start, strided
 from ...tile.epilogue import st_global_kept_v4_b32
 from ...tile.split_bf16x3 import PARTS, packed_parts, parts_of

@@ -24,7 +24,8 @@ from ...tile.boxes import Corner, box_tile
 from ...tile.swizzle import Operand
 from ..arguments import Variant
 from ..tile_scheduler import ROWS_OF_A_HEAD, Rows, place_in_list, range_of, tile_after, tile_count
-from .config import BLOCK_MASK, BOX, DqTiles, Sm90Config
+from .config import BLOCK_MASK, BOX, Sm90Config
+from .dq_config import DqTiles
 
 
 class Queries(Rows):
@@ -115,7 +116,7 @@ class KvTiles(Namespace):
 
 def kv_tiles_of(block_q: int, block_kv: int, variant: Variant, *, split: bool = False) -> KvTiles:
     """The verbs of a kernel. If keys are split, block masks are not read."""
-    names = [option.name for option, _ in variant.having.variants]
+    names = variant.having.names
     return _kv_of_list(block_q, block_kv, names) if BLOCK_MASK in names and not split else _kv_of_range(block_kv)
 
 
@@ -198,7 +199,7 @@ class QTiles(Namespace):
 
 def q_tiles_of(block_q: int, variant: Variant | None) -> QTiles:
     """The verbs of a kernel. Without a variant: of a kernel that reads no block mask."""
-    names = [option.name for option, _ in variant.having.variants] if variant else []
+    names = variant.having.names if variant else []
     return _q_of_list(block_q, names) if BLOCK_MASK in names else _q_of_range(block_q)
 
 

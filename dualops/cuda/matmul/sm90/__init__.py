@@ -2,7 +2,7 @@
 
 persistent.py   the kernel: persistent blocks with a producer and warpgroups that multiply
 split.py        for few tiles with long sums: each block of a cluster computes a part of a sum
-slices.py       the sum of a tile, in both kernels; pieces.py: accurate float32 sums
+slices.py       the sum of a tile, in both kernels, and accurate float32 sums
 output.py       bias and activation of a tile's sums, and their stores
 parts.py        copies of factors whose layout or dtype tensor cores can't read, before the product
 boxed.py        the factors and results that can be loaded and stored as boxes
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from ....spec import ArrayMeta, Problem
 from ...launch.device import Device
-from ...launch.maps import ROUNDED, Mapped
 from ...launch.plans import Choice, Choices
 from ...launch.step import Step
+from ...launch.tensor_map import ROUNDED, Mapped
 from ...tile.boxes import box_shape
 from ...tile.epilogue import NEAR, output_box
 from ...tile.warpgroup import ROWS

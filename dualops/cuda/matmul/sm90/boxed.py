@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ....spec import ArrayMeta
 from ....spec.meta import itemsize
-from ...launch.maps import Mapped
+from ...launch.tensor_map import Mapped
 from ...tile.swizzle import Operand
 from ..product import Axis, Product
 

@@ -19,9 +19,9 @@ from ....spec import ArrayMeta, Problem
 from ....spec.meta import Strided, compute_dtype
 from ...launch.arrays import cdiv
 from ...launch.device import Device
-from ...launch.maps import Mapped
 from ...launch.plans import Choice
 from ...launch.step import Step
+from ...launch.tensor_map import Mapped
 from ...launch.views import Boxed, boxed, by_token, how_stored, whole
 from ...tile.products import THREADS
 from ...tile.warpgroup import ROWS
@@ -71,13 +71,7 @@ def segments_of(problem: Problem, blocks: Sequence[int]) -> int:
     return segments if problem.Sk >= segments * LEAST_CHUNKS * CHUNK else 1
 
 
-def _choices(
-    problem: Problem,
-    results: Mapping[str, ArrayMeta],
-    device: Device,
-    *,
-    few: bool,
-) -> Iterator[Choice]:
+def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device, *, few: bool) -> Iterator[Choice]:
     p, metas, roles = problem, {**problem.arrays, **results}, BACKWARD if "do" in problem.arrays else FORWARD
     if p.dtype != DTYPE or not device.has_wgmma or is_varlen(p) or p.form != "chunk" or p.normalize is not None:
         return
@@ -152,10 +146,7 @@ def _workspace(problem: Problem, results: Mapping[str, ArrayMeta], config: Confi
 
 
 def steps_of(
-    problem: Problem,
-    results: Mapping[str, ArrayMeta],
-    config: Config,
-    roles: tuple[tuple[str, ...], ...],
+    problem: Problem, results: Mapping[str, ArrayMeta], config: Config, roles: tuple[tuple[str, ...], ...]
 ) -> Sequence[Step]:
     """Return the launches of each pass. They overlap if a block walks a whole sequence; otherwise they don't."""
     p, backward, passes = problem, roles is BACKWARD, passes_of(problem, results, {}, config.chunk)

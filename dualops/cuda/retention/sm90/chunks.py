@@ -47,9 +47,9 @@ take 80 numbers a thread more than there are.
 from __future__ import annotations
 
 from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, types, u8, u32, verb
+from ...ptx.warp import griddepcontrol_launch_dependents, griddepcontrol_wait
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
-from ...tile.grids import let_next_grid_begin, wait_for_grid_before
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.products import opaque_i32, recomputed_i32
@@ -148,7 +148,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
         prefetch_maps(maps, 1)
         q_pipe.start()
         if walk.overlaps:
-            let_next_grid_begin()
+            griddepcontrol_launch_dependents()
         i, (end, m0) = u32(0), chunks_from(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
@@ -265,6 +265,6 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             if walk.looks:
                 boxes.finish()
         if walk.overlaps and cuda.threadIdx.x < 32:  # a consumer: idle lanes of the producer would delay the loads
-            wait_for_grid_before()
+            griddepcontrol_wait()
 
     return retention_sm90

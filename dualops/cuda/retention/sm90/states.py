@@ -24,7 +24,7 @@ from functools import cache
 
 from ...compiler.backend import Members, cuda, f32, i32, i64, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
-from ...ptx.ldmatrix import ldmatrix
+from ...ptx.matrices import ldmatrix
 from ...ptx.memory import ld_shared_b32
 from ...ptx.mma import mma_m16n8k16
 from ...tile.epilogue import opaque_f32, put_matrices

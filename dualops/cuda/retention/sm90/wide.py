@@ -33,9 +33,9 @@ gets from L2: 0.12 ms for its 64 chunks. The gradient's passes with 512 keys loa
 from __future__ import annotations
 
 from ...compiler.backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32, verb
+from ...ptx.warp import griddepcontrol_launch_dependents, griddepcontrol_wait
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
-from ...tile.grids import let_next_grid_begin, wait_for_grid_before
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.products import recomputed_i32
@@ -138,7 +138,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         prefetch_maps(maps, 1)
         q_pipe.start()
         if walk.overlaps:
-            let_next_grid_begin()
+            griddepcontrol_launch_dependents()
         i, (end, m0) = u32(0), chunks_from(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
@@ -235,6 +235,6 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
             if walk.looks:
                 boxes.finish()
         if walk.overlaps and cuda.threadIdx.x < 32:  # a consumer: idle lanes of the producer would delay the loads
-            wait_for_grid_before()
+            griddepcontrol_wait()
 
     return retention_wide_sm90
