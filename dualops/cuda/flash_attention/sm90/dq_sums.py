@@ -7,10 +7,10 @@
     ...                                         ...
     box.hand(barriers, i)                       box.free(barriers, i)
 
-`dq_queue`: each sum has a flag, which counts the blocks that have added. Of the blocks with keys that the tile's queries
-see, number r waits until the flag is r, adds by a bulk copy, waits until that is written, and makes the flag r + 1. The
-first block stores, so that only flags need clearing. Readers, which may be a grid that overlaps this one, wait until all
-blocks have added.
+`dq_queue`: each sum has a flag, which counts the blocks that have added. Of the blocks with keys that the tile's
+queries see, number r waits until the flag is r, adds by a bulk copy, waits until that is written, and makes the flag
+r + 1. The first block stores, so that only flags need clearing. Readers, which may be a grid that overlaps this one,
+wait until all blocks have added.
 
 `TileOrder`: the order in which blocks visit tiles of queries, so that they wait little.
 
