@@ -4,19 +4,22 @@ A part is one BENCH or COMPARE case with its peers, or another command of `pytho
 first. A part writes a file that names its commit and GPU. A part whose file has this commit and this GPU is not
 measured again. So if the time of a run ends, the next run continues. The kernels of all parts are built first, on all
 cores. Most of a part's time is spent in the compilers of peers. So some parts first run all at once, without results:
-then the kernels of peers that have a cache on the disk (FlashAttention-4, Triton, torch.compile) are there.
+then the kernels of peers that have a cache on the disk (FlashAttention-4, Triton) are there.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .headlines import HEADLINES
 from .ladder_table import PAGES
@@ -86,7 +89,7 @@ def run(
     measure: Callable[[Sequence[str]], int],
     *,
     warm: Callable[[Sequence[str]], object],
-    warm_peers: Callable[[Sequence[Part], float], object],
+    warm_peers: Callable[[Sequence[Part], float, Callable[[str], None]], object],
     show: Callable[[str], None],
 ) -> int:
     """Measure the missing parts until the time ends. measure: a command line -> its exit code. warm: builds the kernels
@@ -101,8 +104,8 @@ def run(
     if cases := [f"{part.keys[0].operator}:{part.keys[0].case}" for part in left if part.keys]:
         warm(cases)
     for number, part in enumerate(left):
-        if number % AT_ONCE == 0:
-            warm_peers(left[number : number + AT_ONCE], began + seconds - monotonic())
+        if number % AT_ONCE == 0 and monotonic() - began < seconds:
+            warm_peers(left[number : number + AT_ONCE], began + seconds - monotonic(), show)
         if monotonic() - began + longest > seconds:
             show(f"{len(left) - number} parts are left: run the same command again")
             return 3
@@ -116,26 +119,29 @@ def run(
     return 1 if failed else 0
 
 
-def build_kernels_of_peers(some: Sequence[Part], seconds: float) -> None:
-    """Run the cases among these parts at once, in processes, for at most `seconds`; discard their results."""
-    end = monotonic() + min(seconds, MOST_SECONDS)
+def build_kernels_of_peers(some: Sequence[Part], seconds: float, show: Callable[[str], None]) -> None:
+    """Run the cases among these parts at once, in processes, for at most `seconds`; discard their results.
+
+    torch.compile gets a folder that is removed: it would keep which kernels were fastest while others ran.
+    """
+    end, quiet, started = monotonic() + min(seconds, MOST_SECONDS), subprocess.DEVNULL, list["subprocess.Popen[str]"]()
     with TemporaryDirectory() as folder:
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-m", "benchmarks", *part.words[:-1], f"{folder}/{number}.json"],
-                cwd=ROOT,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            for number, part in enumerate(some)
-            if part.keys
-        ]
-        for process in started:
-            try:
-                process.wait(max(0.0, end - monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        try:
+            for number, part in enumerate(part for part in some if part.keys):
+                words = [sys.executable, "-m", "benchmarks", *part.words[:-1], f"{folder}/{number}.json"]
+                ways: dict[str, Any] = {"stdout": quiet, "stderr": quiet, "cwd": ROOT, "env": environment}
+                started.append(subprocess.Popen(words, **ways, start_new_session=True))
+            for process in started:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end - monotonic()))
+        finally:
+            for process in started:
+                with suppress(ProcessLookupError):  # its compilers, too
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+    if failed := sum(process.returncode != 0 for process in started):
+        show(f"kernels of peers: {failed} of {len(started)} processes were stopped or failed")
 
 
 def missing(source: Source) -> str | None:

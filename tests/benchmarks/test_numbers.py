@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,8 +61,8 @@ def ran(
         write(part, HERE)
         return 0
 
-    def warm_peers(some: Sequence[Part], left: float) -> None:
-        assert 0 < len(some) <= numbers.AT_ONCE and left <= seconds
+    def warm_peers(some: Sequence[Part], left: float, show: Callable[[str], None]) -> None:
+        assert 0 < len(some) <= numbers.AT_ONCE and 0 < left <= seconds
         assert not {part.name for part in some} & {*measured, *warmed}
         warmed.extend(part.name for part in some)
 
@@ -117,25 +118,28 @@ def test_kernels_of_peers_are_built_without_results(tmp_path: Path, monkeypatch:
     every = parts(tmp_path, "h200", gpus=1)
     some = [*every[:2], next(part for part in every if not part.keys)]
     began: list[list[str]] = []
-    ended: list[str] = []
+    ended, said = list[int](), list[str]()
 
     class Process:
-        def __init__(self, words: list[str], **others: Any) -> None:
+        returncode = -9
+
+        def __init__(self, words: list[str], env: dict[str, str], **others: Any) -> None:
+            assert env["TORCHINDUCTOR_CACHE_DIR"] != os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+            assert others["start_new_session"]
             began.append(words)
+            self.pid = len(began)
 
         def wait(self, timeout: float | None = None) -> None:
             if timeout is not None:
                 assert timeout <= 5
                 raise subprocess.TimeoutExpired("benchmarks", timeout)
 
-        def kill(self) -> None:
-            ended.append("killed")
-
     monkeypatch.setattr(numbers.subprocess, "Popen", Process)
-    numbers.build_kernels_of_peers(some, 5.0)
+    monkeypatch.setattr(numbers.os, "killpg", lambda pid, _: ended.append(pid))
+    numbers.build_kernels_of_peers(some, 5.0, said.append)
     assert [words[1:-1] for words in began] == [["-m", "benchmarks", *part.words[:-1]] for part in some[:2]]
-    assert not {words[-1] for words in began} & {part.words[-1] for part in some} and len(ended) == 2
-    assert not any(tmp_path.iterdir())
+    assert not {words[-1] for words in began} & {part.words[-1] for part in some} and ended == [1, 2]
+    assert said == ["kernels of peers: 2 of 2 processes were stopped or failed"] and not any(tmp_path.iterdir())
 
 
 def test_numbers_are_of_a_commit() -> None:

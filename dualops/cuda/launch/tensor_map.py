@@ -186,7 +186,7 @@ def _done(answer: tuple[Any, ...]) -> Any:
 
 
 class Mapped(NamedTuple):
-    """The boxes of an array that a kernel loads or stores, see `tensor_map.Boxes`."""
+    """The boxes of an array that a kernel loads or stores, see `Boxes`."""
 
     array: str  # its name in the call
     dtype: str

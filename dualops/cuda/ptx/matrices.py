@@ -1,5 +1,5 @@
-"""Load (from sm_80) and store (sm_90) 8 x 8 matrices of 16-bit elements of shared memory: a warp's registers, in
-products' layout.
+"""Load (from sm_80) and store (sm_90) 8 x 8 matrices of 16-bit elements: from and to shared memory, to and from a
+warp's registers in the layout of products.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def decays_of(dtype: str, stepwise: bool) -> Noun:
 @noun
 def step_decays(dtype: str) -> Members:
     """Verbs for a decay of each step. A difference of two sums is exact to its eps: each sum to eps^2. Kernels that use
-    many pairs of places read the prefix sums once (`mark`).
+    many pairs of places read the prefix sums once (`sum_at`).
     """
     number = storage(dtype).number
     num = numbers(number)
@@ -142,7 +142,7 @@ def step_decays(dtype: str) -> Members:
         return PrefixSums(prefix_sums.data, start(prefix_sums, b, h, first), step, number(call.direction))
 
     @verb
-    def mark(mine, n):
+    def sum_at(mine, n):
         """Return the sum at place n, two numbers."""
         at = mine.first + n * mine.step
         return mine.data[at], mine.data[at + 1]
@@ -155,8 +155,8 @@ def step_decays(dtype: str) -> Members:
     @verb
     def between(mine, earlier, later):
         """Return what is left between two places."""
-        a, a_rest = mark(mine, earlier)
-        b, b_rest = mark(mine, later)
+        a, a_rest = sum_at(mine, earlier)
+        b, b_rest = sum_at(mine, later)
         return fade(mine, a, a_rest, b, b_rest)
 
     return members(locals(), argument=number_type(dtype, 3))

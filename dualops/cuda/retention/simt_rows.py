@@ -286,7 +286,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
             for i in range(qk.rows):
                 share, to_row, row_rest = num.zero, num.zero, num.zero
                 if variant.stepwise:
-                    to_row, row_rest = steps.mark(mine, min(m + i, rows - 1) + call.later)
+                    to_row, row_rest = steps.sum_at(mine, min(m + i, rows - 1) + call.later)
                 for j in range(qk.columns):
                     n = n0 + lane + config.lanes * j
                     seen = i32(n - n_first) < seen_by[i]
@@ -296,7 +296,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                             row, column = row0 + call.direction * (m + i), column0 + call.direction * n
                             factor = mem.number(mask_mem.load(mask.data, start(mask, h, row, column)))
                     elif variant.stepwise:
-                        from_column, column_rest = steps.mark(mine, min(n, columns - 1) + call.later)
+                        from_column, column_rest = steps.sum_at(mine, min(n, columns - 1) + call.later)
                         factor = steps.fade(mine, from_column, column_rest, to_row, row_rest)
                     else:
                         factor = num.exp2(mine * (apart + mem.number(i - config.lanes * j)))

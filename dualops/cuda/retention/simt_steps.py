@@ -274,7 +274,7 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
                 for i in range(product.rows):
                     m = m0 + line * product.rows + i
                     weight, term, share = call.scale, num.zero, num.zero
-                    to_row, row_rest = decays.mark(mine, min(m, end - 1) + call.later)
+                    to_row, row_rest = decays.sum_at(mine, min(m, end - 1) + call.later)
                     if variant.normalized and m < end:
                         if call.row_weighted != 0:
                             weight *= weights.data[start(weights, b, h, first + m)]
@@ -284,7 +284,7 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
                         n = n0 + lane + config.lanes * j
                         passing = num.zero
                         if (n < m) & (m < end):
-                            from_key, key_rest = decays.mark(mine, n + call.later)
+                            from_key, key_rest = decays.sum_at(mine, n + call.later)
                             factor = decays.fade(mine, from_key, key_rest, to_row, row_rest) * weight
                             at = i * product.columns + j
                             passing = scores[at] * (slopes[at] + term) * factor

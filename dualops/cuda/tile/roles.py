@@ -1,4 +1,7 @@
-"""Warpgroup specialization: the last warpgroup of a block loads and gives up registers, the others multiply."""
+"""Warpgroup specialization: the last warpgroup of a block loads and gives up registers, the others multiply.
+
+With one consumer warpgroup, both verbs do nothing.
+"""
 
 from __future__ import annotations
 

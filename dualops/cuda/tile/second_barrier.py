@@ -8,7 +8,8 @@
                                                 part.leave()
                                                 pipe.release(barriers, i)
 
-It may have more stages than the pipeline. If the pipeline's stage is free, the stage here is free, too.
+The kernels that own keys use one alone, with a single stage, for K and V. It may have more stages than the pipeline. If
+the pipeline's stage is free, the stage here is free, too.
 
 Its mbarriers count the producer, the bytes of the copies, and the warps that also write to the part. Such a warp waits
 until the stage is free (`pipe.claim`), writes, and arrives. The pipeline's `start` makes the mbarriers visible to all

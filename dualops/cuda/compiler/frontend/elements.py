@@ -19,7 +19,7 @@ I64 = ir.IntType(64)
 
 
 def element(context: Any, fn: Any, sig: Any) -> Callable[..., Any] | None:
-    """Return the function that emits the read or write of an element of a contiguous array. None for any other `fn`."""
+    """Return the function that emits the read or write of an element of a contiguous array, otherwise None."""
     key, args = getattr(fn, "typing_key", fn), sig.args
     if context.enable_boundscheck:
         return None

@@ -280,9 +280,8 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         while i != count:
             stage, n1 = i32(i % u32(2)), i32(n0 - config.block_kv)
             if i + u32(1) != count:
-                head = KeyHead(
-                    recomputed_i32(task.b), recomputed_i32(task.h_kv)
-                )  # no register keeps values computed from them
+                # no register keeps values computed from them
+                head = KeyHead(recomputed_i32(task.b), recomputed_i32(task.h_kv))
                 coming = i32(1 - stage)
                 places = tile.k_at + coming * tile.k_size, tile.v_at + coming * tile.v_size
                 copies.keys(smem, x, task, head, n1, places)

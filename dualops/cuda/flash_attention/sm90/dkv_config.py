@@ -324,9 +324,9 @@ def fused_configs(
         # with both held, the gradient takes 0.89 of the time (S = 8192, H200, 2026-11-26); with options V would spill.
         # Causal, ascending takes 0.89 and 0.91 (S = 8192 and 2048, H100). But if a block visits the queries of several
         # heads, the longest blocks come last, and keep a few multiprocessors busy for long
-        causal = "band" in options
+        banded = "band" in options  # a causal mask or a window
         config = FusedConfig(
-            2 * ROWS, k_held=True, v_held=not others, most=bool(others) or not causal, ascends=causal and group == 1
+            2 * ROWS, k_held=True, v_held=not others, most=bool(others) or not banded, ascends=banded and group == 1
         )
         note = ", K and V in registers" if config.v_held else ", K in registers"
     elif with_bias:

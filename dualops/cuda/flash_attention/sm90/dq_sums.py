@@ -103,7 +103,7 @@ def tile_order(config: FusedConfig, variant: Variant) -> TileOrder:
 
 def _from_the_last(config: FusedConfig, variant: Variant) -> TileOrder:
     """From the last tile on, for blocks of ascending keys: each starts one tile after the previous block. With a
-    window, the last tile of a block is seen from no earlier keys, or from one block's.
+    window, the queries of a block's last tile see keys of no earlier block, or of one, except near the last query.
     """
     BLOCK_Q, BLOCK_KV = config.block_q, config.block_kv
     chain = chain_of(variant.having, variant.dtype, gradient=True)
@@ -129,8 +129,8 @@ def _from_the_last(config: FusedConfig, variant: Variant) -> TileOrder:
 
 
 def _from_the_first(config: FusedConfig, variant: Variant) -> TileOrder:
-    """From the first tile on, for blocks of descending keys. With a causal mask, the first tile of a block is seen from
-    no later keys, or from one block's: so no block waits before its first tiles.
+    """From the first tile on, for blocks of descending keys. With a causal mask, the queries of a block's first tile
+    see keys of no later block, or of one, except near the first query: so hardly a block waits before its first tiles.
     """
     BLOCK_Q, BLOCK_KV = config.block_q, config.block_kv
     chain, ascending = chain_of(variant.having, variant.dtype, gradient=True), q_tiles_of(BLOCK_Q, None)

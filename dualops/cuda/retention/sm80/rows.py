@@ -84,18 +84,18 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
 
     @verb
     def _row_of(place, half, x, mine, call):
-        """Return the last column that a row sees, its mark and its term."""
+        """Return the last column that a row sees, its prefix_sum and its term."""
         m = place.m + 8 * half
-        last, mark, rest, term = i32(m + call.offset), num.zero, num.zero, num.zero
+        last, prefix_sum, rest, term = i32(m + call.offset), num.zero, num.zero, num.zero
         if variant.masked:
             last = i32(place.columns - 1)
         if m >= place.rows:
             last = i32(-1)
         if variant.stepwise:
-            mark, rest = steps.mark(mine, min(m, place.rows - 1) + call.later)
+            prefix_sum, rest = steps.sum_at(mine, min(m, place.rows - 1) + call.later)
         if variant.normalized and call.row_term != 0 and m < place.rows:
             term = x.terms.data[start(x.terms, place.b, place.h, place.row0 + call.direction * m)]
-        return last, mark, rest, term
+        return last, prefix_sum, rest, term
 
     def quad(j: int) -> Callable[..., None]:
         @verb
@@ -104,16 +104,16 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
             for e in range(2):
                 n = place.n + (8 * j + e)
                 here = n < place.columns
-                weight, term, mark, rest = num.one, num.zero, num.zero, num.zero
+                weight, term, prefix_sum, rest = num.one, num.zero, num.zero, num.zero
                 if variant.stepwise:
-                    mark, rest = steps.mark(mine, min(n, place.columns - 1) + call.later)
+                    prefix_sum, rest = steps.sum_at(mine, min(n, place.columns - 1) + call.later)
                 if variant.normalized and call.column_weighted != 0 and here:
                     token = place.column0 + call.direction * n
                     weight = x.weights.data[start(x.weights, place.b, place.h, token)]
                     if call.column_term != 0:
                         term = x.terms.data[start(x.terms, place.b, place.h, token)]
                 for half in range(2):
-                    last, row_mark, row_rest, row_term = lower if half else upper
+                    last, row_prefix_sum, row_rest, row_term = lower if half else upper
                     m, seen = place.m + 8 * half, here & (n <= last)
                     if variant.masked:
                         factor = num.zero
@@ -121,7 +121,7 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
                             row, column = place.row0 + call.direction * m, place.column0 + call.direction * n
                             factor = f32(mem.load(x.mask.data, start(x.mask, place.h, row, column)))
                     elif variant.stepwise:
-                        factor = steps.fade(mine, mark, rest, row_mark, row_rest)
+                        factor = steps.fade(mine, prefix_sum, rest, row_prefix_sum, row_rest)
                     else:
                         factor = num.exp2(mine * f32(i32(m + call.offset - n)))
                     score = scores[4 * j + 2 * half + e]
