@@ -127,6 +127,7 @@ def test_few_keys_or_many_queries_are_not_split():
 def test_memory_is_said():
     workspace = dualops.cuda.plan("flash_attention", *few(2)).choice.workspace
     assert {name: meta.shape for name, meta in workspace.items()} == {
+        "counter": (1,),
         "o_parts": (2, 2, 6, 3, 40),
         "lse_parts": (2, 2, 6, 3, 2),
     }

@@ -136,8 +136,7 @@ def forward_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm9
 
 
 def split_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
-    split, merge = split_launches(problem, results, config)
-    return [*after_counter(split, is_static(config, variant(problem))), merge]
+    return [cleared(1), *split_launches(problem, results, config)]
 
 
 def split_launches(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
@@ -157,7 +156,7 @@ def split_launches(problem: Problem, results: Mapping[str, ArrayMeta], config: S
     args = (maps, (), "counter", OutputTo(0, o_parts, lse_parts, ()), x, sized)
     step = Step(build, (blocks * count,), args, shared, resident=True)
     merge, rows = build_merge(variant(p), config.block_kv, p.return_lse), heads * p.Sq
-    return [step, Step(merge, (cdiv(rows, WARPS),), (o, lse, o_parts, lse_parts, rows, sized), overlaps=True)]
+    return [step, Step(merge, (cdiv(rows, WARPS),), (o, lse, o_parts, lse_parts, rows, sized))]
 
 
 def _by_split(name: str, strides: tuple[int, ...], varlen: bool) -> Strided:

@@ -50,7 +50,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, members, noun, pointer, u8, u32, verb
-from ...ptx.warp import griddepcontrol_launch_dependents
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import settle, softmax_rows
@@ -220,7 +219,6 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     role, load = roles(config.consumers, most=config.most), forward_loads(config, variant)
     tiles = forward_tiles(config, variant, load)
     results = results_of(config, variant, load, with_lse, stored)
-    MERGED = config.split and not config.serial  # `build_merge` follows
 
     @kernel(
         FORWARD_MAPS_TYPE,
@@ -235,8 +233,6 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         smem = cuda.shared.array(0, u8, alignment=1024)
         bars, warpgroup, extent, options = load.barriers(), my_warpgroup(), work.extent, work.options
         load.start(bars, maps, bias_maps)
-        if MERGED:
-            griddepcontrol_launch_dependents()
         if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:

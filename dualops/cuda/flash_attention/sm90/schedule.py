@@ -202,11 +202,11 @@ def turns(count: int) -> Members:
 
 
 def is_static(config: Sm90Config, variant: Variant) -> bool:
-    """Return whether all items cost the same: each has all keys of a sequence, or a split of them, and all sequences
-    have the same length.
+    """Return whether all items cost the same: each has all keys of a sequence, and all sequences have the same
+    length.
     """
     limits = {"band", BLOCK_MASK} & {*variant.having.names}
-    return not (config.serial or variant.varlen or limits)
+    return not (config.split or variant.varlen or limits)
 
 
 def counter_of(problem: Problem, static: bool) -> dict[str, ArrayMeta]:

@@ -44,7 +44,6 @@ from ...compiler.backend import (
     verb,
 )
 from ...launch.views import start, strided
-from ...ptx.warp import griddepcontrol_wait
 from ...tile.numbers import fma_rn, numbers
 from ...tile.rows import FULL_WARP, shfl_idx_f32
 from ...tile.storage import storage
@@ -158,7 +157,6 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
         lane, row = i32(cuda.threadIdx.x % 32), i32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // 32)
         head, i = i32(row // extent.Sq), i32(row % extent.Sq)
         b, h = i32(head // extent.H), i32(head % extent.H)
-        griddepcontrol_wait()  # its launch overlaps the kernel of the splits
         if row >= rows:
             return
         q_first, _, Sq, Sk = span.of_batch(work.lengths, b, extent.Sq, extent.Sk)
