@@ -15,7 +15,6 @@ pointer. A kernel that is built for such calls never reads it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cache
 from typing import NamedTuple
 
 from ..spec import ArrayMeta
@@ -50,7 +49,6 @@ def walk(metas: Mapping[str, ArrayMeta], numbers: Collection[str] = ()) -> Walk:
     return Walk(sizes, {name: Strided(name, steps) for name, steps in zip(metas, merged, strict=True)})
 
 
-@cache
 @noun
 def row_axes(rank: int) -> Members:
     """The verbs that compute the addresses of rows along `rank` axes."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import inf
 from typing import Any, NamedTuple
 
@@ -166,7 +165,6 @@ def statistic_type(found: Variant) -> Any:
     return number_type(found.dtype, 3)
 
 
-@cache
 @noun
 def spans(varlen: bool) -> Members:
     """Where a sequence lies among the tokens. Without varlen, sequences are batches of one shape.

@@ -14,7 +14,6 @@ spread. Sums over tokens are compensated: one thread adds as many terms as there
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec import Problem
@@ -46,7 +45,6 @@ def place(row, heads, tokens):
     return row // tokens // heads, row // tokens % heads, row % tokens
 
 
-@cache
 @noun
 def inner_products(dtype: str) -> Members:
     """The verb for inner products of rows, each by one thread. It adds sums of pieces: hundreds of terms one after

@@ -11,7 +11,6 @@ sequence is found by binary search.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec import Problem
@@ -241,7 +240,6 @@ def place_in_list(numbers, row, count, tile):
     return low
 
 
-@cache
 @noun
 def range_of(block_kv: int) -> Members:
     """The verbs of tiles of block_kv keys, one after another."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 from ..compiler.backend import Members, Noun, cuda, i32, i64, members, noun, verb
@@ -48,7 +47,6 @@ class Block(NamedTuple):
     Sk: Any
 
 
-@cache
 @noun
 def blocks(varlen: bool, rows: int) -> Members:
     """The verbs of blocks with this many queries, or keys."""

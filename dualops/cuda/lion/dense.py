@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -97,7 +96,6 @@ def config_of(dtypes: Dtypes, device: Device, *, table: bool) -> DenseConfig:
     return DenseConfig(256, 1, 2 if table else 1, min_blocks)
 
 
-@cache
 @noun
 def dense_steps(config: DenseConfig, dtypes: Dtypes) -> Members:
     """The verbs of a step of dense tensors."""

@@ -10,7 +10,6 @@ Each operation is rounded separately (`rounded`), so that results are bit-equal 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec import Problem
@@ -122,7 +121,6 @@ def by_role(make: Callable[[str], Any], dtypes: Dtypes) -> Members:
     return members(locals(), params=params, momenta=momenta, master=master, source=source, grads=grads)
 
 
-@cache
 @noun
 def rounded(number: Any) -> Members:
     """The verbs for f32 or f64: NumPy's operators of that type give the same bits. A compiler would fuse a * b + c."""
@@ -134,7 +132,6 @@ def rounded(number: Any) -> Members:
 Steps = Noun  # what `steps` makes
 
 
-@cache
 @noun
 def steps(number: Any) -> Members:
     """The verbs for f32 or f64."""

@@ -9,7 +9,6 @@ barrier of the cluster                       after it, no block reads another's 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 from ..compiler.backend import Members, cuda, f32, i32, i64, noun, verb
 from ..ptx.arithmetic import opaque_i32
@@ -19,7 +18,6 @@ from ..tile.epilogue import NEAR, place_of
 from ..tile.warpgroup import ROWS, my_warpgroup
 
 
-@cache
 @noun
 def cluster_sums(columns: int, at: int, blocks: int, finish: Callable[..., None]) -> Members:
     """The verbs for tiles of `columns` columns in `blocks` blocks.

@@ -12,7 +12,6 @@ With vector 1 any layout is possible, and neighbouring threads read neighbours a
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 from ..compiler.backend import Members, cuda, i32, members, noun, verb
@@ -35,7 +34,6 @@ class Share(NamedTuple):
     depth: Any
 
 
-@cache
 @noun
 def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Members:
     """The verbs of a thread that loads its share of slices of x, a Factor.

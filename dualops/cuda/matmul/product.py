@@ -12,7 +12,6 @@ becomes one longer sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -330,7 +329,6 @@ def bias_type(found: Variant) -> Any:
 Axes = Noun  # what `axes_of` makes
 
 
-@cache
 @noun
 def axes_of(count: int) -> Members:
     """The verb for `count` axes that arrays share, whose elements are numbered in row-major order."""

@@ -7,7 +7,6 @@ sum become 0.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 from ..compiler.backend import Members, cuda, i32, i64, members, noun, u32, verb
@@ -43,7 +42,6 @@ class Coming(NamedTuple):
     lines: Any  # existing lines, from its first line on
 
 
-@cache
 @noun
 def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Members:
     """The verbs of a thread that copies its part of slices of `rows` rows.

@@ -74,7 +74,6 @@ class Results(NamedTuple):
     N: Any
 
 
-@cache
 @noun
 def finishing(found: Variant, columns: int, out: int, *, short: bool = False) -> Members:
     """The verb that finishes sums of `columns` neighbouring columns: results[m, n] = act(sum + bias).

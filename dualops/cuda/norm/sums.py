@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
@@ -38,7 +38,6 @@ class Table(NamedTuple):
 PartialSums = Noun  # what `partial_sums` makes
 
 
-@cache
 @noun
 def partial_sums(
     variant: Variant, row_threads: int, vectors: int, rows: int, aligned: bool, meet: Callable[[], None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 from ...spec.meta import compute_dtype
 from ..compiler.backend import Members, cuda, i32, members, noun, verb
@@ -13,7 +12,6 @@ from ..tile.storage import access, storage
 from .arguments import Variant
 
 
-@cache
 @noun
 def norm_axes(variant: Variant) -> Members:
     """The verbs that find rows in memory, and read and write their statistics."""
@@ -37,7 +35,6 @@ def norm_axes(variant: Variant) -> Members:
     return members(locals(), **axes.members())
 
 
-@cache
 @noun
 def weights(variant: Variant, aligned: bool) -> Members:
     """The verbs that load w and b, in the variant's dtypes, for one access to x; zeros if keep is false.

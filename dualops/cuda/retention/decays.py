@@ -49,7 +49,6 @@ DEGREE = 7  # 0.35^8 / 8! is below any rounding error of float32
 LEAST_KEPT = f32(log2(0.968))
 
 
-@cache
 @noun
 def decay(dtype: str) -> Members:
     """Verbs for the decay of a head, in the arithmetic of problems of this dtype."""
@@ -124,7 +123,6 @@ def decays_of(dtype: str, stepwise: bool) -> Noun:
     return step_decays(dtype) if stepwise else decay(dtype)
 
 
-@cache
 @noun
 def step_decays(dtype: str) -> Members:
     """Verbs for a decay of each step. A difference of two sums is exact to its eps: each sum to eps^2. Kernels that use
@@ -179,7 +177,6 @@ def exp_of_step(dtype: str) -> Callable[..., Any]:
     return exp_of
 
 
-@cache
 @noun
 def step_factors(dtype: str, stepwise: bool) -> Members:
     """Verbs for the factor of a state at a token, by each step's decay or by a head's. `read` starts the load, `factor`

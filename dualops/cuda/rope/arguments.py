@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
@@ -102,7 +101,6 @@ def starts(heads, b, s):
     return start(heads.q, b, s), start(heads.k, b, s)
 
 
-@cache
 @noun
 def table_rows(positions: str) -> Members:
     """The verb by which a token finds its row of the tables. positions: their dtype, "" without positions."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 from ...spec import ArrayMeta, Problem
 from ..compiler.backend import Kernel, Members, builds, cuda, i64, kernel, members, noun, verb
@@ -89,7 +89,6 @@ def build(config: SimtConfig, variant: Variant) -> Kernel:
     return rope_simt
 
 
-@cache
 @noun
 def _pairs(config: SimtConfig, variant: Variant) -> Members:
     """The verbs of a column's pairs and their angles.

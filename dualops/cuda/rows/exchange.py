@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from ..compiler.backend import Members, Noun, cuda, i32, members, noun, u32, verb
@@ -13,7 +12,6 @@ from ..tile.rows import lane_reductions
 Exchange = Noun  # what `in_block` and `in_cluster` make
 
 
-@cache
 @noun
 def in_block(number: Any, row_threads: int, rows: int) -> Members:
     """The verbs for `rows` rows per block, each shared by `row_threads` threads. All threads must call them.
@@ -99,7 +97,6 @@ def in_block(number: Any, row_threads: int, rows: int) -> Members:
     )
 
 
-@cache
 @noun
 def in_cluster(number: Any, row_threads: int, rows: int, cluster: int, kept: int = 2) -> Members:
     """The verbs for `rows` rows per block, each shared by `row_threads` threads in each of `cluster` blocks.

@@ -49,7 +49,6 @@ def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
     return ROWS, min(columns, SPAN // itemsize)
 
 
-@cache
 @noun
 def box_output(
     dtype: str, columns: int, at: int, places: int, others: int, adjacent: int = 0, *, recompute: bool = False
@@ -229,7 +228,6 @@ def place_of(width: int) -> Callable[..., Any]:
     return place
 
 
-@cache
 @noun
 def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -> Members:
     """The verbs that give each thread neighbours of a row of the accumulators, and pass them to a verb of the operator.
@@ -275,7 +273,6 @@ def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -
     return locals()
 
 
-@cache
 @noun
 def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], adjacent: int = 0) -> Members:
     """The verbs that round accumulators to 16 bits, in words of NEAR neighbours of a row, four words of 16 bytes.

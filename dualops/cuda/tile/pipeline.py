@@ -17,7 +17,6 @@ arrive at the barriers of all blocks.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 from ..compiler.backend import Members, Noun, cuda, i32, members, noun, u32, u64, verb
@@ -44,7 +43,6 @@ class Barriers(NamedTuple):
 Pipeline = Noun  # what `pipeline` makes
 
 
-@cache
 @noun
 def places(count: int, writers: int, readers: int) -> Members:
     """The verbs of `count` places that `writers` warps fill together, and `readers` threads free together. Filling i
@@ -93,7 +91,6 @@ def places(count: int, writers: int, readers: int) -> Members:
     return locals()
 
 
-@cache
 @noun
 def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
     """The verbs of a pipeline with `stages` stages of `nbytes` each, which `warps` warps of each block read."""

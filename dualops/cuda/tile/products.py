@@ -15,7 +15,6 @@ four.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from ..compiler.backend import Members, Namespace, cuda, members, noun, u32, verb
@@ -49,7 +48,6 @@ class CountedMma(Mma):
     add_counted: Callable[..., None]  # (out, smem, depth): skips pairs with -0 in A, even if B has NaN there
 
 
-@cache
 @noun
 def neighbours(number: Any, near: int) -> Members:
     """The verb that loads `near` neighbours from shared memory.

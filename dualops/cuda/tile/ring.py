@@ -83,7 +83,6 @@ class Filling(NamedTuple):
 Ring = Noun  # what `ring` makes
 
 
-@cache
 @noun
 def ring(stages: Stages, warps: int) -> Members:
     """The verbs of a ring that `warps` warps read.

@@ -5,8 +5,6 @@ With one consumer warpgroup, both verbs do nothing.
 
 from __future__ import annotations
 
-from functools import cache
-
 from ..compiler.backend import Members, members, noun, verb
 from ..ptx.registers import setmaxnreg_dec, setmaxnreg_inc
 
@@ -16,7 +14,6 @@ REGISTERS = {2: (40, 232), 3: (32, 160)}
 MOST_REGISTERS = {2: (24, 240), 3: (32, 160)}
 
 
-@cache
 @noun
 def roles(consumers: int, *, most: bool = False) -> Members:
     """The verbs of both roles, in a block with 1 to 3 consumer warpgroups. All threads of a warpgroup call one of them,

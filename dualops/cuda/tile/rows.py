@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from ..compiler.backend import Members, cuda, noun, verb
@@ -18,7 +17,6 @@ from .numbers import numbers
 FULL_WARP = 0xFFFFFFFF
 
 
-@cache
 @noun
 def lane_reductions(number: Any, lanes: int) -> Members:
     """Reductions over `lanes` neighbouring lanes (a power of two up to 32); every lane gets the result.

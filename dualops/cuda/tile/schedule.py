@@ -6,7 +6,6 @@ run at the same time share rows of A and columns of B in L2. The blocks of a clu
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 from ..compiler.backend import Members, cuda, noun, u32, verb
@@ -22,7 +21,6 @@ class Position(NamedTuple):
     n_block: Any
 
 
-@cache
 @noun
 def schedule(group: int, cluster: Cluster) -> Members:
     """The verbs by which a block finds its tiles. Each of N running clusters gets every N-th position.

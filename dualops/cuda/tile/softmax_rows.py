@@ -101,7 +101,6 @@ def power_of_two(x, most):
     return power * HALF if power > most else power
 
 
-@cache
 @noun
 def softmax_rows(
     dtype: str,

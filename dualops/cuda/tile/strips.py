@@ -14,7 +14,6 @@ added to the sums.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 from ..compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
@@ -37,7 +36,6 @@ class Places(NamedTuple):
     b: Any
 
 
-@cache
 @noun
 def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: bool, strips: int = 1) -> Members:
     """sums [16, columns] = A @ B.T. Lines of A and B run along the sum.
@@ -124,7 +122,6 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
     )
 
 
-@cache
 @noun
 def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> Members:
     """sums [16, columns] += A @ B. Lines of B run along its columns. b: a box of B, which has `boxes` of them as

@@ -6,7 +6,6 @@ neighbouring elements of each. Elements outside of the array's rows or width bec
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from ..compiler.backend import Members, cuda, i32, i64, noun, u32, verb
@@ -25,7 +24,6 @@ def paired_line(line: Any) -> Any:
     return line // 8 * 8 + line % 2 * 4 + line % 8 // 2
 
 
-@cache
 @noun
 def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, paired: bool = False) -> Members:
     """The verbs that copy rows of `width` elements, `vector` at a time. All threads of a block call them.

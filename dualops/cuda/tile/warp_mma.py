@@ -198,7 +198,6 @@ def swizzled(place: Any, shift: int, flips: int) -> Any:
     return place ^ (place >> u32(shift) & u32(flips))
 
 
-@cache
 @noun
 def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> Members:
     """The verbs for a warp's sums [rows, columns], in float32: products of 16 rows and 8 columns, row by row.

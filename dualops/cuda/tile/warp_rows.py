@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 from ..compiler.backend import Members, cuda, f32, i32, members, noun, verb
 from ..ptx.memory import st_shared_v2_f32
@@ -47,7 +47,6 @@ class WarpRowsLayout:
         return row * self.row + column % 8 // 4 * self.half + column // 8 * 4 + column % 4
 
 
-@cache
 @noun
 def warp_rows(rows: int, width: int, widest: int = 0) -> Members:
     """The verbs of a warp. smem: shared memory as float32.
@@ -102,7 +101,6 @@ def warp_rows(rows: int, width: int, widest: int = 0) -> Members:
     )
 
 
-@cache
 @noun
 def warp_output(rows: int, width: int, finish: Callable[..., None]) -> Members:
     """The verbs that pass the sums [rows, width] row by row to a verb of the operator, as `epilogue.row_output` does.

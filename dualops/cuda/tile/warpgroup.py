@@ -16,7 +16,6 @@ argument of verbs is `base_of(smem)` instead of smem: it is computed once and st
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, u64, verb
 from ..ptx.arithmetic import recomputed_i32
@@ -77,7 +76,6 @@ def thirds_multiplied(steps: int) -> list[tuple[int, int]]:
     return [(of_a * third + step, of_b * third + step) for of_a, of_b in PART_PAIRS for step in range(third)]
 
 
-@cache
 @noun
 def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, from_base: bool = False) -> Members:
     """The verbs for acc [64, n], the product of A's 64 rows from 64 * `part` on.
@@ -158,7 +156,6 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
     )
 
 
-@cache
 @noun
 def register_mma(
     dtype: str, b: Operand, parts: bool = False, some: tuple[int, ...] | None = None, *, from_base: bool = False

@@ -16,7 +16,6 @@ bytes are next to those of its neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.arithmetic import bits_of_f32, f32_of_bits
@@ -41,7 +40,6 @@ def exchange_bytes(size: int, places: int, exact: bool) -> int:
     return (4 if exact else 2) * THREADS * size * places
 
 
-@cache
 @noun
 def warpgroup_exchange(at: int, size: int, count: int, exact: bool) -> Members:
     """The verbs for `size` numbers per thread, a multiple of 8. Shared memory begins at byte `at`. exact: as

@@ -25,7 +25,6 @@ Shared memory of `build_dq_convert`: 2 * 64 * D bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, u8, u32, verb
@@ -67,7 +66,6 @@ def all_added(flags, flag, count):
     wait_for_i64(flags, flag, i64(count))
 
 
-@cache
 @noun
 def store_queue(count: int, warps: int) -> Members:
     """The verbs of places that `warps` warps fill together."""

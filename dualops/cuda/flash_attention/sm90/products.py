@@ -18,7 +18,6 @@ multiplied when it is there, or 16 queries at a time, overlapped with the expone
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 from ...compiler.backend import Members, Namespace, cuda, i32, members, noun, u32, verb
@@ -29,7 +28,6 @@ from ...tile.warpgroup import ROWS, RegisterMma, register_mma, warpgroup_mma
 from ..score_gradients import GradientOfKeys
 
 
-@cache
 @noun
 def register_a(
     dtype: str, a: Operand, b: Operand, *, held: bool, parts: bool = False, from_base: bool = False

@@ -23,7 +23,6 @@ Each computes the scores again. They follow one another, and find Q and K in L2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
@@ -173,7 +172,6 @@ def work_items(
 FIRST_BARRIER = 4  # of the named barriers; the first ones are `epilogue`'s
 
 
-@cache
 @noun
 def turns(count: int) -> Members:
     """The verbs by which `count` warpgroups take turns, number 0 first. For one warpgroup they do nothing. All threads

@@ -24,7 +24,6 @@ total of two rows, and its part of acc.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from ...compiler.backend import (
@@ -70,7 +69,6 @@ def most_splits(keys: Any, block_kv: int) -> Any:
     return min((keys + (each - 1)) // each, MOST_SPLITS)
 
 
-@cache
 @noun
 def splits_of(block_kv: int) -> Members:
     """The verbs of a number of keys, for a kernel's tiles."""

@@ -131,7 +131,6 @@ def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Members:
     return locals()
 
 
-@cache
 @noun
 def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> Members:
     """As `strips.strip_ab`, but the left factor keeps the range of float32. b: a box of the right factor."""
@@ -195,7 +194,6 @@ def rounding_left(dtype: str) -> Callable[..., Any]:
     return of_words if dtype == "bfloat16" else of_tf32
 
 
-@cache
 @noun
 def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, exact: bool) -> Members:
     """sums [16, columns] += (weights * X).T @ Y. Lines of X and Y are steps of the sum.
@@ -257,7 +255,6 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
 FOUR = 4  # neighbours that a thread loads
 
 
-@cache
 @noun
 def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: int, aligned: bool) -> Members:
     """The verbs. smem: shared memory as elements of 16 bits.

@@ -39,7 +39,6 @@ There is one buffer. The tables of a chunk are written when all consumers have r
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 from ...compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ...launch.views import number_type, start
@@ -61,7 +60,6 @@ EACH = CHUNK // 32  # tokens of a lane
 LEAST = -128.0  # of a step: the decay is 0 in float32
 
 
-@cache
 @noun
 def constant_decay(chunk: int, width: int, back: bool) -> Members:
     """The verbs for chunks of `chunk` tokens and o of `width` columns. back: tokens see those after them.
@@ -154,7 +152,6 @@ def tables_at(at: int) -> list[int]:
     return [at + n * DECAY_TABLES // 4 for n in range(4)]
 
 
-@cache
 @noun
 def decay_tables(at: int, back: bool, warps: int) -> Members:
     """The verbs for tables from byte `at` on, read by `warps` warps. back: tokens see those after them. `i` numbers the
@@ -271,7 +268,6 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
     )
 
 
-@cache
 @noun
 def per_token_decay(width: int, at: int, back: bool) -> Members:
     """The verbs for o of `width` columns. Tables begin at byte `at` of shared memory; back: tokens see those after

@@ -20,7 +20,6 @@ does so alone, because the products of a warpgroup have no registers left:
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 from ...compiler.backend import Members, cuda, f32, i32, i64, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
@@ -65,7 +64,6 @@ def place_of(row, element):
     return i32(row + my_row() + element // 2 % 2 * 8), i32(element // 4 * 8 + my_column() + element % 2)
 
 
-@cache
 @noun
 def fragments_of(columns: int, transposed: bool = False) -> Members:
     """The verbs for a state of `columns` columns; transposed: acc has the state's columns as rows."""
@@ -188,7 +186,6 @@ OWN = 16  # tokens of a warp
 WORDS = 4  # of a thread, for 16 x 16 pairs
 
 
-@cache
 @noun
 def diagonal_residual(v: Operand) -> Members:
     """The verbs for V in boxes of bfloat16, 16 tokens for each warp. Called by a warpgroup."""
