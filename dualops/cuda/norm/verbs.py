@@ -52,22 +52,10 @@ def weights(variant: Variant, aligned: bool) -> Members:
             for c in range(at, at + count):
                 frag[c] += offset
 
-    # for weights that are not in shared memory (`shared_weights`)
     @verb
     def smem():
+        """Return nothing: w and b are not in shared memory (`shared_weights`)."""
         return i32(0)
-
-    @verb
-    def init(waiting):
-        pass
-
-    @verb
-    def copy(waiting, w, b, columns):
-        pass
-
-    @verb
-    def wait(waiting):
-        pass
 
     @verb
     def load(w_frag, b_frag, waiting, params, column, inside):
