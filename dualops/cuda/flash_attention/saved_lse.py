@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..compiler.backend import Members, Noun, cuda, f32, f64, i32, noun, u32, verb
+from ..compiler.backend import Members, Noun, cuda, f32, f64, i32, members, noun, u32, verb
 from ..launch.views import start
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES
-from ..tile.unrolled import one_after_another
+from ..tile.unrolled import local_array, one_after_another
 from .options import OptionChain
 from .score_coords import min_or_nan
 
@@ -137,11 +137,6 @@ def lse_delta_of(block_q: int, stages: int, chain: OptionChain) -> Members:
         """Return the shared array of the stages; once in a kernel, by all threads."""
         return cuda.shared.array(SIZE, f32, alignment=16)
 
-    @verb
-    def own():
-        """Return a local array for the numbers that a lane of the loading warp has in flight."""
-        return cuda.local.array(OWN, f32)
-
     def fetch_one(n: int, which: int) -> Callable[..., None]:
         @verb
         def fetch(own, x, task, tile):
@@ -181,4 +176,7 @@ def lse_delta_of(block_q: int, stages: int, chain: OptionChain) -> Members:
         """Return where delta of my columns begins in a stage, in the same order."""
         return i32(stage * STAGE + DELTA + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
 
-    return locals()
+    return members(
+        locals(),
+        own=local_array(OWN, f32),  # () -> for the numbers that a lane of the loading warp has in flight
+    )

@@ -23,7 +23,7 @@ from ..tile.a_fragment import WORDS
 from ..tile.numbers import numbers
 from ..tile.products import opaque_f32
 from ..tile.softmax_rows import ROWS, SoftmaxRows, pairs_of
-from ..tile.unrolled import one_after_another
+from ..tile.unrolled import local_array, one_after_another
 from ..tile.warpgroup_exchange import EIGHT, Handover
 from .fragment_scores import FragmentScores, my_row
 from .options import OptionChain
@@ -34,11 +34,6 @@ from .saved_lse import base_of
 def rows_of_queries(acc_size: int) -> Members:
     """The verbs of a tile's rows of dq, for `acc_size` numbers of a thread, in rows r and r + 8."""
     num, quads = numbers(f32), acc_size // 4
-
-    @verb
-    def pair():
-        """Return an array of two numbers."""
-        return cuda.local.array(ROWS, f32)
 
     @verb
     def read(found, x, task, row):
@@ -66,7 +61,7 @@ def rows_of_queries(acc_size: int) -> Members:
         """Turn dS @ K into dq; 0 if a row sees nothing."""
         scale_both(acc, factor, lse, 0)
 
-    return locals()
+    return members(locals(), pair=local_array(ROWS, f32))
 
 
 @noun

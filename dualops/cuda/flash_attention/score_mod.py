@@ -12,7 +12,7 @@ from ...spec.attention import At
 from ..compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP, vote_any
-from ..tile.unrolled import one_after_another
+from ..tile.unrolled import local_array, one_after_another
 from .options import OptionChain
 from .saved_lse import exponent_of
 from .score_coords import Places, is_marked, max_or_nan, my_row
@@ -124,11 +124,6 @@ def fragment_score_mod(
     WORDS = 2 * quads if fetches else 1
 
     @verb
-    def held():
-        """Return a local array for what options read before there are scores."""
-        return cuda.local.array(WORDS, u32)
-
-    @verb
     def fetch(held, options, where):
         """Start to read it."""
         if fetches:
@@ -157,6 +152,7 @@ def fragment_score_mod(
 
     return members(
         locals(),
+        held=local_array(WORDS, u32),  # () -> for what options read before there are scores
         fetches=fetches,  # whether there is anything to fetch
         near_quads=near_quads,  # of the quads of a thread
     )

@@ -38,6 +38,7 @@ from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, neighbours, opaque_i32
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import access, storage
+from ..tile.unrolled import local_array
 from .arguments import OF_COLUMNS, OF_ROWS, Variant, call_type, inputs_type, origin, span, state_type
 from .decays import step_factors
 
@@ -134,11 +135,6 @@ def fetched(dtype: str, tile: Tile) -> Members:
         return i32((u32(cuda.threadIdx.x) + u32(THREADS * n)) % u32(width))
 
     @verb
-    def frag():
-        """Return a local array for the numbers."""
-        return cuda.local.array(count, number)
-
-    @verb
     def load(frag, part):
         """Load the numbers; zeros beyond the lines and columns."""
         for n in range(count):
@@ -153,7 +149,7 @@ def fetched(dtype: str, tile: Tile) -> Members:
             if line(n) < lines:
                 smem[u32(tile.place(line(n), column(n)))] = frag[n]
 
-    return members(locals(), count=count)
+    return members(locals(), count=count, frag=local_array(count, number))
 
 
 STEPS_AT_ONCE = 8

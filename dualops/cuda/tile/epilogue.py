@@ -22,7 +22,6 @@ from typing import Any
 from ..compiler.backend import Members, Noun, cuda, f32, i32, i64, members, noun, u32, verb
 from ..ptx.arithmetic import opaque_f32 as opaque_f32, opaque_i32, recomputed_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read, fence_proxy_async
-from ..ptx.convert import pack_bf16x2, pack_f16x2
 from ..ptx.matrices import stmatrix
 from ..ptx.memory import (
     ld_shared_v4_b32,
@@ -33,12 +32,12 @@ from ..ptx.memory import (
 from ..ptx.tma import cp_async_bulk_tensor_store
 from ..ptx.warp import bar_sync
 from .numbers import numbers
-from .unrolled import one_after_another
+from .softmax_rows import PAIRS
+from .unrolled import local_array, one_after_another
 from .warpgroup import ROWS, my_warpgroup
 
 NEAR = 8  # neighbours of a row that a thread processes at once
 SPAN = 128  # most bytes of a box's line
-PAIRS = {"bfloat16": pack_bf16x2, "float16": pack_f16x2}
 
 
 BoxOutput = Noun  # what `box_output` makes
@@ -75,11 +74,6 @@ def box_output(
     span, parts, size = itemsize * along, columns // along, along // 2
     box_bytes, most_pending = ROWS * span, places - 1
     of_group, of_place = (1, adjacent) if adjacent else (places, 1)
-
-    @verb
-    def fragment():
-        """Return a local array for a part."""
-        return cuda.local.array(size, f32)
 
     @verb
     def take(values, acc, part):
@@ -156,6 +150,7 @@ def box_output(
         parts=parts,
         columns=along,  # per part
         size=size,  # a thread's numbers per part
+        fragment=local_array(size, f32),  # () -> values, for a part
     )
 
 

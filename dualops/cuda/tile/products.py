@@ -21,6 +21,7 @@ from ..compiler.backend import Members, Namespace, cuda, members, noun, u32, ver
 from ..ptx.arithmetic import opaque_f32 as opaque_f32, opaque_i32, recomputed_i32 as recomputed_i32
 from .numbers import numbers
 from .shared import Tile
+from .unrolled import local_array
 
 LANES = 16  # threads that share a row; also the lines of threads in a block
 THREADS = LANES * LANES
@@ -211,10 +212,6 @@ def _members(
     num, size = numbers(number), rows * columns
 
     @verb
-    def fragment():
-        return cuda.local.array(size, number)
-
-    @verb
     def clear(out):
         for e in range(size):
             out[e] = num.zero
@@ -223,15 +220,8 @@ def _members(
     def add(out, smem):
         add_part(out, smem, first, depth)
 
-    return {
-        "size": size,
-        "rows": rows,
-        "columns": columns,
-        "fragment": fragment,
-        "clear": clear,
-        "add": add,
-        "add_part": add_part,
-    }
+    sizes = {"size": size, "rows": rows, "columns": columns}
+    return sizes | {"fragment": local_array(size, number), "clear": clear, "add": add, "add_part": add_part}
 
 
 def _groups(b: Tile, together: int) -> int:

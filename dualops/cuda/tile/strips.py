@@ -21,7 +21,7 @@ from ..ptx.arithmetic import f32_of_bits, opaque_i32
 from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from .softmax_rows import PAIRS
 from .tf32 import words_of_parts
-from .unrolled import one_after_another
+from .unrolled import local_array, one_after_another, zeros
 from .warp_mma import MMA_TYPES, FactorSlice, fragments, warp_products
 
 ROWS = 16
@@ -50,11 +50,6 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
     products = warp_products(dtype, ROWS * strips, b.rows, dtype == "float32")
     if held and dtype == "float32":
         raise ValueError("fragments in float32 are split where they are read, and can't be held")
-
-    @verb
-    def fragment():
-        """Return a local array for the sums."""
-        return cuda.local.array(SIZE, f32)
 
     @verb
     def place(row, at):
@@ -119,6 +114,7 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
     return members(
         locals(),
         size=SIZE,  # sums per thread
+        fragment=local_array(SIZE, f32),  # () -> sums
     )
 
 
@@ -128,27 +124,19 @@ def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> Members
     columns. strips: strips of A that share B; for float32, one.
     """
     words, put, add_all = _ab_of_parts(b, boxes) if dtype == "float32" else _ab_of_pairs(dtype, b, boxes, strips)
-    b_side, SIZE, ZERO = fragments(b, b.rows, left=False), b.rows // 2 * boxes * strips, f32(0)
-
-    @verb
-    def fragment():
-        """Return zeros."""
-        sums = cuda.local.array(SIZE, f32)
-        for e in range(SIZE):
-            sums[e] = ZERO
-        return sums
-
-    @verb
-    def left():
-        """Return a local array for A."""
-        return cuda.local.array(words, u32)
+    b_side, size = fragments(b, b.rows, left=False), b.rows // 2 * boxes * strips
 
     @verb
     def add(sums, a_frag, smem, b_at):
         add_all(sums, a_frag, smem, i32(b_at + b_side.start(0)))
 
-    # put: (a_frag, values): make A of numbers in the layout of sums
-    return members(locals(), size=SIZE, put=put)
+    return members(
+        locals(),
+        size=size,  # sums per thread
+        fragment=zeros(size),  # () -> sums
+        left=local_array(words, u32),  # () -> a_frag
+        put=put,  # (a_frag, values): make A of numbers in the layout of sums
+    )
 
 
 def _ab_of_pairs(
@@ -185,7 +173,7 @@ def _ab_of_parts(b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], 
     """The same for float32: a step's upper parts, then its lower parts."""
     mma, b_side = mma_m16n8k8_tf32, fragments(b, b.rows, left=False)
     STEPS, TILES, B_BOX, B_WORDS = b.depth // b.step, b.rows // 8, b.size, b_side.words
-    SIZE, ZERO = 4 * TILES, f32(0)
+    SIZE, new_piece = 4 * TILES, zeros(4 * TILES)
 
     @verb
     def put(a_frag, values):
@@ -228,9 +216,7 @@ def _ab_of_parts(b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], 
     def add(sums, a_frag, smem, b_place):
         box = i32(0)
         while box < boxes:
-            piece = cuda.local.array(SIZE, f32)
-            for e in range(SIZE):
-                piece[e] = ZERO
+            piece = new_piece()
             add_steps(piece, a_frag, smem, i32(b_place + box * B_BOX))
             add_piece(sums, piece, box, 0)
             box = opaque_i32(box + 1)

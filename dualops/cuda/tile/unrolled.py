@@ -1,6 +1,7 @@
-"""Unroll loops over registers when a kernel is built.
+"""Local arrays, and loops over them that are unrolled when a kernel is built.
 
-The compiler does not unroll a long loop, and then the arrays that the loop indexes are in local memory.
+The compiler does not unroll a long loop, and then the arrays that the loop indexes are in local memory, not in
+registers.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..compiler.backend import verb
+from ..compiler.backend import cuda, f32, verb
 
 Verb = Callable[[Any, Any, Any, Any], None]
 
@@ -33,3 +34,27 @@ def one_after_another(verbs: Sequence[Verb]) -> Verb:
         second(a, b, c, d)
 
     return both
+
+
+def local_array(size: int, number: Any) -> Callable[..., Any]:
+    """Return the verb () -> a local array of `size` numbers of this type."""
+
+    @verb
+    def make():
+        return cuda.local.array(size, number)
+
+    return make
+
+
+def zeros(size: int) -> Callable[..., Any]:
+    """Return the verb () -> a local array of `size` sums, all 0."""
+    ZERO = f32(0)
+
+    @verb
+    def make():
+        sums = cuda.local.array(size, f32)
+        for e in range(size):
+            sums[e] = ZERO
+        return sums
+
+    return make

@@ -26,6 +26,7 @@ from ..ptx.matrices import ldmatrix
 from ..ptx.memory import ld_shared_b32
 from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from .tf32 import rounded_word, words_of_parts
+from .unrolled import local_array, zeros
 
 STEP_BYTES = 32  # bytes of a row per product
 LINE_BYTES = 128  # most bytes of a box's line
@@ -126,17 +127,13 @@ class Fragments(Namespace):
 @cache
 def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
     """The verbs for `rows` rows of a (left), or columns of b. Raises ValueError for rows that don't fit in boxes."""
-    MATRICES, SIZE = rows // 16, rows // 16 * 4
+    MATRICES, SIZE, make = rows // 16, rows // 16 * 4, local_array(rows // 16 * 8, u32)
     ALONG_DEPTH, PITCH, BOX, STEP = factor.along == "depth", factor.pitch, factor.box, factor.step
     SHIFT, FLIPS, MATRIX = factor.shift, factor.flips, u32(factor.matrix)
     TOGETHER = min(rows, PITCH) // 16  # along "row": matrices per box
     if rows % 16 or (not ALONG_DEPTH and (rows % PITCH and PITCH % rows)):
         raise ValueError(f"{rows} rows per warp, expected a multiple of 16 that fills boxes of {PITCH} or parts them")
     load = ldmatrix(4, not ALONG_DEPTH and factor.by_matrices)
-
-    @verb
-    def make():
-        return cuda.local.array(2 * SIZE, u32)
 
     @verb
     def start(row):
@@ -170,21 +167,16 @@ def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
     @verb
     def read_along_row(frag, half, smem, at, step):
         for i in range(MATRICES):
-            load(
-                frag,
-                half * SIZE + 4 * i,
-                smem,
-                i32((at ^ (16 * (i % TOGETHER))) + (i // TOGETHER * BOX + step * (STEP * PITCH))),
-            )
+            place = (at ^ (16 * (i % TOGETHER))) + (i // TOGETHER * BOX + step * (STEP * PITCH))
+            load(frag, half * SIZE + 4 * i, smem, i32(place))
 
     @verb
     def read_words(frag, half, smem, at, step):
         for i in range(MATRICES):
             for word in range(4):
                 row_half, depth_half = (word % 2, word // 2) if left else (word // 2, word % 2)
-                place = (at ^ (16 * (i % TOGETHER) + 8 * row_half)) + (
-                    i // TOGETHER * BOX + (step * STEP + 4 * depth_half) * PITCH
-                )
+                further = i // TOGETHER * BOX + (step * STEP + 4 * depth_half) * PITCH
+                place = (at ^ (16 * (i % TOGETHER) + 8 * row_half)) + further
                 frag[half * SIZE + 4 * i + word] = ld_shared_b32(smem, i32(place))
 
     if not factor.by_matrices:
@@ -209,14 +201,6 @@ def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> M
     M_TILES, N_TILES = rows // 16, columns // 8
     A_WORDS, B_WORDS = 4 * M_TILES, 2 * N_TILES  # per step
     ZERO = f32(0)
-
-    @verb
-    def make():
-        """Return acc, a local array of zeros."""
-        acc = cuda.local.array(4 * M_TILES * N_TILES, f32)
-        for e in range(len(acc)):
-            acc[e] = ZERO
-        return acc
 
     @verb
     def add_to(totals, acc):
@@ -260,5 +244,6 @@ def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> M
         multiply = _multiply_parts if parts else _multiply_rounded
     return members(
         locals(),
+        make=zeros(4 * M_TILES * N_TILES),  # () -> acc
         multiply=multiply,  # (acc, a_frag, b_frag, half): acc += a @ b of one step; may change the fragments
     )

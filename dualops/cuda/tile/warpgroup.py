@@ -25,7 +25,7 @@ from ..ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_rs, wgmma_tf32, 
 from .rows import FULL_WARP
 from .split_bf16x3 import PART_PAIRS, PARTS
 from .swizzle import Operand, descriptor
-from .unrolled import one_after_another
+from .unrolled import local_array, one_after_another
 
 ROWS = 64  # rows of the result per warpgroup
 STEPS = 8  # the compiler unrolls a loop of this many steps; in a longer one it would index the accumulators
@@ -97,11 +97,6 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
     first_of = _of_base if from_base else _of_memory
     part_step = a.rows(ROWS) if (a.lines if a.major == "k" else a.width) > ROWS else 0
 
-    @verb
-    def fragment():
-        """Return a local array for the accumulators."""
-        return cuda.local.array(size, f32)
-
     def some_steps(first: int) -> Callable[..., None]:
         some = pairs[first : first + STEPS]
         a_advance, b_advance = tuple(a.advance[of_a] for of_a, _ in some), tuple(b.advance[of_b] for _, of_b in some)
@@ -153,6 +148,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
     return members(
         locals(),
         size=size,  # accumulators of a thread
+        fragment=local_array(size, f32),  # () -> acc
     )
 
 
@@ -178,16 +174,6 @@ def register_mma(
         for place, step in enumerate(steps)
     ]
     b_bits, ZERO, first_of = b.bits, f32(0), _of_base if from_base else _of_memory
-
-    @verb
-    def fragment():
-        """Return a local array for acc."""
-        return cuda.local.array(size, f32)
-
-    @verb
-    def left():
-        """Return a local array for A."""
-        return cuda.local.array(words, u32)
 
     def some_steps(first: int) -> Callable[..., None]:
         a_places, b_places = zip(*places[first : first + STEPS])
@@ -246,7 +232,9 @@ def register_mma(
     return members(
         locals(),
         size=size,  # accumulators of a thread
+        fragment=local_array(size, f32),  # () -> acc
         words=words,  # of A that a thread has
+        left=local_array(words, u32),  # () -> A
         # (acc) -> the array in which products are summed: acc; for parts another one, and acc becomes 0
         sums=_apart if parts else _same,
         collect=_collect if parts else _nothing,  # (acc, sums): for parts acc += sums

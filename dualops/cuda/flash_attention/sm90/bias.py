@@ -42,6 +42,7 @@ from ...tile.pipeline import pipeline
 from ...tile.products import recomputed_i32
 from ...tile.storage import fetch_global_b32
 from ...tile.swizzle import Operand
+from ...tile.unrolled import local_array
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant
 from ..options import Having, OptionChain, chain_of
@@ -158,11 +159,6 @@ def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = Fals
         boxes.load(smem, stage, bias_map, Corner(place.m0, place.n0, (h, b)), full)
 
     @verb
-    def words():
-        """Return a local array for the words of a tile; once in a kernel."""
-        return cuda.local.array(WORDS, u32)
-
-    @verb
     def held(smem, stage, words):
         """Return the first argument of `word`, for a tile that has arrived."""
         return HeldBias(smem, own.first(boxes.at(stage), recomputed_i32(i32(cuda.threadIdx.x))), words)
@@ -176,6 +172,7 @@ def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = Fals
 
     return members(
         locals(),
+        words=local_array(WORDS, u32),  # () -> for the words of a tile; once in a kernel
         nbytes=boxes.nbytes,  # of a stage
     )
 
@@ -238,9 +235,7 @@ def _no_stages() -> BiasStages:
     def bring(smem, maps, barriers, options, task, n0, i):
         pass
 
-    @verb
-    def words():
-        return cuda.local.array(1, u32)
+    words = local_array(1, u32)
 
     @verb
     def wait(smem, barriers, words, i, warpgroup):
@@ -323,9 +318,7 @@ def _no_tiles() -> BiasDkv:
     def bring(smem, stage, maps, options, place, full):
         pass
 
-    @verb
-    def words():
-        return cuda.local.array(1, u32)
+    words = local_array(1, u32)
 
     @verb
     def held(smem, stage, words):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from ...compiler.backend import Members, Namespace, cuda, i32, members, noun, u32, verb
 from ...tile.a_fragment import WORDS as WORDS_OF_STEP, words_of_rows
 from ...tile.swizzle import Operand
-from ...tile.unrolled import one_after_another
+from ...tile.unrolled import local_array, one_after_another
 from ...tile.warpgroup import ROWS, RegisterMma, register_mma, warpgroup_mma
 from ..score_gradients import GradientOfKeys
 
@@ -40,11 +40,6 @@ def register_a(
     registers = register_mma(dtype, b, from_base=from_base)
     SPAN, STEPS = a.span, own.steps
     WORDS = registers.words if held else 1
-
-    @verb
-    def words():
-        """Return a local array for the part of A that is held."""
-        return cuda.local.array(WORDS, u32)
 
     @verb
     def _take(words, smem, a_at, part):
@@ -66,6 +61,7 @@ def register_a(
 
     return members(
         locals(),
+        words=local_array(WORDS, u32),  # () -> for the part of A that is held
         size=shared.size,  # accumulators of a thread
         fragment=shared.fragment,  # () -> a local array for them
         take=_take if held else _take_nothing,  # (words, smem, a_at, part)

@@ -33,25 +33,12 @@ from ...tile.storage import access
 from ...tile.strips import A_WORDS, ROWS
 from ...tile.tf32 import rounded, rounded_word, words_of_parts
 from ...tile.tile_copies import paired_line
-from ...tile.unrolled import one_after_another
+from ...tile.unrolled import local_array, one_after_another, zeros
 from ...tile.warp_mma import MMA_TYPES, FactorSlice, fragments, swizzled
 
 UNPACKED = {"bfloat16": unpack_bf16x2, "float16": unpack_f16x2}
 STEP = 16  # steps of a sum whose words a lane reads at once: two products
 NUMBERS = 8  # of a lane's left factor, for this many steps
-
-
-def _cleared(size: int) -> Callable[..., Any]:
-    ZERO = f32(0)
-
-    @verb
-    def fragment():
-        sums = cuda.local.array(size, f32)
-        for e in range(size):
-            sums[e] = ZERO
-        return sums
-
-    return fragment
 
 
 @verb
@@ -139,11 +126,6 @@ def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> Members:
     WORDS = one.WORDS
 
     @verb
-    def left():
-        """Return a local array for A."""
-        return cuda.local.array(WORDS * STEPS, u32)
-
-    @verb
     def put(a, values):
         """Make A of numbers in the layout of sums."""
         for step in range(STEPS):
@@ -169,7 +151,8 @@ def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> Members:
     return members(
         locals(),
         size=SIZE,  # sums of a thread
-        fragment=_cleared(SIZE),  # () -> zeros
+        fragment=zeros(SIZE),  # () -> sums
+        left=local_array(WORDS * STEPS, u32),  # () -> A
     )
 
 
@@ -248,7 +231,7 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
     return members(
         locals(),
         size=SIZE,  # sums of a thread
-        fragment=_cleared(SIZE),  # () -> zeros
+        fragment=zeros(SIZE),  # () -> sums
     )
 
 
@@ -269,11 +252,6 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
     COUNT = lines // LINES
     if threads % LINE or LINES & (LINES - 1) or lines != COUNT * LINES:
         raise ValueError(f"{threads} threads can't share {lines} lines of {columns} numbers")
-
-    @verb
-    def values():
-        """Return a local array for the numbers."""
-        return cuda.local.array(FOUR * COUNT, f32)
 
     @verb
     def fetch(values, lines, columns):
@@ -353,6 +331,7 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
     return members(
         locals(),
         numbers=FOUR * COUNT,  # that a thread loads
+        values=local_array(FOUR * COUNT, f32),  # () -> values
     )
 
 

@@ -50,6 +50,7 @@ from ...tile.pipeline import pipeline
 from ...tile.products import opaque_i32, recomputed_i32
 from ...tile.rows import FULL_WARP, shfl_idx_f32
 from ...tile.second_barrier import second_barrier
+from ...tile.unrolled import local_array
 from ..decays import LEAST_KEPT, decay, exp_of_step
 from .config import CHUNK, DECAY_TABLES, DTYPE
 from .states import column_of, my_column, my_row, row_of
@@ -167,11 +168,6 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
         return cuda.shared.array(EIGHTS + 1, f32)
 
     @verb
-    def own():
-        """Return a local array for the logarithms that a lane has loaded."""
-        return cuda.local.array(EACH, f32)
-
-    @verb
     def _lane_again():
         """Return the lane. Registers keep nothing computed from it between chunks: a producer has few."""
         return i32(u32(recomputed_i32(i32(cuda.threadIdx.x))) % u32(32))
@@ -262,6 +258,7 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
 
     return members(
         locals(),
+        own=local_array(EACH, f32),  # () -> for the logarithms that a lane has loaded
         barriers=pipe.barriers,  # () -> in shared memory; once in a kernel, by all threads
         init=pipe.init,  # (barriers): by one thread, before the `start` of a pipeline
         wait=pipe.wait,  # (barriers, i): until they are written

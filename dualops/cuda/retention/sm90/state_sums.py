@@ -29,6 +29,7 @@ from ...tile.a_fragment import words_of_columns
 from ...tile.products import recomputed_i32
 from ...tile.split_bf16x3 import PARTS, packed_parts, upper_part
 from ...tile.swizzle import Operand
+from ...tile.unrolled import local_array
 from ...tile.warpgroup import register_mma
 from .config import BOX, DTYPE
 from .states import rest
@@ -281,10 +282,6 @@ def _as_a_result(sums: Noun, boxes: int, box: int) -> Members:
     SIZE = boxes * sums.size
 
     @verb
-    def fragment():
-        return cuda.local.array(SIZE, f32)
-
-    @verb
     def room():
         return sums.fragment(), sums.words()
 
@@ -301,4 +298,4 @@ def _as_a_result(sums: Noun, boxes: int, box: int) -> Members:
             for e in range(sums.size):
                 state[sums.size * n + e] = state[sums.size * n + e] * by + more[e]
 
-    return members(locals(), size=SIZE)
+    return members(locals(), size=SIZE, fragment=local_array(SIZE, f32))

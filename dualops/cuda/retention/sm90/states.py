@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...compiler.backend import Members, cuda, f32, i32, i64, noun, u32, verb
+from ...compiler.backend import Members, cuda, f32, i32, i64, members, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
 from ...ptx.matrices import ldmatrix
 from ...ptx.memory import ld_shared_b32
@@ -30,7 +30,7 @@ from ...tile.epilogue import opaque_f32, put_matrices
 from ...tile.products import opaque_i32, recomputed_i32
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.swizzle import Operand
-from ...tile.unrolled import one_after_another
+from ...tile.unrolled import local_array, one_after_another
 from ...tile.warpgroup import ROWS, my_warpgroup
 from .config import BOX, DTYPE
 
@@ -197,11 +197,6 @@ def diagonal_residual(v: Operand) -> Members:
         return i32(u32(recomputed_i32(i32(cuda.threadIdx.x))) // u32(32) % u32(STEPS))
 
     @verb
-    def words():
-        """Return a local array for the errors."""
-        return cuda.local.array(WORDS, u32)
-
-    @verb
     def keep(words, scores):
         """Compute the errors of packing the scores of my warp's own tokens."""
         warp = _my_warp()
@@ -224,4 +219,4 @@ def diagonal_residual(v: Operand) -> Members:
             multiply(o, column // 2, words, 0, right, 0)
             multiply(o, column // 2 + 4, words, 0, right, 2)
 
-    return locals()
+    return members(locals(), words=local_array(WORDS, u32))
