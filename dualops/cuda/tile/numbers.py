@@ -80,28 +80,18 @@ def numbers(number: Any) -> Numbers:
     return _double() if number is f64 else _single()
 
 
-def _base(number: Any) -> Callable[..., Any]:
-    NOTHING, ZERO = number(-inf), number(0)
+def _common(number: Any) -> dict[str, Any]:
+    """Return the members that both kinds of numbers make in the same way."""
+    constants = {"zero": 0, "minus_zero": -0.0, "one": 1, "minus_inf": -inf, "nan": nan}
+    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
 
     @verb
     def base(maximum):
         return ZERO if maximum == NOTHING else maximum
 
-    return base
-
-
-def _rsqrt(number: Any) -> Callable[..., Any]:
-    ONE = number(1)
-
     @verb
     def rsqrt(x):
         return ONE / number(sqrt(x))
-
-    return rsqrt
-
-
-def _add_compensated(number: Any) -> Callable[..., Any]:
-    ZERO = number(0)
 
     @verb
     def add_compensated(total, rest, x):
@@ -110,14 +100,8 @@ def _add_compensated(number: Any) -> Callable[..., Any]:
         rest = (new - total) - x
         return new, ZERO if rest != rest else rest  # an infinity has no rounding error to recover
 
-    return add_compensated
-
-
-def _constants(number: Any) -> dict[str, Any]:
-    """Return the members that both kinds of numbers make in the same way."""
-    values = {"zero": 0, "minus_zero": -0.0, "one": 1, "minus_inf": -inf, "nan": nan}
-    makers = {"base": _base, "rsqrt": _rsqrt, "add_compensated": _add_compensated}
-    return {name: number(value) for name, value in values.items()} | {name: of(number) for name, of in makers.items()}
+    verbs = {"base": base, "rsqrt": rsqrt, "add_compensated": add_compensated}
+    return {name: number(value) for name, value in constants.items()} | verbs
 
 
 @verb
@@ -143,7 +127,7 @@ def _double() -> Numbers:
 
     return Numbers.from_locals(
         locals(),
-        **_constants(f64),
+        **_common(f64),
         maximum=max_f64,
         exp=exp_f64,
         exp2=exp2_f64,
@@ -185,7 +169,7 @@ def _single() -> Numbers:
 
     return Numbers.from_locals(
         locals(),
-        **_constants(f32),
+        **_common(f32),
         maximum=max_f32,
         exp2=ex2_approx_ftz,
         log2=lg2_approx,

@@ -288,7 +288,7 @@ def softmax_rows(
 
         return scale_changed
 
-    scale_each, scale_each_changed, divide_each = each(scale_of), each(scale_changed_of), each(divide_of)
+    scale_each, scale_each_changed = each(scale_of), each(scale_changed_of)
 
     @verb
     def scale(acc, rescale):
@@ -298,11 +298,6 @@ def softmax_rows(
     def scale_changed(acc, rescale):
         """Rescale my warp's upper rows, or its lower ones, if one of them changes."""
         scale_each_changed(acc, rescale, 0)
-
-    @verb
-    def divide(acc, row_sum, growth):
-        """Divide acc by the totals, and multiply it by growth; 0 for a row without keys."""
-        divide_each(acc, row_sum, growth)
 
     @verb
     def pack(probs, scores):
@@ -347,4 +342,5 @@ def softmax_rows(
         new_max=_new_max_by_threes if threes else each(new_max_of),  # (new_max, scores, row_max): in all lanes of a row
         exp2=each(exp2_of),  # (scores, base, factor)
         add=each(add_of),  # (row_sum, scores, rescale): a lane's part of the sums
+        divide=each(divide_of),  # (acc, row_sum, growth): acc * growth / the totals; 0 for a row without keys
     )

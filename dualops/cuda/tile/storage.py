@@ -60,7 +60,11 @@ class Storage(Namespace):
 @cache
 def storage(dtype: str) -> Storage:
     """The verbs of "float64", "float32", "float16" or "bfloat16"."""
-    return {"float64": _float64, "float32": _float32, "float16": _float16, "bfloat16": _bfloat16}[dtype]()
+    halves = {
+        "float16": (f32_of_f16, f16_of_f32, unpack_f16x2, pack_f16x2),
+        "bfloat16": (f32_of_bf16, bf16_of_f32, unpack_bf16x2, pack_bf16x2),
+    }
+    return _half(*halves[dtype]) if dtype in halves else {"float64": _float64, "float32": _float32}[dtype]()
 
 
 class Access(Namespace):
@@ -125,9 +129,7 @@ def _float64() -> Storage:
     def loading(load_two: Any) -> Callable[..., None]:
         @verb
         def load_vector(frag, at, x, index, keep, fill):
-            a, b = load_two(x, index, i32(keep), f64(fill))
-            frag[at] = a
-            frag[at + 1] = b
+            frag[at], frag[at + 1] = load_two(x, index, i32(keep), f64(fill))
 
         return load_vector
 
@@ -153,25 +155,17 @@ def _float32() -> Storage:
         @verb
         def load_vector(frag, at, x, index, keep, fill):
             a, b, c, d = load_words(x, index, i32(keep), bits_of_f32(f32(fill)))
-            frag[at] = f32_of_bits(a)
-            frag[at + 1] = f32_of_bits(b)
-            frag[at + 2] = f32_of_bits(c)
-            frag[at + 3] = f32_of_bits(d)
+            frag[at], frag[at + 1] = f32_of_bits(a), f32_of_bits(b)
+            frag[at + 2], frag[at + 3] = f32_of_bits(c), f32_of_bits(d)
 
         return load_vector
 
     def storing(store_words: Any) -> Callable[..., None]:
         @verb
         def store_vector(y, index, keep, frag, at):
-            store_words(
-                y,
-                index,
-                i32(keep),
-                bits_of_f32(frag[at]),
-                bits_of_f32(frag[at + 1]),
-                bits_of_f32(frag[at + 2]),
-                bits_of_f32(frag[at + 3]),
-            )
+            a, b = bits_of_f32(frag[at]), bits_of_f32(frag[at + 1])
+            c, d = bits_of_f32(frag[at + 2]), bits_of_f32(frag[at + 3])
+            store_words(y, index, i32(keep), a, b, c, d)
 
         return store_vector
 
@@ -225,15 +219,9 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
     def storing(store_words: Any) -> Callable[..., None]:
         @verb
         def store_vector(y, index, keep, frag, at):
-            store_words(
-                y,
-                index,
-                i32(keep),
-                pack(frag[at], frag[at + 1]),
-                pack(frag[at + 2], frag[at + 3]),
-                pack(frag[at + 4], frag[at + 5]),
-                pack(frag[at + 6], frag[at + 7]),
-            )
+            a, b = pack(frag[at], frag[at + 1]), pack(frag[at + 2], frag[at + 3])
+            c, d = pack(frag[at + 4], frag[at + 5]), pack(frag[at + 6], frag[at + 7])
+            store_words(y, index, i32(keep), a, b, c, d)
 
         return store_vector
 
@@ -256,11 +244,3 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
         store_kept=storing(st_global_kept_v4_b32),
         load_once=loading(ld_global_once_v4_b32),
     )
-
-
-def _float16() -> Storage:
-    return _half(f32_of_f16, f16_of_f32, unpack_f16x2, pack_f16x2)
-
-
-def _bfloat16() -> Storage:
-    return _half(f32_of_bf16, bf16_of_f32, unpack_bf16x2, pack_bf16x2)
