@@ -134,13 +134,8 @@ def dense_steps(config: DenseConfig, dtypes: Dtypes) -> Members:
         mine = min(before, N) if chunk == 0 else NOTHING
         for k in range(tid, mine + length - whole, config.threads):
             at = k if k < mine else k - mine + begin + whole
-            p_new, m_new = lion.step(
-                mem.source.load(tensor.source, at),
-                mem.grads.load(tensor.grads, at),
-                mem.momenta.load(tensor.momenta, at),
-                rate,
-                rates,
-            )
+            p, g = mem.source.load(tensor.source, at), mem.grads.load(tensor.grads, at)
+            p_new, m_new = lion.step(p, g, mem.momenta.load(tensor.momenta, at), rate, rates)
             mem.params.store(tensor.new_params, at, p_new)
             mem.momenta.store(tensor.new_momenta, at, m_new)
             if dtypes.master:

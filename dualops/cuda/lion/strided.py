@@ -44,13 +44,10 @@ def build(config: StridedConfig, dtypes: Dtypes) -> Kernel:
     def lion_strided(tensor, lr, rates, N, sizes, strides):
         i = i64(cuda.blockIdx.x) * config.threads + cuda.threadIdx.x
         if i < N:
-            p_new, m_new = lion.step(
-                mem.source.load(tensor.source, place(i, sizes, strides.source)),
-                mem.grads.load(tensor.grads, place(i, sizes, strides.grads)),
-                mem.momenta.load(tensor.momenta, place(i, sizes, strides.momenta)),
-                lion.rate(lr),
-                rates,
-            )
+            p = mem.source.load(tensor.source, place(i, sizes, strides.source))
+            g = mem.grads.load(tensor.grads, place(i, sizes, strides.grads))
+            m = mem.momenta.load(tensor.momenta, place(i, sizes, strides.momenta))
+            p_new, m_new = lion.step(p, g, m, lion.rate(lr), rates)
             if config.params:
                 mem.params.store(tensor.new_params, place(i, sizes, strides.new_params), p_new)
                 if dtypes.master:

@@ -198,14 +198,8 @@ def _transposed(given: Product) -> Product:
         return axis._replace(a=axis.b, b=axis.a)
 
     y, z, a, b, bias = given.names
-    return Product(
-        (y, z, b, a, bias),
-        tuple(map(swapped, given.batch)),
-        tuple(map(swapped, given.outer)),
-        swapped(given.n),
-        swapped(given.m),
-        swapped(given.k),
-    )
+    batch, outer = (tuple(map(swapped, axes)) for axes in (given.batch, given.outer))
+    return Product((y, z, b, a, bias), batch, outer, swapped(given.n), swapped(given.m), swapped(given.k))
 
 
 # --- arguments of kernels ------------------------------------------------------------------------
@@ -255,21 +249,14 @@ def arguments(given: Product) -> tuple[Result, Result, Factor, Factor, Bias, Siz
     batch, outer = given.batch or (nothing,), given.outer or (nothing,)
     y, z, a, b, bias = given.names
     m, n, k = given.m, given.n, given.k
+    batch_sizes, outer_sizes = (tuple(axis.size for axis in axes) for axes in (batch, outer))
     return (
         Result(y, tuple(axis.y for axis in batch), m.y, n.y),
         Result(z, tuple(axis.z for axis in batch), m.z, n.z),
         Factor(a, tuple(axis.a for axis in batch), tuple(axis.a for axis in outer), m.a, k.a),
         Factor(b, tuple(axis.b for axis in batch), tuple(axis.b for axis in outer), n.b, k.b),
         Bias(bias, given.bias_stride),
-        Sizes(
-            tuple(axis.size for axis in batch),
-            tuple(axis.size for axis in outer),
-            given.batches,
-            given.rounds,
-            m.size,
-            n.size,
-            k.size,
-        ),
+        Sizes(batch_sizes, outer_sizes, given.batches, given.rounds, m.size, n.size, k.size),
     )
 
 

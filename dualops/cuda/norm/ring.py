@@ -254,13 +254,8 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                     if variant.added:
                         summed_row = axes.start(place, arrays.summed) + (block.columns.begin + column)
                         for v in range(config.vectors):
-                            store(
-                                arrays.summed.data,
-                                summed_row + v * deal.STEP,
-                                own & (left > v * deal.STEP),
-                                frag,
-                                v * mem.vector,
-                            )
+                            keep = own & (left > v * deal.STEP)
+                            store(arrays.summed.data, summed_row + v * deal.STEP, keep, frag, v * mem.vector)
                     sums = deal.send(frag, block, i, left, of_warps)
                     deal.pipe.release(block.smem, stage)  # not earlier: it waits for loads, which sums overlap with
                 row_mean, row_rstd = deal.merge(block, i, sums, of_warps, inverse_N, params.eps)

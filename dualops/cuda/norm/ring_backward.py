@@ -200,9 +200,8 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                     if config.overlap:
                         now = coming
                         if i32(i + 1) < rounds:
-                            coming = deal.begin(
-                                smem, sent, w_frag, w_smem, i32(i + 1), row + turns.step < rows.M, known
-                            )
+                            is_row = row + turns.step < rows.M
+                            coming = deal.begin(smem, sent, w_frag, w_smem, i32(i + 1), is_row, known)
                     else:
                         now = deal.begin(smem, sent, w_frag, w_smem, i, row < rows.M, known)
                     if ((i + deal.AHEAD) & (deal.SHARING - 1)) == 0:

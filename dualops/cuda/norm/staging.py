@@ -56,10 +56,8 @@ class RingConfig:
     def layout(self, variant: Variant) -> Layout:
         """Return the layout of shared memory. w and b are unconverted; in backward, w is converted to each thread's
         numbers."""
-        columns, sizes = (
-            self.columns(variant.dtype),
-            [itemsize(dtype) if dtype else 0 for dtype in (variant.w, variant.b)],
-        )
+        columns = self.columns(variant.dtype)
+        sizes = [itemsize(dtype) if dtype else 0 for dtype in (variant.w, variant.b)]
         if variant.backward:
             sizes = [self.rows * itemsize(compute_dtype(variant.dtype)), 0]
         stages = Stages(variant.dtype, self.stages, variant.staged, self.rows, columns)

@@ -113,9 +113,8 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
                     for c in range(mem.vector):
                         frag[c] = mem.rounded(frag[c] + other[c])
                     regs.pack(held, v, frag, 0)
-                    mem.store_kept(
-                        arrays.summed.data, axes.start(here, arrays.summed) + n + v * STEP, left > v * STEP, frag, 0
-                    )
+                    at = axes.start(here, arrays.summed) + n + v * STEP
+                    mem.store_kept(arrays.summed.data, at, left > v * STEP, frag, 0)
                 known = op.add(known, frag, other, i32(left > v * STEP))
             a, b = op.of_warp(known, own)
             group.send(sent, i, a, b)

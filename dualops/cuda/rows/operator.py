@@ -75,9 +75,8 @@ class RowOperator(Namespace):
     FILL: Any
     ADDS: bool  # whether the inputs are added first
     none: Callable[..., Any]  # () -> known: the state of a row before its first number
-    add: Callable[
-        ..., Any
-    ]  # (known, frag, other, present): the same with a frag, `present` of whose accesses have columns
+    # (known, frag, other, present): the same with a frag, `present` of whose accesses have columns
+    add: Callable[..., Any]
     of_warp: Callable[..., Any]  # (known, own) -> the warp's two numbers
     merge: Callable[..., Any]  # (sent, at, own, N) -> found, from the numbers of all warps
     write: Callable[..., None]  # (frag, at, other, found, own, column, inside): an access of x becomes y's

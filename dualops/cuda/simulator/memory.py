@@ -56,12 +56,8 @@ class Pointer:
 class Local:
     """A thread's local array, used like a Pointer. It is a list of NumPy numbers, which is faster than an array."""
 
-    __slots__ = (
-        "kind",
-        "make",
-        "values",
-        "watch",
-    )  # watch: for arrays that products of a warpgroup use, see `warpgroup`
+    # watch: for arrays that products of a warpgroup use, see `warpgroup`
+    __slots__ = ("kind", "make", "values", "watch")
 
     def __init__(self, size: int, kind: Any, make: Callable[[Any], Any], unwritten: Any):
         self.kind, self.make, self.values = kind, make, [unwritten] * size

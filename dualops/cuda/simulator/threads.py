@@ -38,9 +38,8 @@ class Thread(greenlet):
         self.waiting: Event | None = None  # the event that it waits for
         self.in_cluster = False  # whether it has waited until every block of the cluster runs
         self.arrival: Event | None = None  # the cluster barrier at which it has arrived, and will wait
-        self.copies: list[list[Callable[[], None]]] = [
-            []
-        ]  # its cp.async copies that have not landed, in groups; the last group is open
+        # its cp.async copies that have not landed, in groups; the last group is open
+        self.copies: list[list[Callable[[], None]]] = [[]]
         self.units: dict[str, Any] = {}  # state of the asynchronous units that work for it
 
 
