@@ -121,11 +121,7 @@ class Entrant:
             return found
         burst, single = (figure(rounds) for rounds in zip(*self.turns))
         return replace(
-            found,
-            burst=burst.seconds,
-            burst_spread=burst.spread,
-            single=single.seconds,
-            single_spread=single.spread,
+            found, burst=burst.seconds, burst_spread=burst.spread, single=single.seconds, single_spread=single.spread
         )
 
 

@@ -161,11 +161,7 @@ def varlen(problem: spec.Problem) -> Contestant:
     return with_autograd("torch varlen", problem, forward)
 
 
-BACKENDS = {
-    "SDPA efficient": "EFFICIENT_ATTENTION",
-    "SDPA flash": "FLASH_ATTENTION",
-    "SDPA cuDNN": "CUDNN_ATTENTION",
-}
+BACKENDS = {"SDPA efficient": "EFFICIENT_ATTENTION", "SDPA flash": "FLASH_ATTENTION", "SDPA cuDNN": "CUDNN_ATTENTION"}
 
 FlashAttention = suite(
     "flash_attention",

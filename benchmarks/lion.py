@@ -70,9 +70,7 @@ def lion_pytorch(problem: spec.Problem) -> Contestant:
 
 
 Lion = suite(
-    "lion",
-    sample=elements,
-    peers={"torch eager": eager, "torch.compile": compiled, "lion-pytorch": lion_pytorch},
+    "lion", sample=elements, peers={"torch eager": eager, "torch.compile": compiled, "lion-pytorch": lion_pytorch}
 )
 
 

@@ -124,9 +124,6 @@ def tables_eager(problem: spec.Problem) -> Contestant:
 
 
 Rope = suite(
-    "rope",
-    sample=tokens,
-    peers={"torch eager": eager, "torch.compile": compiled, "Liger": liger},
-    rungs=("naive",),
+    "rope", sample=tokens, peers={"torch eager": eager, "torch.compile": compiled, "Liger": liger}, rungs=("naive",)
 )
 RopeTables = suite("rope_tables", sample=rows, peers={"torch eager": tables_eager})

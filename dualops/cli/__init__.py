@@ -25,15 +25,7 @@ from .console import let_go, lines
 from .errors import CommandError
 from .formatter import Formatter
 
-SUBCOMMANDS = {
-    "demo": demo,
-    "info": info,
-    "check": check,
-    "warm": warm,
-    "estimate": ranking,
-    "tune": tune,
-    "new": new,
-}
+SUBCOMMANDS = {"demo": demo, "info": info, "check": check, "warm": warm, "estimate": ranking, "tune": tune, "new": new}
 # printed when the command is interrupted
 KEPT = {"warm": "what was compiled is kept", "tune": "what was timed is kept"}
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program that SIGINT or SIGPIPE ended

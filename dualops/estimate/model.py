@@ -149,11 +149,7 @@ def estimate_of(work: Work, gpu: Architecture) -> Estimate:
     each = sum(steps * count for steps, count in work.pieces.items()) / slots / hertz  # seconds of a step's clock
     longest, even = makespan(times, slots), sum(time * count for time, count in times.items()) / slots
     busy = {name: work.blocks * clocks * each for name, clocks in work.step.items()}
-    lost = {
-        "waits": (clocks - busiest) * each,
-        "ends of tiles": pieces / slots * work.beyond,
-        "waves": longest - even,
-    }
+    lost = {"waits": (clocks - busiest) * each, "ends of tiles": pieces / slots * work.beyond, "waves": longest - even}
     moving = copying(work.memory_bytes, gpu, work.launches)
     seconds = max(moving.seconds, longest + moving.lost["launches"])
     return Estimate(seconds, {**busy, **moving.busy}, {**lost, **moving.lost})

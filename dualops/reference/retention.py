@@ -30,11 +30,7 @@ from .retention_forms import (
 )
 
 FORMS = {"parallel": parallel_with_state, "chunk": chunk, "recurrent": recurrent}
-FORMS_BACKWARD = {
-    "parallel": parallel_with_state_backward,
-    "chunk": chunk_backward,
-    "recurrent": recurrent_backward,
-}
+FORMS_BACKWARD = {"parallel": parallel_with_state_backward, "chunk": chunk_backward, "recurrent": recurrent_backward}
 
 
 def retention(

@@ -188,13 +188,7 @@ def _spec(
         "inputs": (*qkv, *lengths, *_inputs(options)),
         "params": (*longest, *_params(options)),
         "outputs": (
-            Output(
-                "o",
-                lambda p: (*p.arrays["q"].shape[:-1], p.Dv),
-                lambda p: p.dtype,
-                like="q",
-                contiguous_last=True,
-            ),
+            Output("o", lambda p: (*p.arrays["q"].shape[:-1], p.Dv), lambda p: p.dtype, like="q", contiguous_last=True),
             Output(
                 "lse",
                 lambda p: tuple(p.dims[axis] for axis in statistic),

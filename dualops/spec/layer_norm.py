@@ -69,12 +69,7 @@ SPEC = Spec(
     paper="Ba, Kiros & Hinton 2016, arXiv:1607.06450, equation 4",
     inputs=(data("x"), vector("w"), vector("b"), data("residual", optional=True)),
     params=(eps_param(1e-5), request_param("return_stats", "mean and 1 / sqrt(variance + eps) of each row")),
-    outputs=(
-        result("y"),
-        SUMMED,
-        statistic_result("mean", "return_stats"),
-        statistic_result("rstd", "return_stats"),
-    ),
+    outputs=(result("y"), SUMMED, statistic_result("mean", "return_stats"), statistic_result("rstd", "return_stats")),
     gradient_inputs=(
         data("x"),
         statistic("mean"),

@@ -133,13 +133,7 @@ def _read(problem: Problem) -> int:
 
 def _result(name: str, **options: Any) -> Output:
     """Return the output that replaces an input."""
-    return Output(
-        f"new_{name}",
-        lambda p: p.arrays[name].shape,
-        lambda p: p.arrays[name].dtype,
-        like=name,
-        **options,
-    )
+    return Output(f"new_{name}", lambda p: p.arrays[name].shape, lambda p: p.arrays[name].dtype, like=name, **options)
 
 
 def _cases() -> tuple[Case, ...]:

@@ -107,12 +107,7 @@ INPUTS = (Input("a", None), Input("b", None), Input("bias", ("N",), optional=Tru
 OUTPUTS = (
     Output("y", _result, lambda p: p.dtype, like="a", row_major=True),
     Output(
-        "preactivation",
-        _result,
-        lambda p: p.dtype,
-        like="a",
-        row_major=True,
-        when=lambda p: p.return_preactivation,
+        "preactivation", _result, lambda p: p.dtype, like="a", row_major=True, when=lambda p: p.return_preactivation
     ),
 )
 

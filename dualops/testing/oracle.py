@@ -27,11 +27,7 @@ class Vacuous(ValueError):
 
 
 def check(
-    operator: str,
-    got: Any,
-    arrays: Mapping[str, Any],
-    params: Mapping[str, Any] | None = None,
-    backward: bool = False,
+    operator: str, got: Any, arrays: Mapping[str, Any], params: Mapping[str, Any] | None = None, backward: bool = False
 ) -> dict[str, Accuracy]:
     """Compare the results of a kernel of `operator` with the float64 reference; raise Wrong if the error is too large.
 

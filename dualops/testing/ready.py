@@ -36,11 +36,7 @@ class Ready:
 
 
 def cases(
-    operator: str,
-    tags: Tag | str | Iterable[Tag | str] = Tag.TEST,
-    *,
-    backward: bool = False,
-    dtype: str | None = None,
+    operator: str, tags: Tag | str | Iterable[Tag | str] = Tag.TEST, *, backward: bool = False, dtype: str | None = None
 ) -> list[Ready]:
     """Return the operator's problems with one of the tags, in the order of its spec; with `backward`, of its gradient.
 

@@ -60,12 +60,7 @@ def expected(
 
 
 def held(
-    spec: Spec,
-    dtype: str,
-    results: Arrays,
-    truths: Arrays,
-    baselines: Arrays,
-    terms: Mapping[str, float] | None = None,
+    spec: Spec, dtype: str, results: Arrays, truths: Arrays, baselines: Arrays, terms: Mapping[str, float] | None = None
 ) -> dict[str, Accuracy]:
     """Check each result by the rule of `spec.compare`. dtype: the problem's. terms: of those that cancel."""
     return {
@@ -83,12 +78,7 @@ def held(
 
 
 def held_first_without_terms(
-    spec: Spec,
-    dtype: str,
-    results: Arrays,
-    truths: Arrays,
-    baselines: Arrays,
-    terms: Callable[[], Mapping[str, float]],
+    spec: Spec, dtype: str, results: Arrays, truths: Arrays, baselines: Arrays, terms: Callable[[], Mapping[str, float]]
 ) -> dict[str, Accuracy]:
     """`held` for large problems: terms are computed only if the check is vacuous without them.
 

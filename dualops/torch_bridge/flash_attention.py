@@ -27,12 +27,7 @@ _LENGTHS = {"max_seqlen_q": "SymInt", "max_seqlen_k": "SymInt", "total_k_lengths
 _LSE = {"return_lse": True}  # backward needs it
 
 _operator = register(
-    SPEC,
-    reference.flash_attention,
-    reference.flash_attention_backward,
-    kinds=_KINDS,
-    fixed=_LSE,
-    autocast="lower",
+    SPEC, reference.flash_attention, reference.flash_attention_backward, kinds=_KINDS, fixed=_LSE, autocast="lower"
 )
 _operator_varlen = register(
     SPEC_VARLEN,

@@ -16,12 +16,7 @@ _KINDS = {"scale": "float?", "normalize": "str?", "max_seqlen": "SymInt"}
 _ROW_SUM = {"return_row_sum": True}  # backward needs it
 
 _operator = register(
-    SPEC,
-    reference.retention,
-    reference.retention_backward,
-    kinds=_KINDS,
-    fixed=_ROW_SUM,
-    autocast="lower",
+    SPEC, reference.retention, reference.retention_backward, kinds=_KINDS, fixed=_ROW_SUM, autocast="lower"
 )
 _operator_varlen = register(
     SPEC_VARLEN,

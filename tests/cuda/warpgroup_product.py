@@ -44,14 +44,7 @@ from dualops.cuda.ptx.mbarrier import (
 from dualops.cuda.ptx.memory import shared_address, st_shared_f32
 from dualops.cuda.ptx.tma import cp_async_bulk_tensor, cp_async_bulk_tensor_store
 from dualops.cuda.ptx.warp import bar_sync, bar_warp_sync
-from dualops.cuda.ptx.wgmma import (
-    wgmma,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_rs,
-    wgmma_tf32,
-    wgmma_wait_group,
-)
+from dualops.cuda.ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_rs, wgmma_tf32, wgmma_wait_group
 from dualops.cuda.tile import fragment
 from dualops.cuda.tile.swizzle import Operand, descriptor
 

@@ -201,12 +201,7 @@ def build_sinks_gradient(variant: Variant, sinks_dtype: str) -> Kernel:
     chain = chain_of(variant.having, variant.dtype)
 
     @kernel(
-        strided(sinks_dtype, 1),
-        statistic_type(variant),
-        pointer(mem.number),
-        i32,
-        size_types(variant),
-        threads=THREADS,
+        strided(sinks_dtype, 1), statistic_type(variant), pointer(mem.number), i32, size_types(variant), threads=THREADS
     )
     def flash_attention_naive_sinks_gradient(dsinks, lse, delta, B, work):
         h = my_index()

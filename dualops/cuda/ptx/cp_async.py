@@ -29,10 +29,7 @@ def cp_async(nbytes, zfill=False):
         return whole
 
     @instruction(
-        "(shared[i32], global[i64], u32) -> void",
-        text + ", {size};",
-        section=section,
-        name=f"cp_async_{nbytes}_zfill",
+        "(shared[i32], global[i64], u32) -> void", text + ", {size};", section=section, name=f"cp_async_{nbytes}_zfill"
     )
     def filled(to, to_index, x, index, size):
         """Copy the first `size` bytes, then write zeros."""

@@ -35,10 +35,7 @@ def shfl_bfly_f64(x, distance, mask):
 
 
 @instruction(
-    "(i32, i32, u32) -> i32",
-    "shfl.sync.idx.b32 {d}, {x}, {source}, 0x1f, {mask};",
-    section="9.7.9.6",
-    convergent=True,
+    "(i32, i32, u32) -> i32", "shfl.sync.idx.b32 {d}, {x}, {source}, 0x1f, {mask};", section="9.7.9.6", convergent=True
 )
 def shfl_idx_i32(x, source, mask):
     """Return x of lane `source`; every lane of `mask` must call this.
@@ -49,10 +46,7 @@ def shfl_idx_i32(x, source, mask):
 
 
 @instruction(
-    "(f32, i32, u32) -> f32",
-    "shfl.sync.idx.b32 {d}, {x}, {source}, 0x1f, {mask};",
-    section="9.7.9.6",
-    convergent=True,
+    "(f32, i32, u32) -> f32", "shfl.sync.idx.b32 {d}, {x}, {source}, 0x1f, {mask};", section="9.7.9.6", convergent=True
 )
 def shfl_idx_f32(x, source, mask):
     """Return x of lane `source`; every lane of `mask` must call this."""

@@ -12,15 +12,7 @@ import numpy as np
 from ml_dtypes import finfo
 
 from ...reference.retention import decay_of, retain
-from ...reference.retention_forms import (
-    AnyDecay,
-    Decay,
-    StepDecay,
-    chunk,
-    chunk_backward,
-    parallel,
-    parallel_backward,
-)
+from ...reference.retention_forms import AnyDecay, Decay, StepDecay, chunk, chunk_backward, parallel, parallel_backward
 from ...reference.retention_varlen import sequences
 from ...spec import Problem
 from ...spec.accuracy import slack

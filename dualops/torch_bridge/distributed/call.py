@@ -72,14 +72,7 @@ class Call(NamedTuple):
 
 
 def checked(
-    ranks: Ranks,
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens: Any,
-    balance: Any,
-    gather_heads: Any,
-    options: Mapping[str, Any],
+    ranks: Ranks, q: Any, k: Any, v: Any, cu_seqlens: Any, balance: Any, gather_heads: Any, options: Mapping[str, Any]
 ) -> Call:
     """Check the call on this rank. Raises TypeError, ValueError and NotImplementedError for a wrong one."""
     options = dict(options)

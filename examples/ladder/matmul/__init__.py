@@ -134,11 +134,7 @@ STEPS: dict[str, LadderStep] = {
         sm90.product_maps,
     ),
     "roles": LadderStep(
-        "warps that load, and warps that multiply",
-        HOPPER,
-        partial(_boxes, build_roles),
-        _on_hopper,
-        sm90.product_maps,
+        "warps that load, and warps that multiply", HOPPER, partial(_boxes, build_roles), _on_hopper, sm90.product_maps
     ),
     "persistent": LadderStep(
         "a block computes one tile after another", HOPPER, sm90.product_steps, _on_hopper, sm90.product_maps

@@ -32,20 +32,9 @@ from dualops.cuda.ptx.async_copy import (
 )
 from dualops.cuda.ptx.matrices import stmatrix
 from dualops.cuda.ptx.mbarrier import mbarrier_arrive_cluster, mbarrier_init, mbarrier_wait
-from dualops.cuda.ptx.tma import (
-    cp_async_bulk_tensor,
-    cp_async_bulk_tensor_store,
-    prefetch_tensormap,
-)
+from dualops.cuda.ptx.tma import cp_async_bulk_tensor, cp_async_bulk_tensor_store, prefetch_tensormap
 from dualops.cuda.ptx.warp import bar_arrive, bar_sync
-from dualops.cuda.ptx.wgmma import (
-    wgmma,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_rs,
-    wgmma_tf32,
-    wgmma_wait_group,
-)
+from dualops.cuda.ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_rs, wgmma_tf32, wgmma_wait_group
 from tests.cuda.compile.ptx import ptx_of, sound
 from tests.cuda.warpgroup_product import KINDS, build
 

@@ -21,11 +21,7 @@ from dualops.cuda.ptx.async_copy import (
 )
 from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from dualops.cuda.ptx.memory import shared_address
-from dualops.cuda.ptx.tma import (
-    cp_async_bulk_tensor,
-    cp_async_bulk_tensor_store,
-    prefetch_tensormap,
-)
+from dualops.cuda.ptx.tma import cp_async_bulk_tensor, cp_async_bulk_tensor_store, prefetch_tensormap
 from dualops.cuda.ptx.warp import barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank
 from dualops.cuda.simulator import Deadlock, TensorMap
 

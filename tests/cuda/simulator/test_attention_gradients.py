@@ -50,13 +50,7 @@ def two_kernels() -> Iterator[Row]:
         yield row((1, 1, Sq, 64), (1, Sk), 64, SMALL, **params)
     yield row((1, 4, 40, 64), (2, 70), 64, SMALL, causal=True)
     mixed = {"bias": "full", "score_mod": bent, **DROPPED}  # slopes, weights and an array
-    for params in (
-        SLOPED,
-        PADDED | {"softcap": 2.0},
-        WOVEN,
-        DROPPED,
-        mixed,
-    ):  # a group of two heads, and ragged tiles
+    for params in (SLOPED, PADDED | {"softcap": 2.0}, WOVEN, DROPPED, mixed):  # a group of two heads, and ragged tiles
         yield row((1, 2, 75, 40), (1, 69), 64, **params)
     yield row((1, 1, 18, 24), (1, 70), 40, SMALL, special=True, causal=True, **WOVEN)
 

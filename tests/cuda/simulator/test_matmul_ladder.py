@@ -70,12 +70,7 @@ def test_vectors_must_be_whole_and_aligned(name):
     start = -(flat.ctypes.data // 2) % 8
     a, offset = (flat[at : at + 64].reshape(8, 8) for at in (start, start + 1))
     assert cuda.plan("matmul_ladder", a, ones(8, 8), kernel=name).steps
-    for wrong in (
-        (offset, ones(8, 8)),
-        (ones(8, 4), ones(4, 8)),
-        (ones(8, 8), ones(8, 4)),
-        (ones(8, 0), ones(0, 8)),
-    ):
+    for wrong in ((offset, ones(8, 8)), (ones(8, 4), ones(4, 8)), (ones(8, 8), ones(8, 4)), (ones(8, 0), ones(0, 8))):
         with pytest.raises(NotImplementedError, match=f"matmul_ladder: rung {name} does not do"):
             run_step(name, *wrong)
 

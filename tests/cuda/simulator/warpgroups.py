@@ -16,14 +16,7 @@ from dualops.cuda import simulator
 from dualops.cuda.compiler.backend import cuda, f32, u8, u32, u64
 from dualops.cuda.ptx.async_copy import fence_proxy_async
 from dualops.cuda.ptx.memory import shared_address
-from dualops.cuda.ptx.wgmma import (
-    wgmma,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_rs,
-    wgmma_tf32,
-    wgmma_wait_group,
-)
+from dualops.cuda.ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_rs, wgmma_tf32, wgmma_wait_group
 from dualops.cuda.simulator import Deadlock, Pointer
 
 from .asynchronous import tests_of
@@ -33,11 +26,7 @@ TESTS: dict[str, Callable[[], None]] = {}
 of = tests_of(TESTS)
 RNG = np.random.default_rng(2)
 THREADS = range(128)
-BITS = {
-    "bf16": (2, bf16_bits),
-    "f16": (2, f16_bits),
-    "tf32": (4, lambda x: int(np.float32(x).view(np.uint32))),
-}
+BITS = {"bf16": (2, bf16_bits), "f16": (2, f16_bits), "tf32": (4, lambda x: int(np.float32(x).view(np.uint32)))}
 MODES = {"none": 0, "128B": 1, "64B": 2, "32B": 3}
 FLIPPED = {"none": 0, "32B": 1, "64B": 2, "128B": 3}  # bits of Swizzle<., 4, 3>
 
