@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..spec import ArrayMeta
 from ..spec.meta import Strided
-from .compiler.backend import Members, cuda, i64, noun, verb
+from .compiler.backend import Members, cuda, i64, kept_noun, verb
 from .launch.arrays import collapse
 from .launch.views import absent
 
@@ -49,7 +49,7 @@ def walk(metas: Mapping[str, ArrayMeta], numbers: Collection[str] = ()) -> Walk:
     return Walk(sizes, {name: Strided(name, steps) for name, steps in zip(metas, merged, strict=True)})
 
 
-@noun
+@kept_noun
 def row_axes(rank: int) -> Members:
     """The verbs that compute the addresses of rows along `rank` axes."""
 

@@ -157,7 +157,7 @@ def members(made: Members, **given: Any) -> Members:
 
 
 def noun(make: Callable[Arguments, Members]) -> Callable[Arguments, Noun]:
-    """Decorator of a factory: makes the noun of what is defined in it, once for equal arguments, which are hashable.
+    """Decorator of a factory: makes the noun of what is defined in it.
 
     Members are the verbs of the factory's own body, whose docstrings say what they do; its CONSTANTS; and the keywords
     of `members(locals(), ...)`, which come first where a name is bound twice. A name that begins with an underscore is
@@ -175,7 +175,12 @@ def noun(make: Callable[Arguments, Members]) -> Callable[Arguments, Noun]:
         own = {name.removesuffix("_"): value for name, value in found.items() if is_member(name, value)}
         return Noun(make.__name__, own | found.get(GIVEN, {}))
 
-    return cache(made)  # type: ignore[return-value]  whose type has no parameters
+    return made
+
+
+def kept_noun(make: Callable[Arguments, Members]) -> Callable[Arguments, Noun]:
+    """Decorator: a `noun` that is made once for equal arguments, which must be hashable."""
+    return cache(noun(make))  # type: ignore[return-value]  whose type has no parameters
 
 
 class TensorMapType(types.Integer):

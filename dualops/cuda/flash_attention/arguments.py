@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..compiler.backend import Members, i32, i64, members, noun, types, verb
+from ..compiler.backend import Members, i32, i64, kept_noun, members, types, verb
 from ..launch.step import Step
 from ..launch.views import boundary, by_token, number_type, strided, whole
 from ..tile.storage import storage
@@ -165,7 +165,7 @@ def statistic_type(found: Variant) -> Any:
     return number_type(found.dtype, 3)
 
 
-@noun
+@kept_noun
 def spans(varlen: bool) -> Members:
     """Where a sequence lies among the tokens. Without varlen, sequences are batches of one shape.
 

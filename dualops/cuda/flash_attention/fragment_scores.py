@@ -61,7 +61,7 @@ def fragment_scores(
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not (bent or products)
     places = places_of_keys(chain, columns) if transposed else places_of_queries(chain, columns, heads)
-    groups = tuple((first, min(first + GROUP, quads)) for first in range(0, quads, GROUP))
+    groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
     fetches = chain.fetches and changes and (word is not None or not transposed)  # a fetched word has two keys
 
     @verb

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...spec import Problem
-from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, noun, pointer, types, verb
+from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kept_noun, kernel, pointer, types, verb
 from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.storage import storage
@@ -45,7 +45,7 @@ def place(row, heads, tokens):
     return row // tokens // heads, row // tokens % heads, row % tokens
 
 
-@noun
+@kept_noun
 def inner_products(dtype: str) -> Members:
     """The verb for inner products of rows, each by one thread. It adds sums of pieces: hundreds of terms one after
     another would lose too much in float32.

@@ -27,7 +27,7 @@ def _own_word(held, number):
 def fragment_score_mod(
     chain: OptionChain,
     places: Places,
-    groups: tuple[tuple[int, int], ...],
+    groups: list[tuple[int, int]],
     there: Callable[..., Any],
     *,
     apart: bool,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ...spec.meta import itemsize
-from ..compiler.backend import Members, Namespace, i32, noun, types, u32, verb
+from ..compiler.backend import Members, Namespace, i32, kept_noun, noun, types, u32, verb
 from ..launch.views import boundary
 from .arguments import Variant, size_types, spans
 from .options import chain_of
@@ -240,7 +240,7 @@ def place_in_list(numbers, row, count, tile):
     return low
 
 
-@noun
+@kept_noun
 def range_of(block_kv: int) -> Members:
     """The verbs of tiles of block_kv keys, one after another."""
 

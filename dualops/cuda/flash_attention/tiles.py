@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, Noun, cuda, i32, i64, members, noun, verb
+from ..compiler.backend import Members, Noun, cuda, i32, i64, kept_noun, members, noun, verb
 from ..launch.views import start
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, Mma, opaque_i32
@@ -47,7 +47,7 @@ class Block(NamedTuple):
     Sk: Any
 
 
-@noun
+@kept_noun
 def blocks(varlen: bool, rows: int) -> Members:
     """The verbs of blocks with this many queries, or keys."""
     span = spans(varlen)

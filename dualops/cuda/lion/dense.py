@@ -21,7 +21,7 @@ import numpy as np
 
 from ...spec import ArrayMeta
 from ...spec.meta import itemsize
-from ..compiler.backend import Kernel, Members, builds, cuda, f64, i32, i64, kernel, members, noun, pointer, verb
+from ..compiler.backend import Kernel, Members, builds, cuda, f64, i32, i64, kept_noun, kernel, members, pointer, verb
 from ..launch.device import Device
 from ..tile.groups import array_in, group
 from ..tile.numbers import numbers
@@ -96,7 +96,7 @@ def config_of(dtypes: Dtypes, device: Device, *, table: bool) -> DenseConfig:
     return DenseConfig(256, 1, 2 if table else 1, min_blocks)
 
 
-@noun
+@kept_noun
 def dense_steps(config: DenseConfig, dtypes: Dtypes) -> Members:
     """The verbs of a step of dense tensors."""
     has = used(dtypes)

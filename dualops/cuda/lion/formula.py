@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...spec import Problem
-from ..compiler.backend import Members, Noun, f32, f64, i32, members, noun, pointer, types, verb
+from ..compiler.backend import Members, Noun, f32, f64, i32, kept_noun, members, noun, pointer, types, verb
 from ..ptx.arithmetic import add_rn, add_rn_f64, mul_rn, mul_rn_f64, sub_rn, sub_rn_f64
 from ..tile.storage import storage
 
@@ -121,7 +121,7 @@ def by_role(make: Callable[[str], Any], dtypes: Dtypes) -> Members:
     return members(locals(), params=params, momenta=momenta, master=master, source=source, grads=grads)
 
 
-@noun
+@kept_noun
 def rounded(number: Any) -> Members:
     """The verbs for f32 or f64: NumPy's operators of that type give the same bits. A compiler would fuse a * b + c."""
     if number is f64:
@@ -132,7 +132,7 @@ def rounded(number: Any) -> Members:
 Steps = Noun  # what `steps` makes
 
 
-@noun
+@kept_noun
 def steps(number: Any) -> Members:
     """The verbs for f32 or f64."""
     exact = rounded(number)

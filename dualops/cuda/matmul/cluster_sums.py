@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..compiler.backend import Members, cuda, f32, i32, i64, noun, verb
+from ..compiler.backend import Members, cuda, f32, i32, i64, kept_noun, verb
 from ..ptx.arithmetic import opaque_i32
 from ..ptx.memory import ld_shared_cluster_v4_f32, st_shared_v2_f32
 from ..ptx.warp import barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank
@@ -18,7 +18,7 @@ from ..tile.epilogue import NEAR, place_of
 from ..tile.warpgroup import ROWS, my_warpgroup
 
 
-@noun
+@kept_noun
 def cluster_sums(columns: int, at: int, blocks: int, finish: Callable[..., None]) -> Members:
     """The verbs for tiles of `columns` columns in `blocks` blocks.
 

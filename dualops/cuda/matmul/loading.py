@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, cuda, i32, members, noun, verb
+from ..compiler.backend import Members, cuda, i32, kept_noun, members, verb
 from ..tile.numbers import numbers
 from ..tile.shared import Tile
 from ..tile.storage import access, storage
@@ -34,7 +34,7 @@ class Share(NamedTuple):
     depth: Any
 
 
-@noun
+@kept_noun
 def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Members:
     """The verbs of a thread that loads its share of slices of x, a Factor.
 

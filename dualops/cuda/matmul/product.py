@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..compiler.backend import Members, Noun, i64, members, noun, pointer, types, u32, verb
+from ..compiler.backend import Members, Noun, i64, kept_noun, members, noun, pointer, types, u32, verb
 from ..tile.storage import storage
 
 
@@ -316,7 +316,7 @@ def bias_type(found: Variant) -> Any:
 Axes = Noun  # what `axes_of` makes
 
 
-@noun
+@kept_noun
 def axes_of(count: int) -> Members:
     """The verb for `count` axes that arrays share, whose elements are numbered in row-major order."""
     AXES, LAST = count, count - 1

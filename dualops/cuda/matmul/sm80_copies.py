@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, cuda, i32, i64, members, noun, u32, verb
+from ..compiler.backend import Members, cuda, i32, i64, kept_noun, members, u32, verb
 from ..tile.async_copies import copies
 from ..tile.warp_mma import FactorSlice, swizzled
 from .loading import Reading
@@ -42,7 +42,7 @@ class Coming(NamedTuple):
     lines: Any  # existing lines, from its first line on
 
 
-@noun
+@kept_noun
 def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Members:
     """The verbs of a thread that copies its part of slices of `rows` rows.
 

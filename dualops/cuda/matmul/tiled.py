@@ -10,7 +10,7 @@ from functools import cache, cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from ...spec import ArrayMeta, Problem
-from ..compiler.backend import Kernel, Members, cuda, i64, noun, u32, verb
+from ..compiler.backend import Kernel, Members, cuda, i64, kept_noun, u32, verb
 from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
@@ -74,7 +74,7 @@ class Results(NamedTuple):
     N: Any
 
 
-@noun
+@kept_noun
 def finishing(found: Variant, columns: int, out: int, *, short: bool = False) -> Members:
     """The verb that finishes sums of `columns` neighbouring columns: results[m, n] = act(sum + bias).
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..compiler.backend import Kernel, Members, Noun, builds, cuda, i32, i64, kernel, noun, pointer, verb
+from ..compiler.backend import Kernel, Members, Noun, builds, cuda, i32, i64, kept_noun, kernel, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP
 from ..tile.storage import access, storage
@@ -38,7 +38,7 @@ class Table(NamedTuple):
 PartialSums = Noun  # what `partial_sums` makes
 
 
-@noun
+@kept_noun
 def partial_sums(
     variant: Variant, row_threads: int, vectors: int, rows: int, aligned: bool, meet: Callable[[], None]
 ) -> Members:

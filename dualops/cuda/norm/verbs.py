@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...spec.meta import compute_dtype
-from ..compiler.backend import Members, cuda, i32, members, noun, verb
+from ..compiler.backend import Members, cuda, i32, kept_noun, members, verb
 from ..row_walk import row_axes
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .arguments import Variant
 
 
-@noun
+@kept_noun
 def norm_axes(variant: Variant) -> Members:
     """The verbs that find rows in memory, and read and write their statistics."""
     mem, num = storage(compute_dtype(variant.dtype)), numbers(storage(variant.dtype).number)
@@ -35,7 +35,7 @@ def norm_axes(variant: Variant) -> Members:
     return members(locals(), **axes.members())
 
 
-@noun
+@kept_noun
 def weights(variant: Variant, aligned: bool) -> Members:
     """The verbs that load w and b, in the variant's dtypes, for one access to x; zeros if keep is false.
 

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
 from ...spec.retention import LEAST_LOG
-from ..compiler.backend import Kernel, Members, Noun, builds, cuda, f32, f64, i64, kernel, members, noun, verb
+from ..compiler.backend import Kernel, Members, Noun, builds, cuda, f32, f64, i64, kept_noun, kernel, members, verb
 from ..launch.step import Step
 from ..launch.views import absent, number_type, start
 from ..tile.numbers import numbers
@@ -49,7 +49,7 @@ DEGREE = 7  # 0.35^8 / 8! is below any rounding error of float32
 LEAST_KEPT = f32(log2(0.968))
 
 
-@noun
+@kept_noun
 def decay(dtype: str) -> Members:
     """Verbs for the decay of a head, in the arithmetic of problems of this dtype."""
     number, DOUBLE = storage(dtype).number, dtype == "float64"
@@ -123,7 +123,7 @@ def decays_of(dtype: str, stepwise: bool) -> Noun:
     return step_decays(dtype) if stepwise else decay(dtype)
 
 
-@noun
+@kept_noun
 def step_decays(dtype: str) -> Members:
     """Verbs for a decay of each step. A difference of two sums is exact to its eps: each sum to eps^2. Kernels that use
     many pairs of places read the prefix sums once (`sum_at`).
@@ -177,7 +177,7 @@ def exp_of_step(dtype: str) -> Callable[..., Any]:
     return exp_of
 
 
-@noun
+@kept_noun
 def step_factors(dtype: str, stepwise: bool) -> Members:
     """Verbs for the factor of a state at a token, by each step's decay or by a head's. `read` starts the load, `factor`
     waits for it.

@@ -28,7 +28,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..compiler.backend import Kernel, Noun, builds, cuda, i32, i64, kernel, u32, verb
+from ..compiler.backend import Kernel, Members, Noun, builds, cuda, i32, i64, kernel, members, noun, u32, verb
 from ..launch.arrays import cdiv
 from ..launch.views import number_type, start, strided
 from ..tile.numbers import numbers
@@ -117,7 +117,8 @@ class RowsConfig:
         return self.layout(dtype, D).nbytes
 
 
-def _slices(tile: Tile, load_at: Callable[..., Any]) -> Slices:
+@noun
+def _slices(tile: Tile, load_at: Callable[..., Any]) -> Members:
     """Q in shared memory: a tile for every DEPTH columns, and room for one column more. load_at: (smem, part, at) loads
     the slice that begins at `at`.
     """
@@ -138,8 +139,10 @@ def _slices(tile: Tile, load_at: Callable[..., Any]) -> Slices:
         """Load the slice that begins with column d."""
         load_at(smem, part, at(d))
 
-    # first: the first slice; a product reads one
-    return Noun("slices", {"at": at, "place": place, "load": load, "first": tile})
+    return members(
+        locals(),
+        first=tile,  # the first one: a product reads one slice
+    )
 
 
 @verb

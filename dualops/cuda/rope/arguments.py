@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
-from ..compiler.backend import Members, i64, members, noun, types, verb
+from ..compiler.backend import Members, i64, kept_noun, members, types, verb
 from ..launch.views import absent, by_token, strided
 from ..tile.storage import storage
 
@@ -101,7 +101,7 @@ def starts(heads, b, s):
     return start(heads.q, b, s), start(heads.k, b, s)
 
 
-@noun
+@kept_noun
 def table_rows(positions: str) -> Members:
     """The verb by which a token finds its row of the tables. positions: their dtype, "" without positions."""
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...spec import ArrayMeta, Problem
-from ..compiler.backend import Kernel, Members, builds, cuda, i64, kernel, members, noun, verb
+from ..compiler.backend import Kernel, Members, builds, cuda, i64, kept_noun, kernel, members, verb
 from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
@@ -89,7 +89,7 @@ def build(config: SimtConfig, variant: Variant) -> Kernel:
     return rope_simt
 
 
-@noun
+@kept_noun
 def _pairs(config: SimtConfig, variant: Variant) -> Members:
     """The verbs of a column's pairs and their angles.
 

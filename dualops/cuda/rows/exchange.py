@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compiler.backend import Members, Noun, cuda, i32, members, noun, u32, verb
+from ..compiler.backend import Members, Noun, cuda, i32, kept_noun, members, u32, verb
 from ..tile.numbers import numbers
 from ..tile.ring import cluster_ctarank, parts
 from ..tile.rows import lane_reductions
@@ -12,7 +12,7 @@ from ..tile.rows import lane_reductions
 Exchange = Noun  # what `in_block` and `in_cluster` make
 
 
-@noun
+@kept_noun
 def in_block(number: Any, row_threads: int, rows: int) -> Members:
     """The verbs for `rows` rows per block, each shared by `row_threads` threads. All threads must call them.
 
@@ -97,7 +97,7 @@ def in_block(number: Any, row_threads: int, rows: int) -> Members:
     )
 
 
-@noun
+@kept_noun
 def in_cluster(number: Any, row_threads: int, rows: int, cluster: int, kept: int = 2) -> Members:
     """The verbs for `rows` rows per block, each shared by `row_threads` threads in each of `cluster` blocks.
 

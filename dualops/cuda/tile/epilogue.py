@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from ..compiler.backend import Members, Noun, cuda, f32, i32, i64, members, noun, u32, verb
+from ..compiler.backend import Members, Noun, cuda, f32, i32, i64, kept_noun, members, u32, verb
 from ..ptx.arithmetic import opaque_f32 as opaque_f32, opaque_i32, recomputed_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read, fence_proxy_async
 from ..ptx.matrices import stmatrix
@@ -48,7 +48,7 @@ def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
     return ROWS, min(columns, SPAN // itemsize)
 
 
-@noun
+@kept_noun
 def box_output(
     dtype: str, columns: int, at: int, places: int, others: int, adjacent: int = 0, *, recompute: bool = False
 ) -> Members:
@@ -223,7 +223,7 @@ def place_of(width: int) -> Callable[..., Any]:
     return place
 
 
-@noun
+@kept_noun
 def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -> Members:
     """The verbs that give each thread neighbours of a row of the accumulators, and pass them to a verb of the operator.
 
@@ -268,7 +268,7 @@ def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -
     return locals()
 
 
-@noun
+@kept_noun
 def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], adjacent: int = 0) -> Members:
     """The verbs that round accumulators to 16 bits, in words of NEAR neighbours of a row, four words of 16 bytes.
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, Noun, cuda, i32, members, noun, u32, u64, verb
+from ..compiler.backend import Members, Noun, cuda, i32, kept_noun, members, u32, u64, verb
 from ..ptx.arithmetic import opaque_i32
 from ..ptx.mbarrier import (
     fence_mbarrier_init,
@@ -43,7 +43,7 @@ class Barriers(NamedTuple):
 Pipeline = Noun  # what `pipeline` makes
 
 
-@noun
+@kept_noun
 def places(count: int, writers: int, readers: int) -> Members:
     """The verbs of `count` places that `writers` warps fill together, and `readers` threads free together. Filling i
     has place i % count, and phase i // count of its two mbarriers.
@@ -91,7 +91,7 @@ def places(count: int, writers: int, readers: int) -> Members:
     return locals()
 
 
-@noun
+@kept_noun
 def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
     """The verbs of a pipeline with `stages` stages of `nbytes` each, which `warps` warps of each block read."""
     STAGES, own = u32(stages), places(stages, 1, warps * cluster)  # unsigned: no sign handling below

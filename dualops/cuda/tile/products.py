@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..compiler.backend import Members, Namespace, cuda, members, noun, u32, verb
+from ..compiler.backend import Members, Namespace, cuda, kept_noun, members, u32, verb
 from ..ptx.arithmetic import opaque_f32 as opaque_f32, opaque_i32, recomputed_i32 as recomputed_i32
 from .numbers import numbers
 from .shared import Tile
@@ -49,7 +49,7 @@ class CountedMma(Mma):
     add_counted: Callable[..., None]  # (out, smem, depth): skips pairs with -0 in A, even if B has NaN there
 
 
-@noun
+@kept_noun
 def neighbours(number: Any, near: int) -> Members:
     """The verb that loads `near` neighbours from shared memory.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, Namespace, Noun, cuda, i32, members, noun, u32, u64, verb
+from ..compiler.backend import Members, Namespace, Noun, cuda, i32, kept_noun, members, u32, u64, verb
 from ..ptx.async_copy import cp_async_bulk
 from ..ptx.mbarrier import (
     fence_mbarrier_init,
@@ -83,7 +83,7 @@ class Filling(NamedTuple):
 Ring = Noun  # what `ring` makes
 
 
-@noun
+@kept_noun
 def ring(stages: Stages, warps: int) -> Members:
     """The verbs of a ring that `warps` warps read.
 

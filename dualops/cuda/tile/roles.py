@@ -5,7 +5,7 @@ With one consumer warpgroup, both verbs do nothing.
 
 from __future__ import annotations
 
-from ..compiler.backend import Members, members, noun, verb
+from ..compiler.backend import Members, kept_noun, members, verb
 from ..ptx.registers import setmaxnreg_dec, setmaxnreg_inc
 
 # number of consumer warpgroups -> registers per thread of the producer and of a consumer; an SM has 65536. A block of
@@ -14,7 +14,7 @@ REGISTERS = {2: (40, 232), 3: (32, 160)}
 MOST_REGISTERS = {2: (24, 240), 3: (32, 160)}
 
 
-@noun
+@kept_noun
 def roles(consumers: int, *, most: bool = False) -> Members:
     """The verbs of both roles, in a block with 1 to 3 consumer warpgroups. All threads of a warpgroup call one of them,
     once. most: consumers get the most registers possible.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..compiler.backend import Members, cuda, noun, verb
+from ..compiler.backend import Members, cuda, kept_noun, verb
 from ..ptx.warp import (
     shfl_idx_f32 as shfl_idx_f32,
     shfl_idx_i32 as shfl_idx_i32,
@@ -17,7 +17,7 @@ from .numbers import numbers
 FULL_WARP = 0xFFFFFFFF
 
 
-@noun
+@kept_noun
 def lane_reductions(number: Any, lanes: int) -> Members:
     """Reductions over `lanes` neighbouring lanes (a power of two up to 32); every lane gets the result.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, cuda, noun, u32, verb
+from ..compiler.backend import Members, cuda, kept_noun, u32, verb
 from ..ptx.warp import cluster_ctarank
 from .boxes import Cluster
 
@@ -21,7 +21,7 @@ class Position(NamedTuple):
     n_block: Any
 
 
-@noun
+@kept_noun
 def schedule(group: int, cluster: Cluster) -> Members:
     """The verbs by which a block finds its tiles. Each of N running clusters gets every N-th position.
 

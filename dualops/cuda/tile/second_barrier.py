@@ -18,13 +18,13 @@ threads.
 
 from __future__ import annotations
 
-from ..compiler.backend import Members, cuda, i32, noun, u32, u64, verb
+from ..compiler.backend import Members, cuda, i32, kept_noun, u32, u64, verb
 from ..ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
 from ..ptx.warp import bar_warp_sync
 from .rows import FULL_WARP
 
 
-@noun
+@kept_noun
 def second_barrier(stages: int, nbytes: int, writers: int = 0) -> Members:
     """The verbs for `stages` stages, each with `nbytes` of copies and with `writers` warps that write too.
 

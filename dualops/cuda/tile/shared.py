@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Noun, cuda, i32, verb
+from ..compiler.backend import Members, Noun, cuda, i32, members, noun, verb
 from .numbers import numbers
 from .storage import storage
 
@@ -54,9 +54,10 @@ class Shared:
         self.count = 0  # numbers so far
         self._latest = 0  # where the latest of them begin
 
+    @noun
     def tile(
         self, rows: int, width: int, multiple: int = 4, *, stages: int = 1, pad: int = PAD, over: Tile | None = None
-    ) -> Tile:
+    ) -> Members:
         """Allocate a tile of rows in shared memory; or `stages` such tiles, one after the other.
 
         Rows are padded with zeros to a multiple of `multiple`. over: use the memory of this tile, which must be the
@@ -75,18 +76,17 @@ class Shared:
             """Return the index of number c of row r."""
             return at + r * row + c
 
-        made = {
-            "place": place,
-            "at": at,  # index of the first number
-            "rows": rows,
-            "width": width,  # numbers of a row that belong to the array
-            "filled": filled,  # the same with the zeros after them
-            "row": row,  # numbers from a row to the next
-            "size": rows * row,  # numbers from a stage to the next
+        return members(
+            locals(),
+            at=at,  # index of the first number
+            rows=rows,
+            width=width,  # numbers of a row that belong to the array
+            filled=filled,  # the same with the zeros after them
+            row=row,  # numbers from a row to the next
+            size=rows * row,  # numbers from a stage to the next
             # (smem, lines) -> 1 if this thread loaded a NaN or an infinity; by all threads of the block
-            "load": _load(self.dtype, self.threads, at, (rows, width, filled, row)),
-        }
-        return Noun("tile", made)
+            load=_load(self.dtype, self.threads, at, (rows, width, filled, row)),
+        )
 
     def vector(self, count: int) -> int:
         """Allocate `count` numbers and return the index of the first."""

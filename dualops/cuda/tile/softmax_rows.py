@@ -25,7 +25,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
+from ..compiler.backend import Members, Noun, cuda, f32, i32, kept_noun, members, u32, verb
 from ..ptx.arithmetic import (
     bits_of_f32,
     f32_of_bits,
@@ -101,7 +101,7 @@ def power_of_two(x, most):
     return power * HALF if power > most else power
 
 
-@noun
+@kept_noun
 def softmax_rows(
     dtype: str,
     scores_size: int,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
+from ..compiler.backend import Members, cuda, f32, i32, kept_noun, members, u32, verb
 from ..ptx.arithmetic import f32_of_bits, opaque_i32
 from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from .softmax_rows import PAIRS
@@ -36,7 +36,7 @@ class Places(NamedTuple):
     b: Any
 
 
-@noun
+@kept_noun
 def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: bool, strips: int = 1) -> Members:
     """sums [16, columns] = A @ B.T. Lines of A and B run along the sum.
 
@@ -118,7 +118,7 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
     )
 
 
-@noun
+@kept_noun
 def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> Members:
     """sums [16, columns] += A @ B. Lines of B run along its columns. b: a box of B, which has `boxes` of them as
     columns. strips: strips of A that share B; for float32, one.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compiler.backend import Members, cuda, i32, i64, noun, u32, verb
+from ..compiler.backend import Members, cuda, i32, i64, kept_noun, u32, verb
 from .async_copies import copies
 from .warp_mma import FactorSlice, swizzled
 
@@ -24,7 +24,7 @@ def paired_line(line: Any) -> Any:
     return line // 8 * 8 + line % 2 * 4 + line % 8 // 2
 
 
-@noun
+@kept_noun
 def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, paired: bool = False) -> Members:
     """The verbs that copy rows of `width` elements, `vector` at a time. All threads of a block call them.
 

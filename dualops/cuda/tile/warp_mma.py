@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from ..compiler.backend import Members, Namespace, cuda, f32, i32, members, noun, u32, verb
+from ..compiler.backend import Members, Namespace, cuda, f32, i32, kept_noun, members, u32, verb
 from ..ptx.arithmetic import f32_of_bits
 from ..ptx.matrices import ldmatrix
 from ..ptx.memory import ld_shared_b32
@@ -190,7 +190,7 @@ def swizzled(place: Any, shift: int, flips: int) -> Any:
     return place ^ (place >> u32(shift) & u32(flips))
 
 
-@noun
+@kept_noun
 def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> Members:
     """The verbs for a warp's sums [rows, columns], in float32: products of 16 rows and 8 columns, row by row.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..compiler.backend import Members, cuda, f32, i32, members, noun, verb
+from ..compiler.backend import Members, cuda, f32, i32, kept_noun, members, verb
 from ..ptx.memory import st_shared_v2_f32
 from ..ptx.warp import bar_warp_sync
 from .numbers import numbers
@@ -47,7 +47,7 @@ class WarpRowsLayout:
         return row * self.row + column % 8 // 4 * self.half + column // 8 * 4 + column % 4
 
 
-@noun
+@kept_noun
 def warp_rows(rows: int, width: int, widest: int = 0) -> Members:
     """The verbs of a warp. smem: shared memory as float32.
 
@@ -101,7 +101,7 @@ def warp_rows(rows: int, width: int, widest: int = 0) -> Members:
     )
 
 
-@noun
+@kept_noun
 def warp_output(rows: int, width: int, finish: Callable[..., None]) -> Members:
     """The verbs that pass the sums [rows, width] row by row to a verb of the operator, as `epilogue.row_output` does.
 

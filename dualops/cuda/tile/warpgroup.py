@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, u64, verb
+from ..compiler.backend import Members, Noun, cuda, f32, i32, kept_noun, members, u32, u64, verb
 from ..ptx.arithmetic import recomputed_i32
 from ..ptx.memory import shared_address
 from ..ptx.warp import shfl_idx_i32
@@ -76,7 +76,7 @@ def thirds_multiplied(steps: int) -> list[tuple[int, int]]:
     return [(of_a * third + step, of_b * third + step) for of_a, of_b in PART_PAIRS for step in range(third)]
 
 
-@noun
+@kept_noun
 def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, from_base: bool = False) -> Members:
     """The verbs for acc [64, n], the product of A's 64 rows from 64 * `part` on.
 
@@ -152,7 +152,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
     )
 
 
-@noun
+@kept_noun
 def register_mma(
     dtype: str, b: Operand, parts: bool = False, some: tuple[int, ...] | None = None, *, from_base: bool = False
 ) -> Members:

@@ -6,7 +6,7 @@ warpgroup follows the first at a distance, so that one does arithmetic while the
 
 from __future__ import annotations
 
-from ..compiler.backend import Members, i32, members, noun, verb
+from ..compiler.backend import Members, i32, kept_noun, members, verb
 from ..ptx.async_copy import fence_proxy_async
 from ..ptx.warp import bar_arrive, bar_sync
 
@@ -14,7 +14,7 @@ BARRIER = 3  # number of the named barrier, between those of `epilogue` and thos
 READ, READY, BEHIND, BOTH = 4, 6, 8, 256  # barriers of `halves`, without `turns`; threads of both warpgroups
 
 
-@noun
+@kept_noun
 def warpgroup_barrier(warpgroups: int) -> Members:
     """The verbs of a barrier of 1 or 2 warpgroups. All threads of the warpgroups call them."""
     THREADS = 128 * warpgroups
@@ -40,7 +40,7 @@ def meet_alone(warpgroup):
     bar_sync(1 + warpgroup, 128)  # a barrier of `epilogue`, which the same threads use
 
 
-@noun
+@kept_noun
 def halves() -> Members:
     """The verbs of two warpgroups that write one half of each tile.
 
@@ -83,7 +83,7 @@ def halves() -> Members:
     return locals()
 
 
-@noun
+@kept_noun
 def in_step() -> Members:
     """The verbs of `halves` for two warpgroups that meet after each tile, and do the same at the same time."""
     both = warpgroup_barrier(2)

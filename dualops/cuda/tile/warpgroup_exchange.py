@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
+from ..compiler.backend import Members, Noun, cuda, f32, i32, kept_noun, members, u32, verb
 from ..ptx.arithmetic import bits_of_f32, f32_of_bits
 from ..ptx.convert import pack_f16x2
 from ..ptx.memory import ld_shared_v4_b32, st_shared_v4_b32
@@ -40,7 +40,7 @@ def exchange_bytes(size: int, places: int, exact: bool) -> int:
     return (4 if exact else 2) * THREADS * size * places
 
 
-@noun
+@kept_noun
 def warpgroup_exchange(at: int, size: int, count: int, exact: bool) -> Members:
     """The verbs for `size` numbers per thread, a multiple of 8. Shared memory begins at byte `at`. exact: as
     float32."""

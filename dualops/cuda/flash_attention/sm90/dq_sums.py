@@ -27,7 +27,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, u8, u32, verb
+from ...compiler.backend import (
+    Kernel,
+    Members,
+    builds,
+    cuda,
+    f32,
+    i32,
+    i64,
+    kept_noun,
+    kernel,
+    members,
+    noun,
+    u8,
+    u32,
+    verb,
+)
 from ...ptx.async_copy import (
     cp_async_bulk_commit_group,
     cp_async_bulk_store,
@@ -66,7 +81,7 @@ def all_added(flags, flag, count):
     wait_for_i64(flags, flag, i64(count))
 
 
-@noun
+@kept_noun
 def store_queue(count: int, warps: int) -> Members:
     """The verbs of places that `warps` warps fill together."""
     own = places(count, warps, 1)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Members, Namespace, cuda, i32, members, noun, u32, verb
+from ...compiler.backend import Members, Namespace, cuda, i32, kept_noun, members, u32, verb
 from ...tile.a_fragment import WORDS as WORDS_OF_STEP, words_of_rows
 from ...tile.swizzle import Operand
 from ...tile.unrolled import local_array, one_after_another
@@ -28,7 +28,7 @@ from ...tile.warpgroup import ROWS, RegisterMma, register_mma, warpgroup_mma
 from ..score_gradients import GradientOfKeys
 
 
-@noun
+@kept_noun
 def register_a(
     dtype: str, a: Operand, b: Operand, *, held: bool, parts: bool = False, from_base: bool = False
 ) -> Members:

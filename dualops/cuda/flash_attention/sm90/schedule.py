@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ...compiler.backend import Members, Noun, cuda, i32, i64, members, noun, u32, u64, verb
+from ...compiler.backend import Members, Noun, cuda, i32, i64, kept_noun, members, noun, u32, u64, verb
 from ...launch.device_words import build_writer
 from ...launch.step import Step
 from ...ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
@@ -172,7 +172,7 @@ def work_items(
 FIRST_BARRIER = 4  # of the named barriers; the first ones are `epilogue`'s
 
 
-@noun
+@kept_noun
 def turns(count: int) -> Members:
     """The verbs by which `count` warpgroups take turns, number 0 first. For one warpgroup they do nothing. All threads
     of a warpgroup call them, and each warpgroup equally often.

@@ -36,8 +36,8 @@ from ...compiler.backend import (
     f32,
     i32,
     i64,
+    kept_noun,
     kernel,
-    noun,
     pointer,
     types,
     verb,
@@ -69,7 +69,7 @@ def most_splits(keys: Any, block_kv: int) -> Any:
     return min((keys + (each - 1)) // each, MOST_SPLITS)
 
 
-@noun
+@kept_noun
 def splits_of(block_kv: int) -> Members:
     """The verbs of a number of keys, for a kernel's tiles."""
     MOST, LEAST = block_kv * MOST_SPLITS, block_kv * LEAST_TILES

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ...compiler.backend import Members, Noun, cuda, f32, i32, i64, members, noun, u32, verb
+from ...compiler.backend import Members, Noun, cuda, f32, i32, i64, kept_noun, members, noun, u32, verb
 from ...ptx.arithmetic import bits_of_f32
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2, unpack_f16x2
 from ...ptx.memory import ld_shared_v2_f32, st_shared_b32
@@ -118,7 +118,7 @@ def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Members:
     return locals()
 
 
-@noun
+@kept_noun
 def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> Members:
     """As `strips.strip_ab`, but the left factor keeps the range of float32. b: a box of the right factor."""
     STEPS, SIZE, BOX, OF_BOX = b.depth // STEP, b.rows // 2 * boxes, b.size, b.rows // 2
@@ -177,7 +177,7 @@ def rounding_left(dtype: str) -> Callable[..., Any]:
     return of_words if dtype == "bfloat16" else of_tf32
 
 
-@noun
+@kept_noun
 def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, exact: bool) -> Members:
     """sums [16, columns] += (weights * X).T @ Y. Lines of X and Y are steps of the sum.
 
@@ -238,7 +238,7 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
 FOUR = 4  # neighbours that a thread loads
 
 
-@noun
+@kept_noun
 def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: int, aligned: bool) -> Members:
     """The verbs. smem: shared memory as elements of 16 bits.
 

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
+from ...compiler.backend import Members, cuda, f32, i32, kept_noun, members, u32, verb
 from ...launch.views import number_type, start
 from ...ptx.arithmetic import bits_of_f32, f32_of_bits
 from ...ptx.memory import ld_shared_b32, ld_shared_v2_f32, st_shared_v4_b32
@@ -61,7 +61,7 @@ EACH = CHUNK // 32  # tokens of a lane
 LEAST = -128.0  # of a step: the decay is 0 in float32
 
 
-@noun
+@kept_noun
 def constant_decay(chunk: int, width: int, back: bool) -> Members:
     """The verbs for chunks of `chunk` tokens and o of `width` columns. back: tokens see those after them.
 
@@ -153,7 +153,7 @@ def tables_at(at: int) -> list[int]:
     return [at + n * DECAY_TABLES // 4 for n in range(4)]
 
 
-@noun
+@kept_noun
 def decay_tables(at: int, back: bool, warps: int) -> Members:
     """The verbs for tables from byte `at` on, read by `warps` warps. back: tokens see those after them. `i` numbers the
     chunks of a block. tables: shared memory, and the array of the eights in it.
@@ -265,7 +265,7 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
     )
 
 
-@noun
+@kept_noun
 def per_token_decay(width: int, at: int, back: bool) -> Members:
     """The verbs for o of `width` columns. Tables begin at byte `at` of shared memory; back: tokens see those after
     them.

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...compiler.backend import Members, cuda, f32, i32, i64, members, noun, u32, verb
+from ...compiler.backend import Members, cuda, f32, i32, i64, kept_noun, members, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
 from ...ptx.matrices import ldmatrix
 from ...ptx.memory import ld_shared_b32
@@ -64,7 +64,7 @@ def place_of(row, element):
     return i32(row + my_row() + element // 2 % 2 * 8), i32(element // 4 * 8 + my_column() + element % 2)
 
 
-@noun
+@kept_noun
 def fragments_of(columns: int, transposed: bool = False) -> Members:
     """The verbs for a state of `columns` columns; transposed: acc has the state's columns as rows."""
     DOWN, ALONG = (3, 2) if transposed else (2, 3)
@@ -186,7 +186,7 @@ OWN = 16  # tokens of a warp
 WORDS = 4  # of a thread, for 16 x 16 pairs
 
 
-@noun
+@kept_noun
 def diagonal_residual(v: Operand) -> Members:
     """The verbs for V in boxes of bfloat16, 16 tokens for each warp. Called by a warpgroup."""
     load, multiply, STEPS = ldmatrix(4, True), mma_m16n8k16("bf16"), v.lines // OWN
