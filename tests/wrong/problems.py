@@ -26,6 +26,7 @@ from dualops.cuda.flash_attention.sm90 import (
     dbias as attention_dbias,
     dkv_split as attention_dkv_split,
     dq as attention_dq,
+    dq_split as attention_dq_split,
     float32 as attention_float32,
     fused as attention_fused,
 )
@@ -318,7 +319,8 @@ def _attention_in_thirds() -> Iterator[Problem]:
     yield Problem("flash_attention_sm90", "flash_attention", False, "sm90", case, configs=changes)
     narrow = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, overlap=False, thirds=True)
     wide = DqThirdsConfig(16), DkvThirdsConfig(16)
-    plain = [(module, {"roles": _roles_of_any_registers}) for module in (attention_dq, attention_dkv_split)]
+    split = attention_dq, attention_dq_split, attention_dkv_split
+    plain = [(module, {"roles": _roles_of_any_registers}) for module in split]
     for kernel, operator, pair, shapes, params in (
         ("dq", "flash_attention", narrow, {**DKV_FEWER, "q": FEWER["q"]}, {}),
         ("dkv", "flash_attention", narrow, DKV_FEWER, {}),
