@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -57,7 +58,7 @@ def run(tmp_path, monkeypatch, capsys):
     tool = tmp_path / "tool"
     tool.write_text(TOOL)
     tool.chmod(0o755)
-    monkeypatch.setattr(sanitize, "warm", lambda cases: None)
+    monkeypatch.setattr(sanitize, "warm", lambda *given: None)
     monkeypatch.setattr(sanitize, "fewer", lambda cases: cases[:-1] if "too-many" in cases else cases)
     monkeypatch.setattr(sanitize, "STARTING", 1.0)
 
@@ -163,8 +164,30 @@ def test_the_cases_that_have_all_pairs(monkeypatch):
     monkeypatch.setattr(edge, "cases", lambda: every)
     few = sanitize.fewer([*every])
     assert 0 < len(few) < len(every)
-    needs, kernels = kernels_of_tests(sanitize.calls_of([*every]))
+    needs, kernels = kernels_of_tests(edge.calls_of([*every]))
     found = [
         set().union(*(covered_by(kernels[each]) for name in names for each in needs[name])) for names in (few, every)
     ]
     assert found[0] == found[1]
+
+
+def test_in_the_copy_all_lanes_arrive(tmp_path):
+    """racecheck's kernels differ in nothing else, and are not those that are on the disk."""
+    tree = sanitize.where_all_lanes_arrive(tmp_path)
+    pipeline = "import dualops.cuda.tile.pipeline as p; print(p.ARRIVING_LANES, p.arrivals(4))"
+    key = "; from dualops.cuda.compiler.sources import digest; print(digest(frozenset([p.__name__])))"
+    lanes, digests = zip(
+        *(
+            subprocess.run(
+                [sys.executable, "-c", pipeline + key], cwd=cwd, text=True, stdout=-1, check=True
+            ).stdout.split("\n", 1)
+            for cwd in (sanitize.ROOT, tree)
+        )
+    )
+    assert lanes == ("1 4", "32 128") and digests[0] != digests[1]
+    changed = [
+        path
+        for path in (tree / "dualops").rglob("*.py")
+        if path.read_text() != (sanitize.ROOT / path.relative_to(tree)).read_text()
+    ]
+    assert changed == [tree / "dualops/cuda/tile/pipeline.py"]

@@ -137,6 +137,13 @@ def bar_sync(number, threads):
     thread.block.named_barrier(number, threads).wait(thread.scheduler)
 
 
+@instruction("(i32, i32) -> void", "barrier.cta.sync {number}, {threads};", section="9.7.13.1", convergent=True)
+def barrier_sync(number, threads):
+    """Wait as `bar_sync` does. Warps may wait in different branches: with `bar_sync`, synccheck reports these."""
+    thread = current()
+    thread.block.named_barrier(number, threads).wait(thread.scheduler)
+
+
 @instruction("(i32, i32) -> void", "bar.arrive {number}, {threads};", section="9.7.13.1", convergent=True)
 def bar_arrive(number, threads):
     """Arrive at the block's barrier 1 to 15 and continue. threads: all that arrive, including those that wait."""

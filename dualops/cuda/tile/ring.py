@@ -31,6 +31,7 @@ from ..ptx.warp import (
     barrier_cluster_wait,
     cluster_ctarank as cluster_ctarank,
 )
+from .pipeline import arrivals, arrives
 from .rows import FULL_WARP
 from .storage import storage
 
@@ -105,7 +106,7 @@ def ring(stages: Stages, warps: int) -> Members:
         """Initialize the barriers; by one thread, before `start_cluster`."""
         for stage in range(stages.count):
             mbarrier_init(smem.full, stage, 1)
-            mbarrier_init(smem.empty, stage, warps)
+            mbarrier_init(smem.empty, stage, arrivals(warps))
 
     @verb
     def acquire(smem, i, rows, width):
@@ -145,7 +146,7 @@ def ring(stages: Stages, warps: int) -> Members:
     def release(smem, stage):
         """Release the stage, which my warp has read."""
         bar_warp_sync(FULL_WARP)
-        if u32(cuda.threadIdx.x) % WARP == 0:
+        if arrives():
             mbarrier_arrive(smem.empty, stage)
 
     return members(

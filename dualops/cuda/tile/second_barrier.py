@@ -11,9 +11,9 @@
 The kernels that own keys use one alone, with a single stage, for K and V. It may have more stages than the pipeline. If
 the pipeline's stage is free, the stage here is free, too.
 
-Its mbarriers count the producer, the bytes of the copies, and the warps that also write to the part. Such a warp waits
-until the stage is free (`pipe.claim`), writes, and arrives. The pipeline's `start` makes the mbarriers visible to all
-threads.
+Its mbarriers count the producer and the bytes of its copies, if there are any, and the warps that write to the part.
+Such a warp waits until the stage is free (`pipe.claim`), writes, and arrives. The pipeline's `start` makes the
+mbarriers visible to all threads.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from __future__ import annotations
 from ..compiler.backend import Members, cuda, i32, kept_noun, u32, u64, verb
 from ..ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
 from ..ptx.warp import bar_warp_sync
+from .pipeline import arrivals, arrives
 from .rows import FULL_WARP
 
 
 @kept_noun
 def second_barrier(stages: int, nbytes: int, writers: int = 0) -> Members:
-    """The verbs for `stages` stages, each with `nbytes` of copies and with `writers` warps that write too.
+    """The verbs for `stages` stages, which `nbytes` of copies and `writers` warps fill.
 
     `i` numbers the pipeline's fillings.
     """
@@ -41,7 +42,7 @@ def second_barrier(stages: int, nbytes: int, writers: int = 0) -> Members:
     def init(full):
         """Initialize the barriers; by one thread, before the pipeline's `start`."""
         for stage in range(stages):
-            mbarrier_init(full, stage, 1 + writers)
+            mbarrier_init(full, stage, (nbytes > 0) + arrivals(writers))
 
     @verb
     def expect(full, i):
@@ -54,7 +55,7 @@ def second_barrier(stages: int, nbytes: int, writers: int = 0) -> Members:
     def hand(full, i):
         """Signal that the lanes of my warp have written their data."""
         bar_warp_sync(FULL_WARP)
-        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
+        if arrives():
             mbarrier_arrive(full, i32(u32(i) % STAGES))
 
     @verb

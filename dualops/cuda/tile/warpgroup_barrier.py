@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..compiler.backend import Members, i32, kept_noun, members, verb
 from ..ptx.async_copy import fence_proxy_async
-from ..ptx.warp import bar_arrive, bar_sync
+from ..ptx.warp import bar_arrive, bar_sync, barrier_sync
 
 BARRIER = 3  # number of the named barrier, between those of `epilogue` and those of `pingpong`
 READ, READY, BEHIND, BOTH = 4, 6, 8, 256  # barriers of `halves`, without `turns`; threads of both warpgroups
@@ -29,6 +29,11 @@ def warpgroup_barrier(warpgroups: int) -> Members:
     def gather():
         """Wait until all threads have read."""
         bar_sync(BARRIER, THREADS)
+
+    @verb
+    def gather_from_branches():
+        """`gather`, if each warpgroup calls it in a branch of its own."""
+        barrier_sync(BARRIER, THREADS)
 
     return locals()
 

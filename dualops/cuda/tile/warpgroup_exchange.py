@@ -22,7 +22,7 @@ from ..ptx.arithmetic import bits_of_f32, f32_of_bits
 from ..ptx.convert import pack_f16x2
 from ..ptx.memory import ld_shared_v4_b32, st_shared_v4_b32
 from ..ptx.warp import bar_warp_sync
-from .pipeline import places
+from .pipeline import arrivals, arrives, places
 from .rows import FULL_WARP
 from .storage import storage
 from .unrolled import one_after_another
@@ -44,7 +44,7 @@ def exchange_bytes(size: int, places: int, exact: bool) -> int:
 def warpgroup_exchange(at: int, size: int, count: int, exact: bool) -> Members:
     """The verbs for `size` numbers per thread, a multiple of 8. Shared memory begins at byte `at`. exact: as
     float32."""
-    own, BYTES = places(count, THREADS // 32, THREADS // 32), exchange_bytes(size, 1, exact)
+    own, BYTES = places(count, arrivals(THREADS // 32), arrivals(THREADS // 32)), exchange_bytes(size, 1, exact)
     NUMBER = exchange_bytes(1, 1, exact)
     put_eight, get_eight = _as_floats() if exact else _as_halves()
 
@@ -74,7 +74,7 @@ def warpgroup_exchange(at: int, size: int, count: int, exact: bool) -> Members:
     def free(barriers, i):
         """Free the place, after all lanes of my warp have read their numbers, for example after the wait for a
         product."""
-        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
+        if arrives():
             own.free(barriers, i)
 
     @verb

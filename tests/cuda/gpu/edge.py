@@ -5,6 +5,7 @@
     python -m tests.cuda.gpu.edge matmul --given            # into memory that has been written before; workspaces, too,
                                                             # where bulk copies write to them
     python -m tests.cuda.gpu.edge --mistake racecheck       # a kernel that this tool must complain of
+    python -m tests.cuda.gpu.edge matmul --warm             # only compile their kernels, on all cores
 
 The results are checked as well. A line before each case and one after it say how far this came. Exit code 1 where a
 result is wrong, or a case could not be run: then nothing after it is, since a GPU's error stays with the process.
@@ -16,12 +17,14 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dualops.cuda.compiler.backend import Kernel, cuda, verb
 from dualops.spec import Tag
 from tests.checks import WAYS, Rejected, check
+from tests.cuda.calls import Call, calls_of_case
 from tests.cuda.operators import cases_on_rungs
 
 BEGINS, DONE, WRONG, BROKE = "begins", "done", "wrong", "broke"  # what a line starts with
@@ -63,6 +66,11 @@ def run(wanted: list[str], until: float, ways: Sequence[str] = WAYS) -> int:
             return 1
         print(DONE, name, flush=True)
     return code
+
+
+def calls_of(wanted: list[str]) -> dict[str, tuple[Call, ...]]:
+    known = cases()
+    return {name: tuple(calls_of_case(*known[name])) for name in wanted}
 
 
 def one_line(error: Exception) -> str:
@@ -111,6 +119,7 @@ def main() -> int:
     parser.add_argument("--until", type=float, default=float("inf"), help="begin no case after this time")
     parser.add_argument("--mistake", choices=("memcheck", "racecheck", "synccheck", "initcheck"))
     parser.add_argument("--given", action="store_true", help="results only where the caller says, not in new memory")
+    parser.add_argument("--warm", action="store_true", help="only compile the cases' kernels")
     given = parser.parse_intermixed_args()
     if given.mistake:
         make_mistake(given.mistake)
@@ -118,6 +127,11 @@ def main() -> int:
     wanted = list(picked(names(), given.words)) if given.file is None else given.file.read_text().split()
     if not wanted:
         parser.error(f"no case is named like {' '.join(given.words)}")
+    if given.warm:
+        from tests.cuda.gpu.warm import warm
+
+        print(f"warm: {warm(chain(*calls_of(wanted).values()))}", flush=True)
+        return 0
     code = run(wanted, given.until, WAYS[:1] if given.given else WAYS)
     print(f"{len(wanted)} cases")
     return code

@@ -7,8 +7,9 @@ Cases whose name holds all words run under each tool; without words those whose 
 kernels are built with (`cover`), or with --all every one. Many run in a process, several processes at a time, what
 takes longest first. A process stops after a while and the cases that it has left are given to another, so that only a
 single case can run out of its time; that one is killed and named. Before, each tool must complain of a kernel with a
-mistake. Exit code 1 for any complaint, wrong result, or case that did not end; cases for
-which the time did not suffice are listed, and are no error.
+mistake. racecheck gets kernels in which all lanes of a warp arrive at mbarriers (`where_all_lanes_arrive`). Exit code
+1 for any complaint, wrong result, or case that did not end; cases for which the time did not suffice are listed, and
+are no error.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
-from tests.cuda.calls import Call, calls_of_case
 from tests.cuda.gpu import edge
 from tests.cuda.gpu.cover import choose
 from tests.cuda.gpu.edge import BEGINS, BROKE, DONE, WRONG, names, picked
@@ -63,6 +63,7 @@ class Part:
     errors: int = 0
     faults: list[str] = field(default_factory=list)  # what went wrong
     unended: str = ""  # the case that was killed, or STARTUP
+    tree: Path = ROOT
 
     def start(self, command: list[str], log: Path, seconds: float, number: int) -> None:
         self.log, self.began = log, time.time()
@@ -78,7 +79,7 @@ class Part:
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [*command, sys.executable, *words],
-                cwd=ROOT,
+                cwd=self.tree,
                 env=environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -223,7 +224,7 @@ class Campaign:
                 self.over.append(part)
                 self.tell(part)
                 if left := part.left():
-                    waiting.insert(0, Part(part.tool, left))
+                    waiting.insert(0, Part(part.tool, left, tree=part.tree))
         return []
 
     def tell(self, part: Part) -> None:
@@ -278,24 +279,34 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     return parsed
 
 
+def where_all_lanes_arrive(folder: Path) -> Path:
+    """Copy the library and its tests to a folder; there all lanes of a warp arrive at mbarriers. Return the copy."""
+    tree = folder / "all-lanes-arrive"
+    for package in ("dualops", "tests"):
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    file = tree / "dualops/cuda/tile/pipeline.py"
+    text, line = file.read_text(), "\nARRIVING_LANES = 1 "
+    if line not in text:
+        raise ValueError(f"{file}: expected one line that begins with {line.strip()!r}")
+    file.write_text(text.replace(line, "\nARRIVING_LANES = 32 "))
+    return tree
+
+
 def fewer(cases: list[str]) -> list[str]:
     """Those of the cases whose kernels have all pairs of values."""
     from tests.cuda.gpu.warm import kernels_of_tests
 
-    needs, kernels = kernels_of_tests(calls_of(cases))
+    needs, kernels = kernels_of_tests(edge.calls_of(cases))
     return choose(needs, kernels, (), len(kernels)).tests
 
 
-def calls_of(cases: list[str]) -> dict[str, tuple[Call, ...]]:
-    known = edge.cases()
-    return {name: tuple(calls_of_case(*known[name])) for name in cases}
-
-
-def warm(cases: list[str]) -> None:
+def warm(cases: list[str], trees: Iterable[Path], logs: Path) -> None:
     """Compile what the cases need, so that no process does so under a tool."""
-    from tests.cuda.gpu.warm import warm
-
-    print(f"warm: {warm(chain(*calls_of(cases).values()))}", flush=True)
+    listed = logs / "warm.cases"
+    listed.write_text("\n".join(cases))
+    for tree in trees:
+        words = ["-m", "tests.cuda.gpu.edge", "--from", str(listed), "--warm"]
+        subprocess.run([sys.executable, *words], cwd=tree, check=True)
 
 
 def main(given: list[str] | None = None) -> int:
@@ -315,7 +326,10 @@ def main(given: list[str] | None = None) -> int:
     if unseen := blind(wanted.sanitizer, wanted.tools, wanted.logs):
         print("\n".join(unseen))
         return 1
-    warm(wanted.cases)
+    copy = where_all_lanes_arrive(wanted.logs) if "racecheck" in wanted.tools else ROOT
+    for part in parts:
+        part.tree = copy if part.tool == "racecheck" else ROOT
+    warm(wanted.cases, sorted({part.tree for part in parts}), wanted.logs)
     campaign = Campaign(wanted.sanitizer, wanted.logs, wanted.jobs, 60 * wanted.part_minutes, deadline)
     waiting = campaign.run(parts)
     return summary(campaign.over, waiting)

@@ -30,6 +30,7 @@ from dualops.cuda.ptx.warp import (
     bar_warp_sync,
     barrier_cluster_arrive,
     barrier_cluster_wait,
+    barrier_sync,
     cluster_ctarank,
     griddepcontrol_launch_dependents,
     griddepcontrol_wait,
@@ -330,7 +331,7 @@ def _remote_arrival() -> None:
         run(lambda y: hands_over(y, False), y, blocks=2, cluster=2)
 
 
-@of("bar_sync")
+@of("bar_sync", "barrier_sync")
 def _block_barrier() -> None:
     def meets(y, passed):
         tid, shared = cuda.threadIdx.x, cuda.shared.array(64, f32)
@@ -343,7 +344,10 @@ def _block_barrier() -> None:
                     bar_sync(2, 32)
                 bar_sync(1, 64)
                 y[64 * step + tid] = shared[tid ^ 63]  # the other warp wrote it
-                bar_sync(1, 64)
+                if tid < 32:
+                    barrier_sync(1, 64)
+                else:
+                    barrier_sync(1, 64)
 
     y, passed = np.zeros(192), np.zeros(32)
     run(meets, y, passed, threads=96)

@@ -154,6 +154,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
         cp_async_wait_group(0)
         cuda.syncthreads()
         left = tiles.hold(smem, my_rows)
+        cuda.syncthreads()  # a task without tiles stores where other warps still read
         i = u32(0)
         while i != count:
             stage, n1 = i32(i % u32(2)), i32(n0 - config.block_kv)

@@ -208,7 +208,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
                 if not THIRDS:
                     mma.add(side.acc, side.packed, side.at, at(load.q.stage(i - 1)), ONE)
                     mma.wait(side.acc)
-                    both.gather()  # results go where K and V were
+                    both.gather_from_branches()  # results go where K and V were
 
         return every
 

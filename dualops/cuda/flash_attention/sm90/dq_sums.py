@@ -53,7 +53,7 @@ from ...ptx.async_copy import (
 from ...ptx.memory import atom_add_i64, st_release_i64, wait_for_i64
 from ...ptx.warp import griddepcontrol_wait
 from ...tile.numbers import numbers
-from ...tile.pipeline import places
+from ...tile.pipeline import arrivals, places
 from ...tile.products import opaque_i32
 from ...tile.storage import access
 from ...tile.warpgroup import ROWS
@@ -84,7 +84,7 @@ def all_added(flags, flag, count):
 @kept_noun
 def store_queue(count: int, warps: int) -> Members:
     """The verbs of places that `warps` warps fill together."""
-    own = places(count, warps, 1)
+    own = places(count, arrivals(warps), 1)
 
     @verb
     def hand(barriers, i):

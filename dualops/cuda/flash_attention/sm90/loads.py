@@ -190,7 +190,7 @@ def q_loads(
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
     kv, q = second_barrier(1, tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
     if isinstance(config, DkvThirdsConfig):
-        do, part = pipeline(config.do_stages, tiles.do.nbytes, warps), second_barrier(config.stages, 0)
+        do, part = pipeline(config.do_stages, tiles.do.nbytes, warps), second_barrier(config.stages, 0, writers=1)
 
         @verb
         def _load_do(smem, bars, do_map, corner, q_stage, filling):

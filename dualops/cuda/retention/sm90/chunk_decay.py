@@ -158,7 +158,7 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
     """The verbs for tables from byte `at` on, read by `warps` warps. back: tokens see those after them. `i` numbers the
     chunks of a block. tables: shared memory, and the array of the eights in it.
     """
-    pipe, written = pipeline(1, 0, warps), second_barrier(1, 0)
+    pipe, written = pipeline(1, 0, warps), second_barrier(1, 0, writers=1)
     num, LOG2, SMALLEST = numbers(f32), f32(LOG2_E), f32(LEAST)
     exp_of, LOG_2 = exp_of_step(DTYPE), f32(1 / LOG2_E)
 
