@@ -43,7 +43,7 @@ class Barriers(NamedTuple):
     empty: Any
 
 
-Pipeline = Noun  # what `pipeline` makes
+Pipeline = Noun  # of `pipeline`
 ARRIVING_LANES = 1  # of a warp: 1 or 32
 
 
