@@ -54,7 +54,7 @@ def retention(
     log_decay [B, H, S]: in place of gamma, the natural logarithm of the decay of each head and step, finite and at most
         0; gamma's dtype. gamma^(i - j) is then the product of the decays of the steps after j, up to i; Sq is Sk
     scale: of q @ k.T, 1 / sqrt(D) if None
-    form: "chunk", in time and memory linear in the length; "recurrent", from token to token, for decoding; "parallel",
+    form: "chunk", in time and memory linear in the length; "recurrent", for one token, to decode; "parallel",
         all pairs at once. Their results are the same. Sq is Sk except in the parallel form, where the distance is
         i + Sk - Sq - j
     normalize: None: n = 1; "signed": n_i = max(1, |sum_j s_ij|); "abs", only in the parallel form:

@@ -422,7 +422,6 @@ LARGER = {
     "steps": {"q": (1, 1, 20, 40), "k": (1, 1, 20, 40), "v": (1, 1, 20, 8), "log_decay": (1, 1, 20)}
     | {"initial_state": (1, 1, 40, 8), "initial_norm": (1, 1, 40)},
     "matmul": {"a": (1, 60, 300), "b": (40, 300), "bias": (40,)},
-    "recurrent": dict.fromkeys(("q", "k", "v"), (1, 1, 20, 8)),
 }
 # the seed: for one in eight, q has a non-finite number that only some threads see, and that changes the result
 SPECIAL = {"flash_attention_dkv": 8}
@@ -438,7 +437,7 @@ SIMULATED = (
     ("matmul_sm80", "matmul", False, "sim_nt-bfloat16", LARGER["matmul"]),
     ("retention_rows", "retention", False, "sim_parallel_states-float32", LARGER["retention"]),
     ("retention_contributions", "retention", False, "sim_parallel_states-float32", {}),
-    ("retention_recurrent", "retention", False, "sim_recurrent_plain-float32", LARGER["recurrent"]),
+    ("retention_recurrent", "retention", False, "sim_token-float32", {}),
     ("retention_state_terms", "retention", True, "sim_steps_states-float32", LARGER["steps"]),
     ("retention_step_gradient", "retention", True, "sim_steps_states-float32", LARGER["steps"]),
 )

@@ -5,7 +5,7 @@ launches.py           the launches of passes by tiles
 decays.py             the decay of a head or of each step, and its prefix sums
 nan_repair.py         recomputes elements that unseen columns made NaN
 naive.py              not fused: all scores, then products; everything but log_decay's gradient
-simt.py               CUDA cores, any GPU and dtype: chunks with states between them, all at once, or token by token
+simt.py               CUDA cores, any GPU and dtype: chunks with states between them, all at once, or one token
 sm80/                 tensor cores by mma.sync, 16 bits
 sm90/                 Hopper's tensor cores, bfloat16, in chunks
 """
@@ -55,8 +55,8 @@ def retention(
     the steps after j, up to i, and Sq must be Sk. The values of gamma and log_decay are not checked on a GPU.
 
     scale: None means 1 / sqrt(D). form: "chunk" (time and memory grow with S), "parallel" (the only form for Sq != Sk,
-    a mask and "abs") or "recurrent" (token after token, for one or a few tokens). All forms agree. normalize: n is 1;
-    with "signed" max(1, |sum_j s_ij|); with "abs" max(1, sum_j |s_ij|).
+    a mask and "abs") or "recurrent" (one token in one launch, without a workspace; several by chunks). All forms agree.
+    normalize: n is 1; with "signed" max(1, |sum_j s_ij|); with "abs" max(1, sum_j |s_ij|).
 
     initial_state [B, H, D, Dv], of gamma's dtype: the state before token 0, as an earlier call returned it, with its
     initial_norm [B, H, D] if "signed". return_state: also return both. return_row_sum: also return the row sums that

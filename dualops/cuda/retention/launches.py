@@ -158,7 +158,7 @@ def steps_of(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Se
     for each in passes:
         steps += pass_steps(p, results, how, each)
         if each is passes[0] and "do" in p.arrays and "log_decay" in p.arrays:
-            kept = p.form == "chunk"  # the states of dq have just been computed
+            kept = p.form != "parallel"  # the states of dq have just been computed
             steps += step_gradient_steps(p, results, _chunked_passes(p, results, how), how, kept=kept)
     return steps
 

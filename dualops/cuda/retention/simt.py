@@ -13,6 +13,7 @@ from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
 from ..launch.step import Step
+from ..tile.products import LANES
 from .arguments import NO_CHUNK
 from .launches import How, Tiles, choice_of, step_gradient_bytes
 from .passes import Pass, variant_of
@@ -42,34 +43,33 @@ def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) 
     """Tiles for retention, or for its gradient, best first."""
     p, backward = problem, "do" in problem.arrays
     keys = max(p.D, p.Dv) if backward else p.D  # two passes of the gradient exchange D and Dv
-    for config, reason in configs(p, keys, device):
+    for config, reason in configs(p, device):
         how, shared_bytes = _how(p, results, config), config.shared_bytes(p.dtype, keys)
         if backward and "log_decay" in p.arrays:
-            tile = config.states if isinstance(config, SimtConfig) else LEAST[1]
-            shared_bytes = max(shared_bytes, step_gradient_bytes(p, how.step_rows), tile.shared_bytes(p.dtype))
+            shared_bytes = max(shared_bytes, step_gradient_bytes(p, how.step_rows))
         yield choice_of("simt", p, results, how, config, reason, shared_bytes)
 
 
-def configs(problem: Problem, keys: int, device: Device) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
-    """Yield tiles, best first. keys: the widest q of all passes."""
-    return _recurrent_configs(problem, keys) if problem.form == "recurrent" else tiled_configs(problem, device)
-
-
-def _recurrent_configs(problem: Problem, D: int) -> Iterator[tuple[RecurrentConfig, str]]:
-    rows = next(rows for rows in (1, 4, 8, 16, 32) if rows * 16 >= D)
-    most = 32 if problem.dtype == "float64" else 64  # numbers of a state that stay in registers
-    columns = min(4, most // rows)
-    tile = f"{rows} x {columns} numbers of the state a thread"
-    if problem.Sk == 1:  # as many blocks on an SM as possible: their loads overlap
-        held = rows * columns + max(rows, columns)  # for a state and a norm
-        blocks = 1 if problem.dtype == "float64" else max(min(HELD // held, 4), 1)
-        yield RecurrentConfig(rows, columns, tokens=1, min_blocks=blocks), f"one token, {tile}"
+def configs(problem: Problem, device: Device) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
+    """Yield tiles, best first. The recurrent form has a kernel for one token; several tokens are computed by chunks."""
+    p = problem
+    if p.form == "recurrent" and p.Sk == 1 and "do" not in p.arrays:
+        yield _recurrent_config(p)
     else:
-        yield RecurrentConfig(rows, columns), f"token after token, {tile}"
+        yield from tiled_configs(p, device)
+
+
+def _recurrent_config(problem: Problem) -> tuple[RecurrentConfig, str]:
+    """Return the tile for one token, with as many blocks on an SM as possible: their loads overlap."""
+    rows = next(rows for rows in (1, 4, 8, 16) if rows * LANES >= problem.D)
+    columns = min(4, 32 // rows) if problem.dtype == "float64" else 4
+    held = rows * columns + max(rows, columns)  # for a state and a norm
+    blocks = 1 if problem.dtype == "float64" else max(min(HELD // held, 4), 1)
+    return RecurrentConfig(rows, columns, blocks), f"one token, {rows} x {columns} numbers of the state a thread"
 
 
 def tiled_configs(problem: Problem, device: Device) -> Iterator[tuple[SimtConfig, str]]:
-    """Yield tiles for all forms except the recurrent one, best first."""
+    """Yield tiles, best first."""
     p = problem
     wide, tokens = max(p.D, p.Dv), min(p.Sq, p.Sk)
     found = variant_of(p)
@@ -98,12 +98,10 @@ def _how(problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig 
     """Return how passes run. log_decay's gradient uses chunks in every form."""
     p = problem
     if isinstance(config, RecurrentConfig):
-        (rows, states), others = LEAST, partial(_recurrent_steps, p, results, config)
-        chunk, step_chunk = NO_CHUNK, LEAST_CHUNK
-    else:
-        (step_chunk, rows, states), others = config, None
-        chunk = step_chunk if p.form == "chunk" else NO_CHUNK
-    return How(chunk, partial(states_tiles, p.dtype, states), partial(_rows_tiles, p, rows), step_chunk, rows, others)
+        return How(NO_CHUNK, others=partial(_recurrent_steps, p, results, config))
+    step_chunk, rows, states = config
+    chunk = NO_CHUNK if p.form == "parallel" else step_chunk
+    return How(chunk, partial(states_tiles, p.dtype, states), partial(_rows_tiles, p, rows), step_chunk, rows)
 
 
 def states_tiles(dtype: str, config: StatesConfig, each: Pass) -> Tiles:
