@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
 from itertools import combinations
 from math import sqrt
 from typing import Any
@@ -113,27 +112,6 @@ def test_random_problems_against_the_formula():
         hold(everything(arrays, case.params), formula(arrays, case.params), 1e-11)
         seen.add((case.params["form"], case.params["normalize"], *(name in arrays for name in OPTIONS)))
     assert len(seen) >= 25 and {row[:2] for row in seen if row[-1]} >= {(form, "signed") for form in FORMS}
-
-
-@pytest.mark.parametrize("normalize", [None, "signed"])
-@pytest.mark.parametrize("form", FORMS)
-def test_whole_numbers_and_halves_give_exact_results(form, normalize):
-    """gamma = 1 / 2 and small integers: no result needs rounding but that of the division by n."""
-    S, D, Dv = 9, 3, 2
-    rng = np.random.default_rng(3)
-    q, k, v = (rng.integers(-3, 4, (1, 1, S, width)).astype(float) for width in (D, D, Dv))
-    params = {"scale": 1.0, "form": form, "normalize": normalize, "return_state": True}
-    results = retention(q, k, v, gamma=np.array([0.5]), **params)
-    state = [[Fraction(0)] * (Dv + 1) for _ in range(D)]
-    for i in range(S):
-        values_of = [*map(int, v[0, 0, i]), 1]
-        state = [[old / 2 + int(key) * x for old, x in zip(row, values_of)] for row, key in zip(state, k[0, 0, i])]
-        u = [sum((int(q[0, 0, i, d]) * state[d][e] for d in range(D)), Fraction(0)) for e in range(Dv + 1)]
-        n = max(Fraction(1), abs(u[-1])) if normalize else 1
-        assert results[0][0, 0, i].tolist() == [float(part / n) for part in u[:-1]]
-    assert results[1][0, 0].tolist() == [[float(x) for x in row[:-1]] for row in state]
-    if normalize:
-        assert results[2][0, 0].tolist() == [float(row[-1]) for row in state]
 
 
 @pytest.mark.parametrize("h", [0, 5, 12, 20, 30])
@@ -258,23 +236,6 @@ def test_a_sequence_in_two_parts_is_the_whole(place, form, normalize):
 
 
 # --- normalizers ---------------------------------------------------------------------------------
-
-
-def test_a_sum_below_one_is_left_alone_and_one_above_divides():
-    k = v = np.ones((1, 1, 3, 1))
-    gamma, scores = np.array([1.0]), np.array([0.5, -0.25, 1.0])
-    q = scores.reshape(1, 1, 3, 1)  # row i has i + 1 scores of q_i each
-    for form in FORMS:
-        o, row_sum = retention(q, k, v, gamma=gamma, scale=1.0, form=form, normalize="signed", return_row_sum=True)
-        assert row_sum.reshape(-1).tolist() == [0.5, -0.5, 3.0]
-        assert o.reshape(-1).tolist() == [0.5, -0.5, 1.0]
-    # -1 and 2 cancel for one of them, and count 3 for the other
-    k = np.array([-1.0, 2.0, 0.0]).reshape(1, 1, 3, 1)
-    for normalize, n in (("signed", 1.0), ("abs", 3.0)):
-        params = {"gamma": gamma, "scale": 1.0, "form": "parallel", "normalize": normalize, "return_row_sum": True}
-        o, row_sum = retention(np.ones_like(q), k, v, **params)
-        assert row_sum.reshape(-1).tolist() == [-1.0 if normalize == "signed" else 1.0, n, n]
-        assert o.reshape(-1).tolist() == [-1.0, 1 / n, 1 / n]
 
 
 # --- NaN, nothing, and who is next to whom -------------------------------------------------------

@@ -45,22 +45,6 @@ def close(actual: Any, expected: Any) -> None:
 # --- values and gradients ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["parallel", "chunk", "recurrent"])
-@pytest.mark.parametrize("normalize", [None, "signed"])
-def test_gradients_go_through_the_state_from_call_to_call(form: str, normalize: str | None, device: str) -> None:
-    leaves = made(device)
-    params: dict[str, Any] = {"form": form, "normalize": normalize, "return_state": True}
-
-    def in_two(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        first, *states = retention(q[:, :, :2], k[:, :, :2], v[:, :, :2], **params)
-        handed = dict(zip(STATES, states))
-        rest, *states = retention(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:], **params, **handed)
-        return torch.cat([first, rest], dim=2), *states
-
-    close(in_two(**leaves), retention(**leaves, **params))
-    close(gradients(in_two, leaves), gradients(retention, leaves, **params))
-
-
 @pytest.mark.parametrize(
     ("params", "kept"), [({}, 3), ({"normalize": "signed"}, 5), ({"form": "parallel", "normalize": "abs"}, 4)]
 )
