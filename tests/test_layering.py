@@ -162,9 +162,6 @@ LAW = (
 STANDARD = frozenset(sys.stdlib_module_names)
 
 
-# --- reading a tree ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Module:
     name: str
@@ -235,9 +232,6 @@ def _rebinds(package: Module, name: str) -> bool:
     return False
 
 
-# --- judging it ----------------------------------------------------------------------------------
-
-
 def _covers(pattern: str, name: str) -> bool:
     if pattern.endswith(".*"):
         return name == pattern[:-2] or name.startswith(pattern[:-1])
@@ -284,8 +278,6 @@ def test_the_walk_reads_the_whole_tree():
     seen = {target for module in modules.values() for _, target in imports_of(module, modules)}
     assert {"dualops.spec", "dualops.cuda.tile.rows", "numpy", "llvmlite.ir", "torch.Tensor", "numba.cuda"} <= seen
 
-
-# --- the test of the test ------------------------------------------------------------------------
 
 LAWFUL = {
     "dualops/__init__.py": "from importlib import import_module\n",

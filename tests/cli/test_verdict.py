@@ -158,9 +158,6 @@ def test_the_table_of_a_gpu_has_80_columns(capsys: pytest.CaptureFixture[str], m
     assert "softmax, gpu, bfloat16: x " in out and "flash_attention, gpu, bfloat16: q " in out
 
 
-# --- what can't be judged, and what cancels ------------------------------------------------------
-
-
 def test_what_nothing_was_held_against_is_over_its_tolerance(run, tmp_path):
     """Rows near 1e30 overflow in float32: NumPy's own result is 0, and no tolerance follows from that."""
     np.savez(tmp_path / "in.npz", x=np.full((2, 8), 1e30, np.float32))

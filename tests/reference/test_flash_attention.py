@@ -102,9 +102,6 @@ def test_dtypes_of_the_results_and_inputs_stay_as_they_are(form, dtype):
         assert np.array_equal(form(**arrays, **{**case.params, "return_lse": False}), o)
 
 
-# --- masks and invariants ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("causal", CAUSAL)
 def test_a_row_does_not_depend_on_the_batch_and_heads_it_is_with(form, causal):
@@ -114,9 +111,6 @@ def test_a_row_does_not_depend_on_the_batch_and_heads_it_is_with(form, causal):
         alone = both(form, q[b : b + 1, h : h + 1], *(x[b : b + 1, h // 2 : h // 2 + 1] for x in (k, v)), causal=causal)
         assert np.array_equal(alone[0][0, 0], o[b, h])
         assert np.array_equal(alone[1][0, 0], lse[b, h])
-
-
-# --- values that are no numbers ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -148,9 +142,6 @@ def test_plain_and_blocked_put_special_values_in_the_same_places():
             agree(plain, truth, plain, case.dtype, f"{case}: plain {what}")
             agree(actual, truth, plain, case.dtype, f"{case}: blocked {what}")
     assert with_nan > 30
-
-
-# --- the door ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)

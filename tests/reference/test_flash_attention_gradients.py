@@ -105,9 +105,6 @@ def test_a_given_derivative_is_what_is_used():
         assert np.abs(factor * one - two).max() < 1e-12
 
 
-# --- blocked -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)
 @pytest.mark.parametrize(("spec", "case"), named(SPEC))
 def test_blocked_is_plain(spec, case, blocks):
@@ -148,9 +145,6 @@ def test_blocked_gradient_of_a_bias_however_it_broadcasts(shape, blocks):
     tiled = call(flash_attention_backward_blocked, SPEC.gradient_inputs, arrays, block_q=blocks[0] // 4, block_kv=2)[3]
     assert plain.shape == tiled.shape == shape
     assert np.abs(plain - tiled).max() < 1e-13 * (1 + np.abs(plain).max())
-
-
-# --- what must hold ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", [flash_attention_backward, flash_attention_backward_blocked])

@@ -153,9 +153,6 @@ def test_every_option_at_once_moves_the_result(form):
         assert np.array_equal(lse, other_lse) == (name == "dropout_p"), name
 
 
-# --- what masks hide -----------------------------------------------------------------------------
-
-
 def gappy(b: Any, h: Any, i: Any, j: Any) -> Any:
     return (j + b) % 3 != 1
 
@@ -305,9 +302,6 @@ def test_scores_of_minus_infinity_alone_are_like_no_key(form, backward):
     for x in (o, dq, dk, dv, dbias):
         assert np.isfinite(x).all()
     assert (dk[:, :, hole] == 0).all() and (dv[:, :, hole] == 0).all() and (dbias[..., hole] == 0).all()
-
-
-# --- invariants ----------------------------------------------------------------------------------
 
 
 @every_form

@@ -93,9 +93,6 @@ def hold(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], li
         assert np.abs(result - expected[name]).max(initial=0.0) <= limit * size, name
 
 
-# --- against other formulas ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", [case for case in CASES if Tag.SIM in case.tags], ids=lambda case: case.id)
 def test_cases_against_the_formula(case):
     """In half precision o is off by its rounding."""
@@ -151,9 +148,6 @@ def test_half_precision_is_rounded_once(form, dtype):
         assert (np.abs(o.astype(np.float64) - exact) <= 1.01 * unit * np.abs(exact) + 1e-5).all()
 
 
-# --- by its other names --------------------------------------------------------------------------
-
-
 def state_space(A: np.ndarray, dt: np.ndarray, B: np.ndarray, C: np.ndarray, x: np.ndarray) -> np.ndarray:
     """SSD as Dao and Gu 2024 define it: h_t = exp(dt_t * A) h_(t-1) + dt_t * B_t x_t, y_t = C_t h_t; one B, one C."""
     (batches, H, S, P), N, y = x.shape, B.shape[-1], np.zeros_like(x)
@@ -201,9 +195,6 @@ def test_lightning_attention_simple_gla_and_state_spaces_are_one_call_each(form)
     assert rounded.dtype == narrow and np.abs(rounded.astype(np.float64) - exact).max() <= 2**-8 * np.abs(exact).max()
 
 
-# --- the forms agree -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("special", [False, True], ids=["normal", "special"])
 @pytest.mark.parametrize("case", {case.id: case for case in CASES}.values(), ids=lambda case: case.id)
 def test_every_form_is_as_near_the_truth_as_the_rule_asks(case, special):
@@ -233,12 +224,6 @@ def test_a_sequence_in_two_parts_is_the_whole(place, form, normalize):
     o_rest, *states = retention(**rest, **params)
     for one, two in zip((np.concatenate([o, o_rest], axis=2), *states), whole, strict=True):
         assert np.abs(one - two).max() <= 1e-12 * (1 + np.abs(two).max())
-
-
-# --- normalizers ---------------------------------------------------------------------------------
-
-
-# --- NaN, nothing, and who is next to whom -------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -292,9 +277,6 @@ def test_which_results_come_back_and_of_which_dtypes(form, dtype):
     assert kinds(return_state=True, normalize="signed") == [o, state, norm]
     assert kinds(return_row_sum=True, normalize="signed") == [o, row_sum]
     assert kinds(return_row_sum=True, return_state=True, normalize="signed") == [o, state, norm, row_sum]
-
-
-# --- sequences one after another -----------------------------------------------------------------
 
 
 def test_random_sequences_are_what_each_is_alone():

@@ -130,9 +130,6 @@ def test_random_problems_against_finite_differences(spec):
         hold_gradients(spec, wide(spec, case), **case.params)
 
 
-# --- form against form ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("special", [False, True], ids=["normal", "special"])
 @pytest.mark.parametrize("case", {case.id: case for case in CASES}.values(), ids=lambda case: case.id)
 def test_every_form_is_as_near_the_truth_as_the_rule_asks(case, special):
@@ -172,9 +169,6 @@ def test_the_gradient_of_two_parts_is_that_of_the_whole(place, form, normalize, 
     joined = {name: np.concatenate([of_first[name], of_rest[name]], axis=2) for name in of_tokens}
     for name, gradient in {**of_first, **joined}.items():
         assert np.abs(gradient - whole[name]).max() <= 1e-12 * (1 + np.abs(whole[name]).max())
-
-
-# --- what must hold ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -115,9 +115,6 @@ def test_binding_leaves_the_callers_mappings_as_they_are():
     assert params == {"scale": None}
 
 
-# --- results and out= ----------------------------------------------------------------------------
-
-
 def test_results_have_the_shape_dtype_device_and_memory_order_of_the_call():
     # [B, Sq, H, D] memory seen as [B, H, Sq, D]
     q = meta(2, 6, 5, 16, dtype="bfloat16", strides=(480, 16, 96, 1), device="cuda:0")

@@ -142,9 +142,6 @@ def test_other_errors(name: str, found: list[Found]) -> None:
         assert kind == wanted and text in message
 
 
-# --- ranks that are threads, on one device ----------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["documents", "contiguous", "three heads, two at a time", "all"])
 def test_threads_on_the_cpu(name: str, short_chunks: None) -> None:
     hold_gradients(CASES[name], in_threads(CASES[name], 3, "cpu"), 3, pieces=False)
@@ -161,9 +158,6 @@ def test_threads_on_one_gpu(name: str, size: int) -> None:
     for key in ("o", "lse"):
         assert torch.equal(found[key], expected[key].cpu()), key
     hold_gradients(made, found, size, pieces=True)
-
-
-# --- on two GPUs ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -43,9 +43,6 @@ def close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
-# --- values --------------------------------------------------------------------------------------
-
-
 def special_rows() -> dict[str, tuple[Arguments, torch.Tensor | None]]:
     """Arguments of plain calls without masks, and a bias, by what is not finite in row 1 or in all rows."""
     found = {}
@@ -103,9 +100,6 @@ def test_no_lse_unless_asked(form: str, device: str) -> None:
     assert tuple(lse.shape) == ((B, H, SQ) if form == "plain" else (H, sum(LENGTHS_Q)))
 
 
-# --- memory --------------------------------------------------------------------------------------
-
-
 def test_axes_in_memory_are_those_of_q(device: str) -> None:
     """BSHD memory viewed as BHSD, with an incoming gradient in the same order, which is not copied."""
     memory = [
@@ -124,9 +118,6 @@ def test_axes_in_memory_are_those_of_q(device: str) -> None:
     torch.testing.assert_close(o, flash_attention(plain_q, plain_k, plain_v))
 
 
-# --- gradients -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(SK,), (SQ, 1), (B, 1, 1, SK), (1, H, SQ, SK), (B, H, SQ, SK)], ids=str)
 def test_gradient_of_a_bias_that_broadcasts(shape: tuple[int, ...], device: str) -> None:
     q, k, v = plain(device=device).tensors.values()
@@ -138,9 +129,6 @@ def test_the_derivative_of_a_score_mod_is_given(device: str) -> None:
     arguments = plain("pair", "causal", device=device)
     function = lambda *leaves: arguments(flash_attention, *leaves)  # noqa: E731
     assert torch.autograd.gradcheck(function, tuple(arguments.tensors.values()), fast_mode=True)
-
-
-# --- what torch demands of an operator -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["plain", "varlen"])
@@ -173,9 +161,6 @@ def test_schema(form: str) -> None:
     assert backward is not None
     schemas = (str(OPERATORS[form].overload._schema), str(backward.overload._schema))
     assert schemas == (f"{name}({expected[form][0]}", f"{name}_backward({expected[form][1]}")
-
-
-# --- compilation ---------------------------------------------------------------------------------
 
 
 def test_varlen_compiled_once_for_all_lengths(device: str) -> None:
@@ -256,9 +241,6 @@ def test_fakes_need_no_device(target: str) -> None:
             assert (lse.device.type, tuple(lse.shape), lse.dtype) == (target, (2, 4, 5), torch.float32)
 
 
-# --- autocast ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("form", "lower"), [("plain", torch.bfloat16), ("ranges", torch.float16)], ids=str)
 def test_autocast_lowers_data_and_leaves_weights(lower: torch.dtype, form: str, device: str) -> None:
     function, make = FORMS[form]
@@ -282,9 +264,6 @@ def test_autocast_lowers_data_and_leaves_weights(lower: torch.dtype, form: str, 
         assert wide(function).dtype is torch.float64
     wanted = torch.autograd.grad(expected[0].square().sum(), tuple(tensors.values()))
     equal(torch.autograd.grad(results[0].square().sum(), tuple(tensors.values())), wanted)
-
-
-# --- seeds ---------------------------------------------------------------------------------------
 
 
 @BOTH_FORMS

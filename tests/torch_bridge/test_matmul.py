@@ -37,9 +37,6 @@ class Arguments:
         return matmul(a, b, bias=bias, **self.options, **more)
 
 
-# --- memory --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_results_are_row_major_and_gradients_lie_as_their_inputs(layout: str, device: str) -> None:
     arguments = Arguments("linear", torch.float32, device, LAYOUTS[layout])
@@ -47,9 +44,6 @@ def test_results_are_row_major_and_gradients_lie_as_their_inputs(layout: str, de
     assert y.is_contiguous() and z.is_contiguous()
     for x, gradient in zip(arguments.tensors, torch.autograd.grad(y, arguments.tensors, torch.ones_like(y))):
         assert (gradient.shape, gradient.stride()) == (x.shape, x.stride())
-
-
-# --- gradients -----------------------------------------------------------------------------------
 
 
 def test_the_preactivation_is_kept_only_where_backward_needs_it() -> None:

@@ -41,8 +41,6 @@ class NormTests:
         made |= {name: values((N,), torch.float64, device, seed=2 + i) for i, name in enumerate(self.vectors)}
         return {name: tensor.detach().requires_grad_() for name, tensor in made.items()}
 
-    # --- values ----------------------------------------------------------------------------------
-
     def test_results_are_those_that_were_asked_for(self, device: str) -> None:
         tensors = self.tensors(device)
         y, summed, *statistics = self.function(**tensors, **self.asking)
@@ -56,8 +54,6 @@ class NormTests:
         equal(self.function(**tensors | {"x": tensors["x"] + added}), y)
         assert y.stride() == tensors["x"].contiguous().stride() or y.stride() == tensors["x"].stride()
 
-    # --- gradients -------------------------------------------------------------------------------
-
     def test_gradients_of_x_and_residual_share_no_memory(self, device: str) -> None:
         tensors = self.tensors(device)
         y, summed = self.function(**tensors)
@@ -68,8 +64,6 @@ class NormTests:
         close(of_x, of_residual)
         of_x.zero_()
         assert of_residual.any()
-
-    # --- modules -------------------------------------------------------------------------------------
 
     def pair(self, shape: Any, device: str, **options: Any) -> tuple[Any, Any]:
         """Our module and torch's, with the same random parameters, through torch's state."""

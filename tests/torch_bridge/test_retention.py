@@ -42,9 +42,6 @@ def close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
-# --- values and gradients ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("params", "kept"), [({}, 3), ({"normalize": "signed"}, 5), ({"form": "parallel", "normalize": "abs"}, 4)]
 )
@@ -78,9 +75,6 @@ def test_without_tokens_the_state_goes_through(device: str) -> None:
     equal((state, norm), (leaves["initial_state"], leaves["initial_norm"]))
     (found,) = torch.autograd.grad(state.sum(), leaves["initial_state"])
     equal(found, torch.ones_like(found))
-
-
-# --- what torch demands of an operator -----------------------------------------------------------
 
 
 def test_schema() -> None:

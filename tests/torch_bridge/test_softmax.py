@@ -17,15 +17,9 @@ from .operators import compiled, equal
 FORWARD, BACKWARD = torch.ops.dualops.softmax.default, torch.ops.dualops.softmax_backward.default
 
 
-# --- what torch demands of an operator -----------------------------------------------------------
-
-
 @pytest.mark.parametrize("axis", [(), (-1,), (1,)])
 def test_opcheck_of_an_empty_tensor(axis: tuple[int, ...], device: str) -> None:
     torch.library.opcheck(FORWARD, (values((0, 4), torch.float32, device).requires_grad_(), *axis))
-
-
-# --- values --------------------------------------------------------------------------------------
 
 
 def test_lazily_negated_memory(device: str) -> None:
@@ -36,18 +30,12 @@ def test_lazily_negated_memory(device: str) -> None:
     torch.testing.assert_close(softmax(x), softmax((-number.imag).contiguous()), rtol=0, atol=0)
 
 
-# --- gradients -----------------------------------------------------------------------------------
-
-
 def test_saved_result_changed_in_place(device: str) -> None:
     x = values((3, 5), torch.float32, device).requires_grad_()
     y = softmax(x)
     y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-
-
-# --- torch.func ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_dim", [0, 1, 2, -1])
@@ -103,9 +91,6 @@ def test_vmap_under_autocast(device: str) -> None:
         equal(torch.vmap(softmax)(x), softmax(x.float()))
 
 
-# --- other kinds of tensor -----------------------------------------------------------------------
-
-
 class Labelled(torch.Tensor):
     """A subclass that says so: torch's default __torch_function__ gives results its type."""
 
@@ -130,9 +115,6 @@ def test_subclass_and_mode_are_asked(device: str) -> None:
     assert recorder.seen == [FORWARD]
 
 
-# --- errors: `test_interop` and `test_wrong_arguments` have those of every operator ----------------
-
-
 def test_bad_calls_of_fakes_and_meta_tensors() -> None:
     with FakeTensorMode(), pytest.raises(ValueError, match="softmax: axis is 2, expected -2 to 1 for x of shape"):
         softmax(torch.ones(3, 4), 2)
@@ -152,9 +134,6 @@ def test_a_bad_call_of_backward() -> None:
     y, dy = torch.ones(3, 4), torch.ones(3, 4, device="meta")
     with pytest.raises(ValueError, match=r"^softmax_backward: dy is on meta, y on cpu, expected one device$"):
         torch.ops.dualops.softmax_backward.default(y, dy, -1)
-
-
-# --- and the rest --------------------------------------------------------------------------------
 
 
 def test_rows_along_more_than_three_strides(device: str) -> None:

@@ -81,9 +81,6 @@ def test_the_name_of_a_kernel_does_not_depend_on_the_compiler(monkeypatch):
     assert binaries.fingerprint(build(3), ARCH, 0) == before and binaries._key(build(3), ARCH, 0) != key
 
 
-# --- packages that are not used ----------------------------------------------------------------------
-
-
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """The folder of an installed package with one kernel, "name"."""

@@ -141,9 +141,6 @@ def test_a_kernel_that_copies_loads_and_multiplies(dtype, transposed):
     sound(kernel_of(dtype, transposed), "sm_90a")
 
 
-# --- errors while compiling -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("pending", [-1, 8])
 def test_an_immediate_outside_of_its_domain(pending):
     PENDING, wait = pending, wgmma_wait_group(64)

@@ -34,9 +34,6 @@ THREADS, CALLS = 8, 1000
 Work = Callable[[], Tensors]
 
 
-# --- the first work of a process -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("way", "operator"),
     [
@@ -49,9 +46,6 @@ def test_the_first_work_of_a_process_is_in_another_thread(way, operator):
     command = [sys.executable, "-m", "tests.cuda.gpu.first_work", operator, way]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-# --- many threads --------------------------------------------------------------------------------
 
 
 def plain_call(direction: Direction) -> Work:
@@ -121,9 +115,6 @@ def test_a_pool_of_threads_with_numba_arrays():
     assert all(one.tobytes() == expected.tobytes() for one in found)
 
 
-# --- with torch's own threads --------------------------------------------------------------------
-
-
 def trained(batches: Any, steps: int) -> Tensors:
     """The parameters of a small model after this number of steps of Lion, one for each batch."""
     generator = torch.Generator("cuda").manual_seed(0)
@@ -169,9 +160,6 @@ def test_backward_on_a_side_stream(name):
     assert same_bits(found, expected)
 
 
-# --- what is given up elsewhere ------------------------------------------------------------------
-
-
 @pytest.fixture
 def complaints(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What destructors raised."""
@@ -192,9 +180,6 @@ def test_what_is_kept_is_given_up_in_a_thread_without_a_context(complaints):
     assert all(same_bits(work(), results) for work, results in zip(works, expected, strict=True))
     dualops.cuda.lion(*lists, lr=0.1)
     torch.cuda.synchronize()
-
-
-# --- two devices ---------------------------------------------------------------------------------
 
 
 def gradients_on(device: str) -> list[Work]:

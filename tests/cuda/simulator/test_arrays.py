@@ -125,9 +125,6 @@ def test_rope_in_place_writes_nothing_where_it_may_not(locked, no_more_launches)
     assert all((array == 1).all() for array in arrays.values())
 
 
-# --- streams -------------------------------------------------------------------------------------
-
-
 @every_direction
 def test_a_stream_that_is_none_is_refused_as_on_a_gpu(direction, no_more_launches):
     case, arrays = small(direction)

@@ -93,9 +93,6 @@ def test_which_rung_takes_a_call(call):
             dualops.cuda.flash_attention(**arrays, **params, kernel=rung)
 
 
-# --- shared memory ---------------------------------------------------------------------------------
-
-
 def test_tiles_of_sm80_fit_into_what_a_block_of_a_consumers_card_has():
     for D in (32, 64, 128, 192, 256):
         assert min(config.shared_bytes(D, D, 2) for config, _ in sm80.configs(D, D, 2, [])) <= CONSUMERS

@@ -64,9 +64,6 @@ def test_a_query_that_is_no_number_is_its_own_affair():
     np.testing.assert_array_equal(np.delete(found, 3, axis=2), np.delete(whole, 3, axis=2))
 
 
-# --- wide heads --------------------------------------------------------------------------------------
-
-
 def wide(D: int, Dv: int, Sq: int = 70, Sk: int = 90, B: int = 1, H: int = 1) -> list[Any]:
     return [numbers(B, H, Sq, D), numbers(B, 1, Sk, D, seed=1), numbers(B, 1, Sk, Dv, seed=2)]
 

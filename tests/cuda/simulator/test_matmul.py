@@ -58,9 +58,6 @@ def test_a_tile_that_threads_cannot_share_is_refused():
         simt.loader("bfloat16", simt.Reading("depth", 8), Shared("bfloat16", 256).tile(8, 128), 256)
 
 
-# --- folding -------------------------------------------------------------------------------------
-
-
 def bound(dtype: str, shapes: dict[str, tuple[int, ...]], backward: bool = False, **params: Any) -> Any:
     arrays = {name: np.empty(shape, dtype) for name, shape in shapes.items()}
     metas = {name: ArrayMeta.of_numpy(array) for name, array in arrays.items()}

@@ -251,9 +251,6 @@ def test_rows_along_many_axes(name, rung):
     assert y.strides[1] < y.strides[2]  # x's memory order
 
 
-# --- results over inputs -----------------------------------------------------------------------------
-
-
 def normal(*shape: int, seed: int, dtype: str) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(numpy_dtype(dtype))
 

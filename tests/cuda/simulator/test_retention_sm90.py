@@ -104,9 +104,6 @@ def test_enough_blocks_are_its_own(B, H, S, rung, forward, backward):
         assert plan.choice.rung == rung and getattr(plan.choice.config, "segments", 0) == segments
 
 
-# --- wide heads: what no token may reach, blocks. Calls are in the table -----------------------------
-
-
 def test_no_token_of_wide_heads_reaches_one_before_it():
     """In the second slice too, whose columns are others of V's."""
     q, k, v = numbers(1, 1, 70, 8, seed=0), numbers(1, 1, 70, 8, seed=1), numbers(1, 1, 70, 200, seed=2)
@@ -138,9 +135,6 @@ def test_blocks_of_wide_heads(shape, Dv, forward, backward):
         config: Any = plan.choice.config
         assert plan.choice.rung == "sm90" and config.segments == segments
         assert [step.grid[0] for step in plan.steps] == blocks
-
-
-# --- states of many tokens that are results, by tensor cores that round as a GPU's do: toward zero -----
 
 
 @pytest.mark.parametrize(

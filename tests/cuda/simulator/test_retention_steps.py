@@ -76,9 +76,6 @@ def test_a_step_of_a_recurrence_is_rounded_about_once():
     assert float(exp(f32(-1e30))) == 0 and float(exp(f32(0))) == 1
 
 
-# --- calls ---------------------------------------------------------------------------------------
-
-
 def with_logs(S: int = 20) -> dict[str, Any]:
     arrays = {name: x.astype(np.float32) for name, x in qkv(S=S).items()}
     return arrays | {"log_decay": logs_of(2 * 3 * S).reshape(2, 3, S)}

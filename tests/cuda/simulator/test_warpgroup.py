@@ -49,8 +49,6 @@ def test_rows_that_are_not_there_are_zeros_and_are_not_stored(kind, rows, order)
     assert y.tolist() == expected.tolist()
 
 
-# --- mutants --------------------------------------------------------------------------------------------
-
 NAN = "nan|differs"
 STUCK = r"Deadlock: \d+ threads wait forever"
 NEVER_OVER = r"products of thread \d+ are not waited for|nan|are written before the wait"
