@@ -1,4 +1,4 @@
-"""Attention in NumPy: plain against blocked, float64 against 40 digits, rounding, NaN. `_options` has the formula."""
+"""Attention in NumPy: plain against blocked, rounding, NaN. `_options` has the formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention in NumPy: three forms against loops over numbers and exact fractions, states handed on, NaN, invariants."""
+"""Retention in NumPy: three forms against loops over numbers, states handed on, NaN, invariants."""
 
 from __future__ import annotations
 

@@ -104,15 +104,6 @@ def test_gradient_against_finite_differences(shape, axis, seed, spread):
     assert np.abs(dx - by_central_differences(x, dy, axis)).max() <= 1e-10 * max(np.abs(dy).sum(), 1)
 
 
-@given(small_shapes, st.integers(-3, 2), st.integers(0, 2**31))
-def test_gradient_sums_to_zero_and_ignores_a_constant_dy(shape, axis, seed):
-    axis = axis % len(shape)
-    rng = np.random.default_rng(seed)
-    y, dy = softmax(rng.standard_normal(shape), axis), rng.standard_normal(shape)
-    assert np.abs(softmax_backward(y, dy, axis).sum(axis=axis)).max() <= 32 * EPS
-    assert np.abs(softmax_backward(y, np.ones(shape), axis)).max() <= 8 * EPS
-
-
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (2, 0, 3)])
 def test_empty_gradients(shape):
     for axis in range(len(shape)):
@@ -145,13 +136,6 @@ def test_rows_sum_to_one_in_any_layout_and_inputs_stay_as_they_are(form):
         slack = unit[case.dtype] + N * (2.0**-25 if case.dtype == "float16" else 0)
         slack += (N + 32) * (unit["float64"] if case.dtype == "float64" else unit["float32"])
         assert np.abs(wide.sum(axis=case.params["axis"]) - 1).max() <= slack, case
-
-
-@pytest.mark.parametrize("form", FORMS)
-@given(seed=st.integers(0, 2**31), shift=st.integers(-1000, 1000))
-def test_a_shift_of_a_row_changes_nothing(form, seed, shift):
-    x = np.random.default_rng(seed).integers(-20, 20, (3, 50)).astype(np.float64)
-    assert np.array_equal(form(x + shift), form(x))  # integers: the shift itself is exact
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -228,12 +212,6 @@ def test_negative_strides_and_fields_of_records_are_read():
     records = np.zeros(5, [("value", "f4"), ("tag", "i2")])
     records["value"] = x[0, :5]
     assert np.array_equal(softmax(records["value"]), softmax(x[0, :5].astype(np.float32)))
-
-
-@pytest.mark.parametrize("given", [[1.0, 2.0], 3.0, None, np.float32(1)])
-def test_what_is_no_numpy_array_is_refused(given):
-    with pytest.raises(TypeError, match=rf"^softmax: x is a {type(given).__name__}, expected a numpy.ndarray$"):
-        softmax(given)
 
 
 def test_sprinkle_leaves_its_argument_and_changes_something():

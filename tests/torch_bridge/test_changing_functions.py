@@ -151,18 +151,6 @@ def test_a_loop_over_layers(device: str) -> None:
     close(found[0], torch.autograd.grad(sum_of(y), x)[0])
 
 
-def test_gradcheck_with_a_variable_that_has_changed() -> None:
-    mods, (q, k, v) = of_array(), (leaf(seed=seed) for seed in range(3))
-
-    def call(*tensors: torch.Tensor) -> torch.Tensor:
-        mods.set(1)
-        o = mods(*tensors)
-        mods.set(3)
-        return o
-
-    assert torch.autograd.gradcheck(call, (q, k, v), fast_mode=True)
-
-
 @EVERY_KIND
 def test_by_way_of_the_dispatcher(make: Callable[[], Mods]) -> None:
     mods = make()

@@ -15,7 +15,7 @@ from torch.profiler import profile
 from dualops.torch_bridge.interop import register
 
 from .affine import BACKWARD, DEFAULTS, FORWARD, KINDS, OPERATOR, SPEC, affine, affine_backward, factor
-from .conftest import stepped, transposed, values
+from .conftest import values
 
 
 def tripled(value: float) -> float:
@@ -62,24 +62,6 @@ def test_schema() -> None:
     )
 
 
-def opcheck(x: torch.Tensor, *args: Any) -> None:
-    torch.library.opcheck(FORWARD, tuple(OPERATOR.encode((x, *args))))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("weighted", [False, True])
-def test_opcheck(weighted: bool, dtype: torch.dtype) -> None:
-    x, w = arguments(weighted, dtype)
-    for layout in (transposed, stepped):
-        opcheck(layout(x).detach().requires_grad_(), w, None, *DEFAULTS)
-    opcheck(x, w, torch.tensor(4), 3, 0.5, True, "odd", 0.25, "both", tripled, False)
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    incoming = values((3, 5), dtype, "cpu", seed=2), values((3,), wide, "cpu", seed=3)
-    for weight, dtotal in ((w, incoming[1]), (w, None)):
-        saved = x.detach(), incoming[0], None if weight is None else weight.detach(), dtotal
-        torch.library.opcheck(BACKWARD, (*saved, 3, 0.5, True, "odd"))
-
-
 @pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("way", ["plain", "grad", "profiled", "func", "compiled"])
@@ -124,17 +106,6 @@ def test_the_first_call_may_be_a_compiled_one() -> None:
     torch.testing.assert_close(function(x, w, None, *PARAMS[1]), expected(x, w, None, *PARAMS[1]))
 
 
-def test_only_one_result_used_and_only_one_gradient_wanted() -> None:
-    """Gradients of unused results count as zeros, and arrive with strides of 0 from a sum."""
-    x, w = arguments(True)
-    assert w is not None
-    for used in (0, 1):
-        found = torch.autograd.grad(OPERATOR(x, w, None, *DEFAULTS)[used].sum(), (x, w))
-        torch.testing.assert_close(found, torch.autograd.grad(expected(x, w, None, *DEFAULTS)[used].sum(), (x, w)))
-    (dw,) = torch.autograd.grad(OPERATOR(x.detach(), w, None, *DEFAULTS)[0].sum(), w)
-    torch.testing.assert_close(dw, x.detach().sum(dim=0))
-
-
 def test_results_that_a_call_does_not_have_are_empty_or_none() -> None:
     x, w = arguments(True)
     assert w is not None
@@ -173,24 +144,6 @@ def test_only_what_is_wanted_is_asked_for(way: str, monkeypatch: pytest.MonkeyPa
         for weight, used in ((w, 0), (w.detach(), 0), (w.detach(), 1)):
             OPERATOR(x, weight, None, *DEFAULTS)[used].sum().backward()
     assert seen == [(True, False), (False, False), (False, True)]
-
-
-def test_gradient_that_is_not_implemented() -> None:
-    """Of an input that has none: it must not be taken for zero."""
-    spec = replace(SPEC, name="affine_fixed", gradients=SPEC.gradients[:1], gradient_params=())
-    operator = register(
-        spec,
-        affine,
-        lambda *args, **more: affine_backward(*args, **more, w_gradient=False),
-        kinds=KINDS,
-        fixed={"rank": 3},
-        namespace="dualops_test",
-    )
-    x, w = arguments(True)
-    assert w is not None
-    operator(x, w.detach(), None, *DEFAULTS)[0].sum().backward()
-    with pytest.raises(NotImplementedError, match="affine_fixed_backward: w requires a gradient, which is not impl"):
-        operator(x, w, None, *DEFAULTS)[0].sum().backward()
 
 
 def test_autocast_lowers() -> None:

@@ -1,4 +1,4 @@
-"""Retention in torch: gradients through states, what is kept for backward, schema."""
+"""Retention in torch: what is kept for backward, schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dualops.torch_bridge import retention
 from dualops.torch_bridge.retention import _operator, _operator_varlen
 
 from .conftest import values
-from .operators import equal
 
 B, H, S, D, DV = 2, 3, 5, 4, 3
 STATES = ("initial_state", "initial_norm")
@@ -65,16 +64,6 @@ def test_what_backward_needs_alone_has_no_gradient(device: str) -> None:
     o, state, norm, row_sum = _operator(*(given.get(key) for key in _operator.names))
     assert [x.requires_grad for x in (o, state, norm, row_sum)] == [True, True, True, False]
     assert row_sum.shape == (B, H, S)
-
-
-def test_without_tokens_the_state_goes_through(device: str) -> None:
-    leaves = made(device, states=True)
-    empty: dict[str, Any] = {key: x[:, :, :0] if key in ("q", "k", "v") else x for key, x in leaves.items()}
-    o, state, norm = retention(**empty, normalize="signed", return_state=True)
-    assert o.shape == (B, H, 0, DV)
-    equal((state, norm), (leaves["initial_state"], leaves["initial_norm"]))
-    (found,) = torch.autograd.grad(state.sum(), leaves["initial_state"])
-    equal(found, torch.ones_like(found))
 
 
 def test_schema() -> None:

@@ -86,15 +86,6 @@ class Foreign:
         return self.array.__cuda_array_interface__
 
 
-class ReadOnly(Foreign):
-    """One that its library does not allow to be written to."""
-
-    @property
-    def __cuda_array_interface__(self) -> Any:
-        face: Any = self.array.__cuda_array_interface__
-        return {**face, "data": (face["data"][0], True)}
-
-
 def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors are equal bit for bit, NaN included."""
     bits = _BITS[one.element_size()][1]

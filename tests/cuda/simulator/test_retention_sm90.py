@@ -35,16 +35,6 @@ def test_steps_from_slow_to_sudden(least):
     held(run(*arrays, log_decay=logs), *next(expected(arrays, log_decay=logs)))
 
 
-def test_steps_of_one_size_are_a_gamma():
-    """Nearly: sums are made by eights, powers are not."""
-    q, k, v = (numbers(1, 1, 300, 16, seed=seed) for seed in range(3))
-    gamma, logs = np.full(1, 0.97, np.float32), np.full((1, 1, 300), np.log(np.float32(0.97)), np.float32)
-    ours, others = run(q, k, v, log_decay=logs), run(q, k, v, gamma=gamma)
-    assert (
-        np.abs(ours.astype(np.float32) - others.astype(np.float32)) <= 2**-7 * np.abs(others.astype(np.float32)).max()
-    ).all()
-
-
 @pytest.mark.parametrize("Dv", [16, 264])
 def test_tokens_first(Dv):
     """[B, S, H, D] in memory: the same bits."""
