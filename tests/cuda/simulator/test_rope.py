@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from dualops.cuda.launch import device as devices
 from dualops.cuda.launch.step import Step, prepare
 from dualops.cuda.rope import simt
 from dualops.cuda.rope.simt import SimtConfig
+from dualops.cuda.tile.numbers import cospi_f64, pow_f64, sinpi_f64
 from dualops.spec import OPERATORS, ArrayMeta, Problem, compare
 from dualops.spec.meta import numpy_dtype
 from dualops.spec.rope_draws import SCALINGS
@@ -198,6 +201,16 @@ def test_a_plan_in_place_serves_no_other_call():
     for found in ((one, two), out):
         for x, y in zip(found, expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_functions_of_half_turns_leave_whole_turns_out_exactly():
+    numbers = [0.0, 0.5, 1.0, 1.5, 1e-9, -0.25, 12345.625, 2.0**40 + 0.5, -(2.0**40) - 0.125]
+    numbers += np.random.default_rng(0).uniform(-1e6, 1e6, 200).tolist()
+    for x in numbers:
+        rest = float(Fraction(x) % 2)  # exact but for the last rounding
+        assert abs(cospi_f64(np.float64(x)) - math.cos(math.pi * rest)) < 2e-15, x
+        assert abs(sinpi_f64(np.float64(x)) - math.sin(math.pi * rest)) < 2e-15, x
+    assert pow_f64(np.float64(10000.0), np.float64(-0.75)) == pytest.approx(1e-3, rel=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32])
