@@ -201,6 +201,20 @@ def test_key_ranges_of_other_numbers_are_one_family():
 
 @every_rung
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("order", "poison"), [("forward", np.nan), ("reversed", np.inf)], indirect=["order"])
+def test_what_poisons_a_row_poisons_that_row_alone(rung, dtype, axis, poison, order):
+    x = numbers(6, 64, dtype=dtype)
+    clean = dualops.cuda.softmax(x, axis, kernel=rung)
+    x[2, 4] = poison
+    y = dualops.cuda.softmax(x, axis, kernel=rung)
+    struck = np.zeros(x.shape, bool)
+    struck[2 if axis == 1 else slice(None), slice(None) if axis == 1 else 4] = True
+    assert np.isnan(y[struck].astype(np.float64)).all()
+    assert same_bits(y[~struck], clean[~struck])
+
+
+@every_rung
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_minus_infinity_is_a_probability_of_zero_and_a_row_of_nothing_else_is_nan(rung, dtype, axis, order):
     x = np.full((72, 3), -np.inf, numpy_dtype(dtype))
     x[69, 1], x[[0, 5], 2] = 0, 3
