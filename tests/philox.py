@@ -3,8 +3,6 @@
 Written from the paper and the text of `dualops/spec/attention/dropout.py` alone: what all else must match.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The tutorials of the site: their scripts run as a reader would run them, on a CPU, and print what the pages show."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

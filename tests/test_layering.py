@@ -4,8 +4,6 @@ All imports count: relative and absolute, inside functions, under TYPE_CHECKING,
 literal name. A module that no row names is a violation too, so that a new package gets its row.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

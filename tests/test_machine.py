@@ -1,7 +1,5 @@
 """What kernels need and a machine lacks: drivers that answer this and that, packages that are installed or not."""
 
-from __future__ import annotations
-
 from importlib import metadata
 from pathlib import Path
 from typing import Any

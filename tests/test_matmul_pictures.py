@@ -1,7 +1,5 @@
 """docs/draw_matmul.py: what its pictures show against the steps' words, and that it draws them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ of kernels must name it. A variant (`spec.parent`) lives in its parent's files, 
 of its own.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """docs/draw_attention.py: what its pictures show against brute force, and that it draws them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from itertools import pairwise

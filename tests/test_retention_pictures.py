@@ -1,7 +1,5 @@
 """docs/draw_retention.py: what its picture shows against the forms themselves, and that it draws it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from docs import draw_retention as draw

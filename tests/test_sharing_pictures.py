@@ -1,7 +1,5 @@
 """docs/draw_sharing.py: what its picture shows against a rule of its own, and that it draws it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

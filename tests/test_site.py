@@ -1,7 +1,5 @@
 """The site's pages: no public name is missing, much-read pages are short. `make docs` says whether it builds."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m benchmarks run`: who is timed, what a failing peer leaves, what the JSON holds. Times are made up here."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """`python -m benchmarks ladder` on the CPU: NumPy in the kernels' place, a profiler that is made up, and its tables."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

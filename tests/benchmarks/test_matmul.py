@@ -1,7 +1,5 @@
 """matmul's benchmark: the sample that is compared with the reference, and torch as the peer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

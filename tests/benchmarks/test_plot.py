@@ -1,7 +1,5 @@
 """README's table and pictures, from a made-up tree of results."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

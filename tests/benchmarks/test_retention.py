@@ -1,7 +1,5 @@
 """Retention's benchmark: the sample that is compared with the reference, and the calls of flash-linear-attention."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

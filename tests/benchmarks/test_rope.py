@@ -1,7 +1,5 @@
 """rope's peers on the CPU: that they compute what the spec says, what they refuse, and where data lies in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`python -m benchmarks training` on the CPU: a tiny Llama, a few steps, the figures, and a picture of such figures."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A case on a device: what is laid out, and what the check sees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The command as a process: what it imports, `info`, and the demo on real kernels in the simulator."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

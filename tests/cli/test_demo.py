@@ -1,7 +1,5 @@
 """The demo: exit codes, what its lines and its table say, what it refuses."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

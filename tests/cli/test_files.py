@@ -1,7 +1,5 @@
 """Options out of a file: masks, biases, seeds, lengths; and what is refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

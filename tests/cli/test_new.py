@@ -1,7 +1,5 @@
 """The files of a new operator: all are there and say what to write; filled in, they are an operator as others are."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`dualops tune`: the ways that it lists without a GPU, the records that it deletes, and its errors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The demo's lines: what they say of runs that pass, fail or were not checked, how long they are; the bar."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """Compiling ahead: which problems it takes, its lines, and exit codes. What is compiled is not what is tested here."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -2,8 +2,6 @@
 can't be used is done without.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

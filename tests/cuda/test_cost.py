@@ -1,7 +1,5 @@
 """The cost model: its data and parts against other sources, and its order against what was measured."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A plan's tensor maps: whose addresses they have, and who keeps them. Nothing is launched."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 

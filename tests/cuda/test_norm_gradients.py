@@ -1,7 +1,5 @@
 """Which Config a gradient of a norm takes: no GPU is needed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Planted bugs: that each can be planted, and that a copy of the tree shows which test catches it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

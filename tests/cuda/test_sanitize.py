@@ -1,7 +1,5 @@
 """`make sanitize` with a tool that only pretends: who gets which cases, and what is said of what goes wrong."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Tensor maps: what the driver is asked to encode, what can't be encoded, what is kept. The driver is a stand-in."""
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 from typing import Any

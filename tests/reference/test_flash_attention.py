@@ -1,7 +1,5 @@
 """Attention in NumPy: plain against blocked, rounding, NaN. `_options` has the formula."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Dropout: the words of Philox-4x32-7, what their halves decide over, and that nothing else moves them."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The gradient of attention: against finite differences in float64, blocked against plain, and what must hold of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

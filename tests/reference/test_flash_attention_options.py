@@ -1,7 +1,5 @@
 """Each option of attention, and every two together, against a formula in plain Python; what masks hide; invariants."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 from math import exp

@@ -1,7 +1,5 @@
 """Sequences that lie one after another give what each gives alone, forward and backward, whatever the options."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Users' functions on arrays: the same numbers as one by one, whether they take arrays or not."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Lion's reference against loops over Python's floats, bit for bit; lists, masters, lr, and calls that are wrong."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from math import inf, nan

@@ -1,7 +1,5 @@
 """matmul in NumPy: against loops, gradients against finite differences, tf32 by its bits."""
 
-from __future__ import annotations
-
 from itertools import product
 from math import erf, exp, sqrt
 from typing import Any

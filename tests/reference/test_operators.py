@@ -1,7 +1,5 @@
 """What holds of every reference and its gradient on random problems: layouts, dtypes, shapes, inputs, no warnings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

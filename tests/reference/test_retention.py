@@ -1,7 +1,5 @@
 """Retention in NumPy: three forms against loops over numbers, states handed on, NaN, invariants."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import combinations
 from math import sqrt

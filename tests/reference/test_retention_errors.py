@@ -1,7 +1,5 @@
 """What retention in NumPy refuses, and how it says so."""
 
-from __future__ import annotations
-
 from re import escape
 from typing import Any
 

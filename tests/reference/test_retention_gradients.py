@@ -1,7 +1,5 @@
 """The gradient of retention: against finite differences in float64, form against form, and what must hold of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

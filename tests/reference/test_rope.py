@@ -1,7 +1,5 @@
 """rope and its tables in NumPy: against loops over numbers, NaN, in place."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """softmax in NumPy: plain against online, float64 against 50 digits, the gradient against finite differences."""
 
-from __future__ import annotations
-
 from decimal import Decimal, getcontext
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The accuracy rule accepts what rounding explains and rejects the rest."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Wrong and right values of attention's functions, seeds and lengths, and how right options change a problem."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

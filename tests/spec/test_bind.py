@@ -1,7 +1,5 @@
 """`bind` is the only validator: each kind of bad call, and the words that tell the caller what was wrong."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Errors of wrong calls of attention: operator, argument, what was expected and what was given."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Cases, generators and costs of every operator."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Users' functions keep the variables of the moment when they were given: cells, globals, arrays and all else."""
 
-from __future__ import annotations
-
 import gc
 import math
 import weakref

@@ -1,7 +1,5 @@
 """One of several processes that train a small Llama together, each on its share of every batch."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small Llama of dualops' operators, and its training: what tests of whole steps are about."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A step of training of `torch_bridge.nn` modules, by each way to shard their parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial

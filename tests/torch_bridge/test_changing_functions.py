@@ -4,8 +4,6 @@ A call and its gradient know the variables of the moment when the call is made. 
 compiled it long ago, they are those of then, or there is an error: never a gradient of something else.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Attention whose tokens are split among processes: as in one process, for any documents and options."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Two processes with half of each batch come to what one process with all of it comes to."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Attention in torch: values, gradients, memory, schema, compilation, autocast, seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

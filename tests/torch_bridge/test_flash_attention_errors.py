@@ -1,7 +1,5 @@
 """An invalid call of attention raises the spec's error: what `test_interop` and `test_wrong_arguments` do not have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What `register` derives from a spec: schema, fakes, autograd, autocast, and what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

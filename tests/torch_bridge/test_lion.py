@@ -1,7 +1,5 @@
 """Lion on torch tensors: the reference's bits, in place, on each way through torch; what it refuses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """optim.Lion: a loop over formulas in torch, bit for bit; state dicts of lion-pytorch's layout; torch's ways of use."""
 
-from __future__ import annotations
-
 import copy
 import io
 from inspect import signature

@@ -1,7 +1,5 @@
 """Whole training steps of a small Llama: checkpointing, CUDA graphs."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

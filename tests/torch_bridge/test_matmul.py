@@ -1,7 +1,5 @@
 """matmul in torch: memory, and what is kept for the gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

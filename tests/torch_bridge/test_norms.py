@@ -1,7 +1,5 @@
 """rms_norm and layer_norm in torch, functions and modules: what holds of both, and what is special about one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

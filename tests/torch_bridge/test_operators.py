@@ -1,7 +1,5 @@
 """What holds of every operator in torch, made from its spec; what is special about one has a file of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 from typing import Any

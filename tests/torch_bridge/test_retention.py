@@ -1,7 +1,5 @@
 """Retention in torch: what is kept for backward, schema."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

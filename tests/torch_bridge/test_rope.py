@@ -1,7 +1,5 @@
 """rope in torch: tables as Hugging Face has them, in place, tables, errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple

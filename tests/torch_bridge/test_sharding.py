@@ -1,7 +1,5 @@
 """Operators on DTensors: who shards what, to the values of one process, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

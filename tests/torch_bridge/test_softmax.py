@@ -1,7 +1,5 @@
 """softmax in torch: axes and layouts, compilation, torch.func, other kinds of tensor."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A wheel of compiled kernels: built, installed, used without a compiler, and not used where it does not belong."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cubins on disk: found again, never believed when damaged, and done without where they can't be kept."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Verbs that are compiled once, called, and inlined by NVVM."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 from weakref import ref

@@ -4,8 +4,6 @@ Process CPU time in units of a fixed program, measured before and after; so anot
 change little. `python -m benchmarks compile --json benchmarks/compile/ratios.json` measures all of them again.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import compile_run

@@ -1,7 +1,5 @@
 """Numba's passes without what they do over and over: the machine code is that of `cuda.compile`."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from pathlib import Path

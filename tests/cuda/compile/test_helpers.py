@@ -1,7 +1,5 @@
 """Kernels that other processes build: what is sent, what comes back, and what happens when nothing does."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import gc

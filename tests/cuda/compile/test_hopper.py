@@ -1,7 +1,5 @@
 """Hopper's instructions, each in a small kernel: what the assembler turns them into."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Types by a worklist are those of Numba's rounds."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

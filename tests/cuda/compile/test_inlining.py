@@ -1,7 +1,5 @@
 """Functions are put into a kernel in one walk, and their bytecode is interpreted once."""
 
-from __future__ import annotations
-
 import gc
 from types import FunctionType
 from typing import Any

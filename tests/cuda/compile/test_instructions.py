@@ -1,7 +1,5 @@
 """Instructions with fragments and immediates, each in a small kernel: the code that the assembler generates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

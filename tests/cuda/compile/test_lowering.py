@@ -1,7 +1,5 @@
 """Shorter LLVM IR, the same machine code: elements of arrays, divisions, literals, loops, values without a place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

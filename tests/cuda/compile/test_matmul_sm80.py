@@ -1,7 +1,5 @@
 """matmul's rung on tensor cores, built as for a GPU: every Config keeps its sums in registers."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

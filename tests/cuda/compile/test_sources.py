@@ -1,7 +1,5 @@
 """A kernel's key changes with each module that the kernel is made of, and with no other."""
 
-from __future__ import annotations
-
 import ast
 import json
 from importlib.util import find_spec

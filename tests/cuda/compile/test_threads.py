@@ -3,8 +3,6 @@
 A process that crashes takes the tests along: what might crash runs in one of its own.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

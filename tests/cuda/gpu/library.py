@@ -1,7 +1,5 @@
 """torch tensors and Numba device arrays for the checker."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

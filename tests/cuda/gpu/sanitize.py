@@ -11,8 +11,6 @@ mistake. Exit code 1 for any complaint, wrong result, or case that did not end; 
 which the time did not suffice are listed, and are no error.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """Calls on the GPU: the same bits every time, wrong kinds of arrays, other libraries, the ordinary launch of Numba."""
 
-from __future__ import annotations
-
 from math import prod
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every TEST and SIM case of every operator on every rung, with torch tensors and with Numba device arrays."""
 
-from __future__ import annotations
-
 import os
 from math import prod
 

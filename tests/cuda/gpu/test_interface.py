@@ -1,7 +1,5 @@
 """Arrays of a library that nobody knows, each instance of which has its `__cuda_array_interface__`."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

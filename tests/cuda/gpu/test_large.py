@@ -1,7 +1,5 @@
 """More than 2**31 elements: sampled rows, among them the first, those around the 2**31st element, and the last."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

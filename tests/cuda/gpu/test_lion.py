@@ -1,7 +1,5 @@
 """Lion's lists on the GPU: bits, tables under streams and CUDA graphs, and the optimizer in a graph."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from typing import Any

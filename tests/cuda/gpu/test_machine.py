@@ -1,7 +1,5 @@
 """What is said to be missing where a GPU is there: nothing, until it is hidden or a package is."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

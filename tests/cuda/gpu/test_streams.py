@@ -1,7 +1,5 @@
 """On whose stream a kernel runs: torch's current one, or the one that is named. And CUDA graphs."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

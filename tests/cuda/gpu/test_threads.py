@@ -1,7 +1,5 @@
 """Any thread may be the first to work on a GPU, and many may at once: the bits are those of one."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Arrays that are not plain, and streams that are none: refused before anything runs, the first time and later."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from math import prod

@@ -1,7 +1,5 @@
 """attention's dbias on the sm90 rung: what a bias is broadcast over, pieces, what masks hide, which sums are equal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -3,8 +3,6 @@
 Masks and options: `test_attention_gradients`, whose calls make dq too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 Those are in `test_attention_forward` and `test_attention_gradients`.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -2,8 +2,6 @@
 lie one after another.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 from typing import Any
 

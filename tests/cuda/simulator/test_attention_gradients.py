@@ -1,7 +1,5 @@
 """attention's gradient by each kernel of the tensor-core rungs: widths, Configs, masks, options, hidden values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import product

@@ -1,7 +1,5 @@
 """Gradients of attention where a row is NaN: what it reaches are the keys that it sees, also with scores of -inf."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Key ranges on every rung: the bits of the same call on a copy of their keys, whose gradients are then summed."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

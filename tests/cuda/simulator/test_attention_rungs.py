@@ -1,7 +1,5 @@
 """Which rung takes a call of attention, which rungs refuse it, and whether their tiles fit into shared memory."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any, NamedTuple
 

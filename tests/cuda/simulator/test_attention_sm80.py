@@ -1,7 +1,5 @@
 """attention's sm80 rung: what its cases do not have. Layouts, strips; the rest is in `test_attention_forward`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

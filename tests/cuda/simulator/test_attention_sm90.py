@@ -1,7 +1,5 @@
 """attention's sm90 rung: what its cases do not have. Layouts, rows that see nothing, what it refuses."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

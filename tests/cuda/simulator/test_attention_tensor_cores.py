@@ -1,7 +1,5 @@
 """What attention's rungs on tensor cores have in common: sequences, rows by themselves, what a mask hides."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 from typing import Any

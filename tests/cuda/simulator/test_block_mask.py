@@ -1,7 +1,5 @@
 """Block masks: what makes them, and attention's sm90 rung, which visits what they list."""
 
-from __future__ import annotations
-
 import gc
 from functools import partial
 from typing import Any

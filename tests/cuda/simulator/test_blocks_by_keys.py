@@ -1,7 +1,5 @@
 """A block mask's lists by tiles of keys, and the gradient of keys and values, which walks them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calls of dualops.cuda: results in the caller's memory, the same bits twice, wrong calls refused before they run."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

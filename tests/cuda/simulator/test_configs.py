@@ -1,7 +1,5 @@
 """softmax's kernels by Configs that the SIM cases are too small for: clusters, several rows a block, rings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product

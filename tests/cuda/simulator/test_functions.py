@@ -1,7 +1,5 @@
 """Users' functions in the simulator: the kernel's type all the way, and the reference's numbers."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every instruction's twin against a computation that owes it nothing: fractions, `struct`, Python's own floats."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """softmax's ladder, step by step: ragged rows in every dtype, NaN and infinities in a row, what a step does not do."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Lion's kernels by Configs and alignments that no case has, and its lists: groups, refusals."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """matmul's tiles that the SIM cases are too small for, and products whose axes fold."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """matmul's rung on tensor cores: where slices lie, who loads what of them, each Config, each way to read a factor."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial

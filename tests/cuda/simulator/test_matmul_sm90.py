@@ -1,7 +1,5 @@
 """matmul's sm90 rung in the simulator: Configs that the SIM cases are too small for, every layout, what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

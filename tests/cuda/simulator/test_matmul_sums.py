@@ -1,7 +1,5 @@
 """The gradient of matmul's bias, sums of columns: 16 bytes at a time and by elements, in a slab and in several."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The simulator rejects mutants of every kernel that waits: a sample here, `make mutants` runs them all."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The kernels of rms_norm and layer_norm by Configs that the SIM cases are too small for, and results over inputs."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Options in a tile: ranges at the ends of 32 bits, a user's integers of 64, and dropout's weights, four a call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

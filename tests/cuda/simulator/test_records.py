@@ -1,7 +1,5 @@
 """Records of instructions: all of them have what they need, and one that does not fit together is refused."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """Retention token after token: which calls move the state by 16 bytes, and that this changes no bit of any result."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Retention's sm90 rung and its gradient: the table of calls, decays, layouts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

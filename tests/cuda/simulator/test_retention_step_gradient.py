@@ -1,7 +1,5 @@
 """log_decay's own gradient on Hopper's tensor cores: decays of all sizes, layouts, NaN. Calls are in the table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

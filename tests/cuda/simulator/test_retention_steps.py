@@ -1,7 +1,5 @@
 """Retention with a decay of each step: the sums of log_decay, what they depend on, which kernels are built for it."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 from unittest import mock

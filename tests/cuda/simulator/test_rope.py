@@ -1,7 +1,5 @@
 """rope's kernels: every Config, positions outside the tables, writing over the inputs, and which kernel serves what."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any

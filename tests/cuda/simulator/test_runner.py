@@ -1,7 +1,5 @@
 """The simulator's runner: who waits for whom, what is out of bounds, in which order threads run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

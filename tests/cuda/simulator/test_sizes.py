@@ -1,7 +1,5 @@
 """Traced sizes: a call of other sizes has the result that it has alone, or an error: it needs another family."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

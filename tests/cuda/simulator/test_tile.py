@@ -1,7 +1,5 @@
 """Tiles of shared memory, how they are filled, and products of them: integers, so that results are exact."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 

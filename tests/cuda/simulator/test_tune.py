@@ -1,7 +1,5 @@
 """Ways that are timed, here by what a test says, and what calls then take."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

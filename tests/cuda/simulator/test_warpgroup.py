@@ -5,8 +5,6 @@ registers, and for one that leaves a group running: what `tests/wrong` does not 
 order. On a GPU most of them hang, or are right as often as not.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

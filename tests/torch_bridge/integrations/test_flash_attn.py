@@ -1,7 +1,5 @@
 """flash-attn's functions: its options, against attention written out; views, caches, and what is refused."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

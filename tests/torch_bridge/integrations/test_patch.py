@@ -1,7 +1,5 @@
 """`patch` and its undo: one model and no other, all of it or nothing; rope's tables against transformers' own."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from functools import cache, wraps

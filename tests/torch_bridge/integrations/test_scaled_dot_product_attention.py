@@ -1,7 +1,5 @@
 """The drop-in compared with torch's own function."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

@@ -1,7 +1,5 @@
 """Hugging Face models on dualops' operators, compared with eager ones: what they compute, trained and generating."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

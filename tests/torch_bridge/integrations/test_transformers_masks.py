@@ -1,7 +1,5 @@
 """Masks as the mask function makes them, read by attention, against the dense mask that they stand for."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
