@@ -9,11 +9,8 @@ import pytest
 from tests import processes
 from tests.processes import ROOT
 
-SCRIPTS = sorted((ROOT / "examples").glob("[!_]*.py"))
-TUTORIALS = ROOT / "docs" / "pages" / "tutorials"
 
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("[!_]*.py")), ids=lambda script: script.stem)
 def test_it_prints_what_its_page_shows(script, tmp_path, capsys, monkeypatch):
     if "import torch" in script.read_text("utf-8"):
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -23,7 +20,7 @@ def test_it_prints_what_its_page_shows(script, tmp_path, capsys, monkeypatch):
         printed = processes.printed(script, cwd=tmp_path, NUMBA_ENABLE_CUDASIM="1")
     shown = script.with_suffix(".txt")
     assert printed == shown.read_text("utf-8"), f"python {script.name} > {shown.name} renews it, in the simulator"
-    page = (TUTORIALS / f"{script.stem}.md").read_text("utf-8")
+    page = (ROOT / "docs" / "pages" / "tutorials" / f"{script.stem}.md").read_text("utf-8")
     assert all(f'--8<-- "examples/{file.name}"' in page for file in (script, shown))
 
 

@@ -59,13 +59,12 @@ TESTING = "dualops.testing.*"
 UNOWNED = "dualops.cuda.unowned"
 OF_OPERATORS = (SPEC, PTX, TILE, VIEWS, ROW_WALK, UNOWNED, *HOST_OF_OPERATORS)
 # kernels that operators share: a package of their own, which no other operator may import
-FUNCTIONS = "dualops.cuda.user_functions"
 ROWS = "dualops.cuda.rows.*"
 SHARED: dict[str, tuple[str, ...]] = {
     "softmax": (ROWS,),
     "rms_norm": ("dualops.cuda.norm",),
     "layer_norm": ("dualops.cuda.norm",),
-    "flash_attention": (FUNCTIONS,),
+    "flash_attention": ("dualops.cuda.user_functions",),
 }
 
 LAW = (

@@ -30,8 +30,7 @@ def blocked(*arrays: np.ndarray, **options: Any) -> Any:
     return flash_attention_blocked(*arrays, **options, block_q=3, block_kv=4)
 
 
-FORMS = [flash_attention, blocked]
-every_form = pytest.mark.parametrize("form", FORMS, ids=["plain", "blocked"])
+every_form = pytest.mark.parametrize("form", [flash_attention, blocked], ids=["plain", "blocked"])
 
 
 def made(params: dict[str, Any], **shapes: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -21,10 +21,6 @@ def tables(positions: Any, dim: int, **options: Any) -> tuple[np.ndarray, np.nda
     return reference.rope_tables(np.asarray(positions, np.int64), dim, dtype="float64", **options)
 
 
-def normal(scaling: Any) -> Any:
-    return next(param.domain(scaling) for param in SPEC_TABLES.params if param.name == "scaling")
-
-
 def problems(seed: int, count: int = 40, **options: Any) -> Any:
     return random_problems("rope", seed, count, max_elements=500, **options)
 
@@ -194,7 +190,7 @@ def test_dicts_in_hugging_faces_words():
             {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 64, "seq_len": 99},
             ("dynamic", 2.0, 64, 99),
         ),
-        (normal(LLAMA3), LLAMA3),
+        (next(param.domain for param in SPEC_TABLES.params if param.name == "scaling")(LLAMA3), LLAMA3),
     ]
     for given, meant in same:
         one, two = (reference.rope_tables(positions, 16, scaling=scaling) for scaling in (given, meant))

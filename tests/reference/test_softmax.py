@@ -13,7 +13,6 @@ from tests.problems import elements, materialize as materialize_case, random_lay
 
 SPEC = OPERATORS["softmax"]
 CASES = [case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 19]
-EPS = np.finfo(np.float64).eps
 FORMS = [softmax, softmax_online]
 
 pytestmark = pytest.mark.filterwarnings("error")  # no NumPy warning reaches a user
@@ -44,7 +43,7 @@ def test_float64_against_fifty_digits(form, spread):
     for row, result in zip(x, y, strict=True):
         for i, exact in enumerate(in_decimal(row.tolist())):
             # rounding of x - max, through exp, and of the sum of 33 numbers
-            slack = EPS * (abs(row[i] - row.max()) + 33 + 4)
+            slack = np.finfo(np.float64).eps * (abs(row[i] - row.max()) + 33 + 4)
             assert abs(Decimal(float(result[i])) - exact) <= exact * Decimal(float(slack)) + Decimal("5e-324")
 
 

@@ -13,13 +13,9 @@ from tests.torch_bridge.llama import MODES, Mode, batches
 WORLD, STEPS = 2, 3
 
 
-def mode_of(name: str) -> Mode:
-    return Mode(dtype=torch.float64) if name == "float64" else MODES[name]
-
-
 def train(name: str, device: str, rank: int = 0, world: int = 1) -> dict[str, torch.Tensor]:
     """Parameters after STEPS steps, and the gradients of the first, of a process that has every world-th sequence."""
-    mode = mode_of(name)
+    mode = Mode(dtype=torch.float64) if name == "float64" else MODES[name]
     model = mode.model(device)
     run = mode.running(model, device)
     if world > 1:

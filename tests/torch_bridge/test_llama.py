@@ -8,9 +8,6 @@ import torch
 from tests.torch_bridge.llama import MODES, Mode, Training, batches, gradients
 from tests.torch_bridge.operators import same_bits
 
-every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-REPLAYS = 100
-
 
 def test_checkpointing_changes_no_bit(device: str) -> None:
     for dropout in (0.0, 0.25):
@@ -35,13 +32,13 @@ def test_checkpointing_draws_the_same_seeds_again(device: str) -> None:
 
 
 @pytest.mark.cuda
-@every_mode
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_a_captured_step_replayed(mode: Mode) -> None:
     """The bits of as many steps that are not captured, although nothing that the capture used is kept but the graph."""
     from tests.cuda.forget import forget
 
     plain, captured = (Training(mode, "cuda") for _ in range(2))
-    first, later = batches(3, "cuda", seed=1), batches(REPLAYS, "cuda", seed=2)
+    first, later = batches(3, "cuda", seed=1), batches(100, "cuda", seed=2)
     side = torch.cuda.Stream()
     for training in (plain, captured):
         side.wait_stream(torch.cuda.current_stream())

@@ -11,7 +11,6 @@ from dualops.torch_bridge import matmul
 from .conftest import LAYOUTS, values
 from .operators import Recorder
 
-FORWARD = torch.ops.dualops.matmul.default
 PROBLEMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "nn": ((3, 4), (4, 5), {}),
     "linear": ((2, 3, 4), (5, 4), {"transpose_b": True, "activation": "gelu"}),
@@ -61,6 +60,6 @@ def test_the_preactivation_is_kept_only_where_backward_needs_it() -> None:
 
 def test_backward_without_the_preactivation_is_an_error() -> None:
     a, b, _ = Arguments("linear", torch.float32, "cpu").tensors
-    y, _ = FORWARD(a, b, None, False, True, "gelu")
+    y, _ = torch.ops.dualops.matmul.default(a, b, None, False, True, "gelu")
     with pytest.raises(TypeError, match="matmul_backward: preactivation is missing, expected it with activation"):
         y.sum().backward()

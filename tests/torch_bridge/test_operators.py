@@ -35,7 +35,6 @@ from .operators import (
     tensor,
 )
 
-DTYPES = ("float64", "float32", "float16", "bfloat16")
 PURE = [name for name, spec in OPERATORS.items() if not spec.updates]
 COVERING = {f"{name}-{case.name}": (name, case) for name in PURE for case in covering_cases(name)}
 EMPTY = {
@@ -71,7 +70,6 @@ WITH_GRADIENTS = {
 # of a sum of absolute values there is no gradient
 SMOOTH = {key: each for key, each in WITH_GRADIENTS.items() if each[1].params.get("normalize") != "abs"}
 differentiable = pytest.mark.parametrize("name", DIFFERENTIABLE)
-pure = pytest.mark.parametrize("name", PURE)
 every_case = pytest.mark.parametrize(("name", "case"), COVERING.values(), ids=COVERING)
 case_once = pytest.mark.parametrize(("name", "case", "dtype"), ONCE.values(), ids=ONCE)
 every_gradient = pytest.mark.parametrize(("name", "case"), WITH_GRADIENTS.values(), ids=WITH_GRADIENTS)
@@ -165,7 +163,7 @@ def test_results_against_float64(name: str, case: Case, dtype: str, device: str)
 
 
 @pytest.mark.parametrize(("name", "case"), (COVERING | EMPTY).values(), ids=COVERING | EMPTY)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_the_bridge_adds_no_rounding(name: str, case: Case, dtype: str) -> None:
     """CPU tensors get the reference's results and gradients, bit for bit."""
     call = bridge_call(name, "cpu", dtype, case)
@@ -477,7 +475,7 @@ def test_export(name: str, device: str) -> None:
     equal(program.module()(others), later._replace(tensors=others)())
 
 
-@pure
+@pytest.mark.parametrize("name", PURE)
 @pytest.mark.parametrize("way", ["eager", "compiled", "dispatcher"])
 def test_autocast(name: str, way: str, device: str) -> None:
     """In bfloat16: data get the operator's own dtype under autocast; float64 stays as it is, and so do weights of

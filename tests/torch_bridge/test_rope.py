@@ -15,7 +15,6 @@ from .conftest import DTYPES, values
 from .operators import compiled, equal, tensor
 
 B, H, HKV, S, D, R, ROWS = 2, 3, 1, 5, 8, 6, 9
-FORMS = ("rows", "batches", "positions", "own positions")
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -69,7 +68,7 @@ def test_it_is_the_formula_of_hugging_face(device: str) -> None:
     torch.testing.assert_close(part, torch.cat((theirs, q, q), -1), rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["rows", "batches", "positions", "own positions"])
 def test_in_place(form: str, device: str) -> None:
     given, interleaved = arguments(form, torch.bfloat16, device), form in ("rows", "positions")
     expected = given(interleaved=interleaved)

@@ -19,7 +19,6 @@ from .sharded_attention import ATTENTION
 from .sharded_modules import WAYS, alone
 
 pytestmark = pytest.mark.xdist_group("sharding")  # the processes start once
-MESH = (2, 2)
 
 
 def norm(call: Callable[..., Any], word: Any, shape: tuple[int, ...], *vectors: str, **params: Any) -> Case:
@@ -212,7 +211,7 @@ CHECKS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
-    return found_by(MESH, CHECKS | WAYS, tmp_path_factory.mktemp("sharding"))
+    return found_by((2, 2), CHECKS | WAYS, tmp_path_factory.mktemp("sharding"))
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -55,16 +55,12 @@ def test_nested_vmap(device: str) -> None:
     torch.testing.assert_close(nested(x), softmax(x.permute(1, 2, 0, 3)), rtol=0, atol=0)
 
 
-def by_other_kernels(device: str) -> dict[str, Any]:
-    """How near results are that, on a GPU, two kernels compute, since they get other strides."""
-    return {} if device == "cuda" else {"rtol": 0, "atol": 0}
-
-
 def test_vmap_of_backward_with_one_unmapped_argument(device: str) -> None:
     y = softmax(values((3, 5), torch.float32, device))
     dys = values((4, 3, 5), torch.float32, device, seed=1)
     expected = torch.stack([BACKWARD(y, dy, -1) for dy in dys])
-    torch.testing.assert_close(torch.vmap(lambda dy: BACKWARD(y, dy, -1))(dys), expected, **by_other_kernels(device))
+    close: dict[str, Any] = {} if device == "cuda" else {"rtol": 0, "atol": 0}  # by two kernels: strides are others
+    torch.testing.assert_close(torch.vmap(lambda dy: BACKWARD(y, dy, -1))(dys), expected, **close)
 
 
 def test_func_gradients(device: str) -> None:

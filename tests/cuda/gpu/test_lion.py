@@ -14,8 +14,6 @@ from dualops.cuda.lion import lists as lists_module, of_lists
 from dualops.torch_bridge.optim import Lion
 from tests.cuda.gpu.library import LATE, numpy
 
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-
 Tensors = list[torch.Tensor]
 
 
@@ -46,7 +44,7 @@ def test_a_mixture_of_tensors():
     """Every dtype, momenta of their own, odd addresses, no elements, no axes, an order of axes that does not fit."""
     params, momenta = [], []
     for i, shape in enumerate([(100,), (33, 70), (), (0, 4), (5000,), (1,), (64, 66)]):
-        for dtype in DTYPES:
+        for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
             params.append(torch.randn(shape, device="cuda").to(dtype))
             momenta.append(
                 torch.randn(shape, device="cuda").to(torch.float32 if i % 2 and dtype.itemsize < 4 else dtype)

@@ -19,15 +19,10 @@ attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
 FLOAT32 = np.float32
 
 
-def some(*shape: int, seed: int = 0) -> np.ndarray:
-    """Numbers that bfloat16 does not have."""
-    return np.random.default_rng(seed).standard_normal(shape).astype(FLOAT32)
-
-
 def arrays(q: tuple[int, ...], k: tuple[int, ...], Dv: int) -> list[np.ndarray]:
-    """q, k, v and do for arrays of these shapes."""
+    """q, k, v and do for arrays of these shapes, of numbers that bfloat16 does not have."""
     shapes = (q, k, (*k[:-1], Dv), (*q[:-1], Dv))
-    return [some(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    return [np.random.default_rng(seed).standard_normal(shape).astype(FLOAT32) for seed, shape in enumerate(shapes)]
 
 
 def test_the_gradient_of_wide_heads_by_a_block_mask():

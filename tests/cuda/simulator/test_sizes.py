@@ -15,8 +15,6 @@ from dualops.spec import ArrayMeta, Tag
 from dualops.spec.meta import contiguous_strides
 from tests.cuda.operators import every_direction
 
-HERE = devices.known("sm_90a")
-
 
 def traced(*values: int) -> tuple[Trace, list[Size]]:
     trace = Trace()
@@ -94,7 +92,7 @@ def settle(operation: Operation, call: Call) -> tuple[str, Any]:
     """What says which kernels do a call, and all numbers that its plan has."""
     problem = operation._bind(call)
     results = problem.outputs(operation.outputs)
-    choice = operation.choose(problem, results, HERE, call.rung)
+    choice = operation.choose(problem, results, devices.known("sm_90a"), call.rung)
     steps = [(step.grid, [*leaves(step.args)], step.shared_bytes) for step in choice.steps()]
     metas = (*results.values(), *choice.workspace.values())
     kernels = [step.kernel.identity for step in choice.steps()]
