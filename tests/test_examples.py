@@ -35,7 +35,6 @@ if os.environ["RANK"] == "0":
 
 
 def test_context_parallel_on_two_processes(tmp_path: Path):
-    """The same losses as on one, to float32 rounding."""
     script, program = ROOT / "examples" / "context_parallel.py", tmp_path / "with_losses.py"
     program.write_text(WITH_LOSSES)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -127,15 +127,8 @@ LAW = (
     # knows operators' Configs and what their kernels do; nothing but the command line and `dualops.cuda` knows it
     Row(
         f"{COST}.*",
-        (
-            SPEC,
-            TILE,
-            "dualops.cuda",
-            *HOST_OF_OPERATORS,
-            OFFLINE,
-            ROWS,
-            *(f"dualops.cuda.{name}.*" for name in ESTIMATED),
-        ),
+        (SPEC, TILE, "dualops.cuda", *HOST_OF_OPERATORS, OFFLINE, ROWS,
+         *(f"dualops.cuda.{name}.*" for name in ESTIMATED)),
         NUMBERS,
     ),
     Row("dualops.cuda", (SPEC, "dualops.cuda.*", f"{COST}.ranking"), ()),
@@ -154,7 +147,7 @@ LAW = (
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),
     Row("benchmarks.*", None, None),
-)
+)  # fmt: skip
 
 STANDARD = frozenset(sys.stdlib_module_names)
 

@@ -203,7 +203,6 @@ class TestPicture:
             assert curves[label][0] == (1024, pytest.approx(nbytes / seconds))
 
     def test_a_curve_has_one_point_a_length(self) -> None:
-        """As committed, where norms are timed with a residual too."""
         from matplotlib.figure import Figure
 
         history = recordings(ROOT / "benchmarks" / "results", "h100")

@@ -141,7 +141,6 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_disk_without_room(tmp_path, jobs):
-    """By a limit on a file's size. What was not kept is no success."""
     arguments = ("warm", *LION, "--arch", "sm_90a", "--jobs", jobs)
     done = python("-c", FULL, *arguments, DUALOPS_CACHE_DIR=str(tmp_path))
     assert done.returncode == 2 and not done.stdout

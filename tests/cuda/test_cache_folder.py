@@ -219,7 +219,6 @@ def test_a_folder_that_can_not_be_entered(tmp_path, below):
 
 
 def test_an_unknown_home(tmp_path, monkeypatch):
-    """What platformdirs then says is no place in the current folder."""
     monkeypatch.delenv("DUALOPS_CACHE_DIR", raising=False)
     monkeypatch.setattr(cache.platformdirs, "user_cache_dir", lambda name: f"~nobody-of-that-name/{name}")
     monkeypatch.chdir(tmp_path)

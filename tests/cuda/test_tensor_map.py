@@ -78,7 +78,6 @@ def test_spans(span, name, asked):
 
 
 def test_loads_that_round_to_tf32(asked):
-    """Of a float32 array, in the simulator as a GPU does it."""
     boxes = Boxes(ROUNDED, (8, 64), (64, 1), (8, 32), 128)
     boxes.encoded(64)
     assert asked.encoded[0][0] == "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32" and asked.encoded[0][4] == [256]

@@ -117,7 +117,6 @@ def test_blocked_is_plain(spec, case, blocks):
 
 @pytest.mark.parametrize("special", [False, True])
 def test_blocked_is_as_near_the_truth_as_plain_is(special):
-    """In every dtype, by the rule that kernels are held to."""
     non_finite = 0
     for case in random_problems("flash_attention", 4, 60, max_elements=3000):
         arrays = gradient_inputs(SPEC, case, special=special)

@@ -240,7 +240,6 @@ def test_a_nan_reaches_the_queries_that_see_it_and_no_others(form, backward, nam
 
 @both_directions
 def test_a_query_that_sees_nothing_leaves_every_gradient_alone(form, backward):
-    """Whatever stands in q, and comes in for its o and lse."""
     shapes = {"q": (2, 4, 11, 3), "k": (2, 2, 7, 3), "v": (2, 2, 7, 2), "bias": (1, 4, 11, 7)}
     arrays, params = made({"causal": True}, **shapes)
     o, lse = form(**arrays, **params)
@@ -275,7 +274,6 @@ def with_a_hole(name: str) -> tuple[dict[str, Any], dict[str, Any], np.ndarray, 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("special", [np.nan, np.inf])
 def test_a_nan_row_reaches_the_keys_that_it_sees_and_no_others(form, backward, name, special):
-    """Also keys of which the row's own score is -inf."""
     arrays, params, visible, (row, cause, _) = with_a_hole(name)
     expected = results(form, backward, arrays, params)
     arrays["bias"][1, 2, row, cause] = special

@@ -203,26 +203,17 @@ def test_empty_problems(case):
 
 WRONG: list[tuple[dict[str, tuple[int, ...]], dict[str, Any], str]] = [
     ({"a": (3,), "b": (3, 4)}, {}, r"matmul: a has 1 axes \(3,\), expected at least 2: \[..., M, K\]"),
-    (
-        {"a": (2, 3), "b": (3,)},
-        {"transpose_b": True},
-        r"matmul: b has 1 axes \(3,\), expected at least 2: \[..., N, K\]",
-    ),
+    ({"a": (2, 3), "b": (3,)}, {"transpose_b": True},
+     r"matmul: b has 1 axes \(3,\), expected at least 2: \[..., N, K\]"),
     ({"a": (2, 3), "b": (4, 5)}, {}, "matmul: b has K=4, a has K=3"),
     ({"a": (2, 3), "b": (5, 4)}, {"transpose_a": True, "transpose_b": True}, "b has K=4, a has K=2"),
     ({"a": (2, 3), "b": (3, 5), "bias": (4,)}, {}, "matmul: bias has N=4, b has N=5"),
-    (
-        {"a": (2, 3, 4), "b": (3, 4, 5)},
-        {},
-        r"matmul: b has batch axes \(3,\), a has \(2,\), expected them to broadcast",
-    ),
-    (
-        {"a": (2, 3), "b": (3, 5)},
-        {"activation": "tanh"},
-        "matmul: activation is 'tanh', expected one of None, 'relu', 'gelu', 'silu'",
-    ),
+    ({"a": (2, 3, 4), "b": (3, 4, 5)}, {},
+     r"matmul: b has batch axes \(3,\), a has \(2,\), expected them to broadcast"),
+    ({"a": (2, 3), "b": (3, 5)}, {"activation": "tanh"},
+     "matmul: activation is 'tanh', expected one of None, 'relu', 'gelu', 'silu'"),
     ({"a": (2, 3), "b": (3, 5)}, {"precision": "ieee"}, "precision is 'ieee', expected one of None, 'tf32'"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("shapes", "params", "message"), WRONG)

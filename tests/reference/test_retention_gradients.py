@@ -113,7 +113,6 @@ def test_cases_against_finite_differences(spec, case):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("states", [False, True])
 def test_every_form_and_normalizer_against_finite_differences(form, normalize, states):
-    """Over more than a chunk."""
     if normalize == "abs" and (form != "parallel" or states):
         return
     shapes, params = options_of(

@@ -206,8 +206,6 @@ def test_key_ranges_compiled_once_for_all_numbers_and_lengths(device: str) -> No
 
 
 def test_compiled_with_a_length_from_the_data(device: str) -> None:
-    """An integer that no trace knows the value of."""
-
     def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         longest: Any = ends.diff().max().item()
         return flash_attention_varlen(q, k, v, ends, ends, longest, longest)
@@ -298,7 +296,6 @@ def test_torchs_generator_draws_a_seed(form: str, device: str) -> None:
 
 
 def test_backward_drops_what_forward_dropped(device: str) -> None:
-    """Also where forward is done twice."""
     arguments = plain(device=device, dropout_p=0.5)
     tensors = tuple(arguments.tensors.values())
     found = []

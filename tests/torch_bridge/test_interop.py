@@ -171,7 +171,6 @@ def test_autocast_does_not_hide_what_went_wrong(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_numbers_are_made_what_the_schema_has() -> None:
-    """Whichever way a call takes, NumPy's numbers are as good as Python's."""
     x, w = arguments(True)
     params = (np.int64(3), np.float32(0.5), np.bool_(True), "odd", np.float64(0.25), True, tripled, np.bool_(True))
     for watch in (torch.no_grad(), torch.enable_grad(), profile()):

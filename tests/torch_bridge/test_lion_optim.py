@@ -162,7 +162,6 @@ def test_foreach_and_fused_change_nothing(flags: dict[str, Any], capturable: boo
 
 
 def test_keywords_are_those_of_torchs_optimizers() -> None:
-    """And have their defaults."""
     theirs, ours = (signature(kind).parameters for kind in (torch.optim.Adam, Lion))
     for name in ("foreach", "maximize", "capturable", "fused"):
         assert ours[name].default is theirs[name].default

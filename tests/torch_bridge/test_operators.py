@@ -182,7 +182,6 @@ def test_the_bridge_adds_no_rounding(name: str, case: Case, dtype: str) -> None:
 
 @pytest.mark.parametrize(("name", "case"), SMOOTH.values(), ids=SMOOTH)
 def test_gradients_against_differences(name: str, case: Case, device: str) -> None:
-    """In float64, along random directions."""
     call = bridge_call(name, device, "float64", case)
 
     def function(*leaves: torch.Tensor) -> Tensors:
@@ -282,7 +281,6 @@ def test_gradients_that_arrive_broadcast(name: str, case: Case, device: str) -> 
 
 @pytest.mark.parametrize(("name", "keys"), CONSTANTS.items(), ids=CONSTANTS)
 def test_gradients_that_there_are_none_of_are_refused(name: str, keys: set[str], device: str) -> None:
-    """They must not be taken for zero."""
     for key in keys:
         case = next(case for other, case in COVERING.values() if other == name and key in case.shapes)
         call = bridge_call(name, device, "float64", case)

@@ -269,7 +269,6 @@ def test_every_operator_has_rules() -> None:
 
 
 def test_the_bridge_imports_no_dtensors() -> None:
-    """Nor does a call of plain tensors."""
     program = (
         "import sys, torch; from dualops import torch_bridge as ours; x = torch.ones(2, 3); "
         "ours.softmax(x); ours.lion(x, x.clone(), x.clone(), 0.1); "

@@ -95,7 +95,6 @@ def test_errors_are_numbas():
 
 
 def test_answers_about_types_are_kept_and_asked_for_again():
-    """The same operators again cost no further answers."""
     lto_ir(build(11), ARCH)
     known = answers.ANSWERS, answers.SIGNATURES
     before = [len(kept) for kept in known]

@@ -117,7 +117,6 @@ def edit(monkeypatch):
 
 
 def test_an_edit_of_any_module_reaches_the_kernels_that_use_it(edit):
-    """Each module in turn: the keys of those kernels change that are made of it."""
     builds = {kernel.modules for kernel in kernels()}
     made_of = {modules: sources.made_of(modules) for modules in builds}
     before = {modules: sources.digest(modules) for modules in builds}
@@ -204,7 +203,6 @@ SOURCES = [as_sources, zipped(as_sources)]
 
 @pytest.mark.parametrize("make", [*SOURCES, as_bytecode, zipped(as_bytecode)])
 def test_imports_are_followed_wherever_they_stand(tmp_path, make):
-    """However it is installed; where there is no source, to all modules."""
     digests = []
     for number, changed in enumerate(["", "unused.py", "starred.py"]):
         tree, made = tmp_path / f"{number}" / "tree", tmp_path / f"{number}" / "made"

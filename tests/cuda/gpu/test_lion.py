@@ -159,7 +159,6 @@ def test_a_graph_is_replayed_after_its_tables_were_forgotten(table, monkeypatch)
 
 
 def test_addresses_that_were_others():
-    """Memory that is given again to tensors of another shape or dtype."""
     for turn in range(30):
         given = lists(3, 500 + 64 * (turn % 3), (torch.bfloat16, torch.float16)[turn % 2])
         wanted = stepped(given, 0.1)

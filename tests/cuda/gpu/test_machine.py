@@ -31,7 +31,6 @@ def test_a_hidden_gpu(visible):
 
 
 def test_a_missing_package():
-    """Its extra is that of the driver."""
     code = "import sys; sys.modules['numba_cuda'] = None; from dualops.machine import missing; print(missing())"
     found = output_of(code)
     assert "numba-cuda is not installed: pip install '" in found

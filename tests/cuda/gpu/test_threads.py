@@ -186,7 +186,6 @@ def gradients_on(device: str) -> list[Work]:
 
 @pytest.mark.cuda(2)
 def test_two_devices_from_one_thread():
-    """Whichever is current, work goes where its arrays are."""
     first, second = map(gradients_on, ("cuda:0", "cuda:1"))
     for current in (0, 1):
         with torch.cuda.device(current):
@@ -202,7 +201,6 @@ def test_two_devices_from_one_thread():
     ("one", "two"), [(["cuda:1"], ["cuda:1"]), (["cuda:0"], ["cuda:1"]), (["cuda:0", "cuda:1"], ["cuda:1", "cuda:0"])]
 )
 def test_two_threads_and_two_devices(one, two):
-    """One device from both, a device from each, both from both."""
     works = {device: gradients_on(device) for device in ("cuda:0", "cuda:1")}
     expected = {device: [work() for work in each] for device, each in works.items()}
     for device in works:

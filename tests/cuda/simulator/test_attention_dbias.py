@@ -94,7 +94,6 @@ def test_neighbours_are_stored_at_once_where_they_lie_so(shape):
 
 
 def test_the_operators_own_tiles():
-    """Several of them, in whole boxes; the bias's rows have an odd length."""
     checked(arrays_for(1, 2, 1, 150, 133, 24, 72), bias=numbers(2, 150, 133, seed=9), causal="top_left")
 
 
@@ -109,7 +108,6 @@ def test_the_operators_own_tiles():
     ids=named,
 )
 def test_options_with_a_bias(params):
-    """Slopes of what comes before it are not its own."""
     with served(SMALL):
         checked(arrays_for(1, 2, 1, 70, 40), bias=numbers(70, 40, seed=9), **params)
         checked(arrays_for(1, 2, 1, 70, 40), bias=numbers(2, 1, 40, seed=9), **params)
@@ -174,7 +172,6 @@ def test_sums_of_a_batch_do_not_depend_on_the_others(shape):
 
 
 def test_dbias_among_other_memory():
-    """Any strides, of the bias and of its gradient."""
     q, k, v, do = arrays_for(1, 2, 1, 70, 40)
     bias = numbers(2, 40, 72, seed=9).transpose(0, 2, 1)[:, 1:71]
     with served(SMALL):

@@ -45,7 +45,6 @@ def test_parts_are_all_there():
 
 
 def test_tokens_before_heads_and_among_other_memory():
-    """Heads of a group; rows that are not at multiples of 16 bytes."""
     q, k, v, do = (x.transpose(0, 2, 1, 3)[..., 1:] for x in arrays((1, 66, 2, 24), (1, 70, 1, 24), 24))
     out = np.full((1, 2, 66, 30), 7, FLOAT32)
     checked(attend(q, k, v, out=out[..., 3:26]), reference.flash_attention, q, k, v)

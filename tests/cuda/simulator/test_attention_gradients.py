@@ -171,7 +171,6 @@ def test_gradients(way, q, k, Dv, configs, params):
     ids=str,
 )
 def test_sequences(D, Dv, params):
-    """Empty ones, and ends within a tile."""
     configs = {"two": [SMALL], "wide": [SPLIT]}.get(params["way"], [])
     checked_varlen(D, Dv, *configs, **params | ({"way": "two"} if configs else {}))
 

@@ -88,7 +88,6 @@ def test_a_nan_row_reaches_all_that_it_sees(case, rung, dtype):
 
 @pytest.mark.parametrize("case", ["bias, mask_mod", "score_mod"])
 def test_the_same_of_two_kernels(case):
-    """One for dq, one for dk and dv."""
     with served():
         test_a_nan_row_reaches_all_that_it_sees(case, "sm90", BFLOAT16)
 

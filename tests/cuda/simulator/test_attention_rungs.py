@@ -104,7 +104,6 @@ def test_tiles_of_sm80_fit_into_what_a_block_of_a_consumers_card_has():
 
 @pytest.mark.parametrize("options", [[], *([option.name] for option in OPTIONS), [option.name for option in OPTIONS]])
 def test_tiles_of_forward_fit(options):
-    """And a slice into a warpgroup's registers."""
     for D, Dv in product(range(64, 257, 64), range(64, 513, 64)):
         for config, _ in [*sm90.configs(D, Dv, options), sm90.short_config(D, Dv, options, 4)]:
             assert config.shared_bytes(D, Dv) <= HOPPER - sm90.SLACK, (D, Dv, config)

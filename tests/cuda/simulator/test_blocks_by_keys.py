@@ -101,7 +101,6 @@ def test_what_a_window_hides_is_left_out(params):
 
 @pytest.mark.parametrize(("Dv", "config"), [(16, DkvApartConfig(32, 2)), (136, None)])
 def test_wide_heads(Dv, config):
-    """Two blocks of keys have a list."""
     checked((1, 1, 140, 16), (1, 100), Dv, config, blocks=(1, 1), mask_mod=patches)
 
 
@@ -120,7 +119,6 @@ def test_float32():
 
 @pytest.mark.parametrize("config", [SMALL, DkvApartConfig(32, 2)], ids=lambda config: type(config).__name__)
 def test_keys_that_nobody_sees(config):
-    """And queries that see nothing: neither are loaded, NaN among them or not."""
     q, k, v, o, lse, do = arrays(1, 1, 1, 2 * TILE, 2 * TILE)
     lists = np.array([[[[1, 1, 0], [0, 0, 0]]]], np.int32)  # the first tile of either, whole
     seen = [x[:, :, :TILE] for x in (q, k, v, o, lse, do)]

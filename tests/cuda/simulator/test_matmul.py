@@ -44,7 +44,6 @@ def launch(config: Any, *arrays: np.ndarray, out: np.ndarray, by: Any = simt, **
     ids=["large-nn", "large-tn", "large-nt", "medium-tt", "medium-nt"],
 )
 def test_tiles(config, dtype, sizes, layout, place, order):
-    """Whole tiles and ragged ones, 16 bytes at a time and element by element."""
     shapes, transposes = shapes_of(*sizes, layout=layout, bias=True)
     case = Case("tiles", dtype, shapes, {**transposes, "activation": "relu"})
     layouts = {"a": place, "b": place}

@@ -43,7 +43,6 @@ def test_every_kernel_that_waits_has_mutants():
 
 
 def test_every_verb_that_waits_is_run():
-    """What a ring's kernel reaches in any variant, one of its problems comes to."""
     reached = kernels()
     came = defaultdict(set)
     for problem in RINGS:

@@ -123,7 +123,6 @@ OVERLAPPING = [
     ids=str,
 )
 def test_ring(monkeypatch, name, config, dtype, backward):
-    """One block or cluster takes all rows, and the ring runs ahead of them."""
     monkeypatch.setattr(norm, "ring_config", lambda *_, **__: config)
     longest, vector = config.cluster * config.columns(dtype), 16 // itemsize(dtype)
     with simulator.order("forward"):

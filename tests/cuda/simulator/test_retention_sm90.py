@@ -19,7 +19,6 @@ run, gradient = calls_of("sm90")
 
 @pytest.mark.parametrize("row", [*ROWS, *WIDE_ROWS], ids=str)
 def test_each_row(row):
-    """Under the accuracy rule."""
     with changed("retention", *row.changes):
         check(SPEC, row.case, gradient if row.backward else run, backward=row.backward, ways=("given",))
 
@@ -35,7 +34,6 @@ def test_steps_from_slow_to_sudden(least):
 
 @pytest.mark.parametrize("Dv", [16, 264])
 def test_tokens_first(Dv):
-    """[B, S, H, D] in memory: the same bits."""
     q, k, v, do = (numbers(1, 40, 2, width, seed=n).transpose(0, 2, 1, 3) for n, width in enumerate((16, 16, Dv, Dv)))
     assert np.array_equal(run(q, k, v), run(*map(np.ascontiguousarray, (q, k, v))))
     ours, others = gradient(q, k, v, do), gradient(*map(np.ascontiguousarray, (q, k, v, do)))
@@ -85,7 +83,6 @@ def test_what_it_does_not_do(D, Dv, params):
     ],
 )
 def test_enough_blocks_are_its_own(B, H, S, rung, forward, backward):
-    """Of sequences, or of segments of two chunks and more."""
     x = np.empty((B, H, S, 8), ml_dtypes.bfloat16)
     plans = dualops.cuda.plan("retention", x, x, x), dualops.cuda.plan("retention", x, x, x, do=x, backward=True)
     for plan, segments in zip(plans, (forward, backward), strict=True):

@@ -75,7 +75,6 @@ def test_a_part_of_it(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_models_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same class, and made of the same config."""
     kind, own = FAMILIES["llama"][0], config("llama")
     one, two = kind(own), kind(own)
     before = state_of(two)
@@ -144,7 +143,6 @@ def renamed(function: Any) -> Any:
 
 
 def test_decorated_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once and twice; the decorations stay, and so do arguments' older names."""
     made, ids = model("llama"), tokens(2, 6)
     expected = made(ids).logits
     kind = type(made.model.layers[0].self_attn)

@@ -42,7 +42,6 @@ def tracing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_that_lie_apart(device: str) -> None:
-    """Eager attention takes any strides."""
     q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in qkv(5, 5, device))
     found, _ = attention(layer(), q, k, v, None)
     close = torch.testing.assert_close
