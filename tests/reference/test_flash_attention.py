@@ -7,9 +7,9 @@ import pytest
 
 from dualops.reference import flash_attention, flash_attention_blocked
 from dualops.spec import OPERATORS, Tag, compare
-from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
+from dualops.spec.meta import numpy_dtype
 from dualops.testing.truth import widened
-from tests.problems import elements, materialize, random_layouts, random_problems, values
+from tests.problems import elements, random_problems, values
 
 SPEC = OPERATORS["flash_attention"]
 CASES = [case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 20]
@@ -53,24 +53,6 @@ def test_plain_and_blocked_agree_with_the_truth(case):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_rounds_the_probabilities_and_the_result_once_each(form, dtype):
-    q, k, v = qkv(Sq=40, Sk=90, dtype=dtype)
-    q64, k64, v64 = (x.astype(np.float64) for x in (q, k, v))
-    o, lse = both(form, q, k, v)
-    exact, exact_lse = both(flash_attention, q64, k64, v64)
-    unit = 2.0**-11 if dtype == "float16" else 2.0**-8
-    # |o - exact| <= unit * sum p |v| for the probabilities, unit * |o| for the result, and 1 % for both together;
-    # a probability below float16's normal numbers, in units of the largest, is off by at most 2**-25
-    spread = flash_attention(q64, k64, np.abs(v64))
-    assert isinstance(spread, np.ndarray)
-    tiny = 90 * 2.0**-25 * np.abs(v64).max() if dtype == "float16" else 0.0
-    limit = 1.01 * unit * (spread + np.abs(exact)) + tiny + 1e-6
-    assert (np.abs(o.astype(np.float64) - exact) <= limit).all()
-    assert np.abs(lse - exact_lse).max() < 1e-6 * (1 + np.abs(exact_lse).max())
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_probabilities_are_rounded_where_the_spec_says(form, dtype):
     q, k, v = qkv(H=2, Sq=50, Sk=60, Dv=16, dtype=dtype)  # one block of keys: one maximum in both forms
     q64, k64, v64 = (x.astype(np.float64) for x in (q, k, v))
@@ -82,21 +64,6 @@ def test_the_probabilities_are_rounded_where_the_spec_says(form, dtype):
     beyond = np.abs(form(q, k, v).astype(np.float64) - before) > once
     # all but those where float32 arithmetic moved a probability across a tie; a third of all without that rounding
     assert np.mean(beyond) < 0.01
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_dtypes_of_the_results_and_inputs_stay_as_they_are(form, dtype):
-    for case in random_problems("flash_attention", 1, 40, max_elements=3000, dtypes=[dtype]):
-        guarded = materialize(SPEC, case, random_layouts(SPEC, case))
-        arrays = {name: entry.array for name, entry in guarded.items()}
-        before = [entry.buffer.tobytes() for entry in guarded.values()]
-        o, lse = both(form, **arrays, **case.params)
-        assert [entry.buffer.tobytes() for entry in guarded.values()] == before
-        assert o.shape == (*case.shapes["q"][:3], case.shapes["v"][3])
-        assert lse.shape == case.shapes["q"][:3]
-        assert (o.dtype.name, lse.dtype.name) == (dtype, compute_dtype(dtype))
-        assert np.array_equal(form(**arrays, **{**case.params, "return_lse": False}), o)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -13,7 +13,6 @@ from dualops.spec.retention_cases import options_of
 from dualops.testing.terms.retention import gradient_terms
 from dualops.testing.truth import bind, widened
 from tests.checks import call, gradient_inputs
-from tests.pairwise import pairwise
 from tests.problems import elements, random_problems
 from tests.retention import with_steps
 
@@ -141,31 +140,6 @@ def test_every_form_is_as_near_the_truth_as_the_rule_asks(case, special):
             rule = {"dtype": case.dtype, "floor": SPEC.floor, "terms": terms[name]}
             found = compare(result, truth[name], baseline[name], **rule, name=f"{form} {name}")
             assert found.passed, found.message
-
-
-@pairwise(place=[0, 1, 30, 64, 69, 70], form=FORMS, normalize=[None, "signed"], steps=[False, True])
-def test_the_gradient_of_two_parts_is_that_of_the_whole(place, form, normalize, steps):
-    """The second part's gradient of its first state is the first part's of its last."""
-    options: dict[str, Any] = {"form": form, "normalize": normalize, "return_state": True}
-    shapes, params = options_of((2, 3, 70, 5), 4, gamma=not steps, steps=steps, states=1, **options)
-    arrays = wide(SPEC, Case("whole", "float64", shapes, params))
-    whole = backward(SPEC, arrays, **params)
-    tokens = ("q", "k", "v", "log_decay", "o", "do", "row_sum")
-    first = {name: x[:, :, :place] if name in tokens else x for name, x in arrays.items()}
-    rest = {name: x[:, :, place:] if name in tokens else x for name, x in arrays.items()}
-    between = forward(SPEC, first, **params)
-    rest["initial_state"] = between["state"]
-    if normalize:
-        rest["initial_norm"] = between["state_norm"]
-    of_rest = backward(SPEC, rest, **params)
-    first["dstate"] = of_rest["dinitial_state"]
-    if normalize:
-        first["dstate_norm"] = of_rest["dinitial_norm"]
-    of_first = backward(SPEC, first, **params)
-    of_tokens = ("dq", "dk", "dv", *(["dlog_decay"] if steps else []))
-    joined = {name: np.concatenate([of_first[name], of_rest[name]], axis=2) for name in of_tokens}
-    for name, gradient in {**of_first, **joined}.items():
-        assert np.abs(gradient - whole[name]).max() <= 1e-12 * (1 + np.abs(whole[name]).max())
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -9,7 +9,6 @@ from dualops.cuda.compiler.compile import compile_kernel
 from dualops.cuda.ptx.cp_async import cp_async, cp_async_commit, cp_async_wait_group
 from dualops.cuda.ptx.matrices import ldmatrix
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
-from dualops.cuda.ptx.registers import setmaxnreg_dec, setmaxnreg_inc
 from dualops.cuda.ptx.wgmma import wgmma_wait_group
 from tests.cuda.compile.ptx import ptx_of, sound
 from tests.cuda.warp_product import KINDS, kernel_of
@@ -114,24 +113,6 @@ def test_cp_async(nbytes, zfill):
     assert f"], {nbytes}" in found and found.count(",") == 2 + zfill
     assert lines(copies, "sm_80", "cp.async.wait_group") == ["cp.async.wait_group 0;"]
     sound(copies, "sm_80")
-
-
-def test_setmaxnreg():
-    FEW, MANY = 24, 240
-
-    @kernel(pointer(f32), threads=384)
-    def shifted(y):
-        if cuda.threadIdx.x < 128:
-            setmaxnreg_dec(FEW)
-        else:
-            setmaxnreg_inc(MANY)
-            y[cuda.threadIdx.x] = f32(1)
-
-    assert lines(shifted, "sm_90a", "setmaxnreg") == [
-        "setmaxnreg.dec.sync.aligned.u32 24;",
-        "setmaxnreg.inc.sync.aligned.u32 240;",
-    ]
-    sound(shifted, "sm_90a")
 
 
 @pytest.mark.parametrize(("dtype", "transposed"), KINDS)
