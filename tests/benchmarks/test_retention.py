@@ -35,9 +35,6 @@ def packed(**params: Any) -> spec.Case:
     return spec.Case("toy", "float32", shapes, {"max_seqlen": 12, **params})
 
 
-# --- the sample ----------------------------------------------------------------------------------
-
-
 def test_a_batch_comes_with_all_of_its_heads() -> None:
     case = toy(gamma=1, states=1, normalize="signed", return_state=True)
     results = {"o": (2, 3, 9, 5), "state": (2, 3, 4, 5), "state_norm": (2, 3, 4), "dq": (2, 3, 9, 4)}
@@ -82,9 +79,6 @@ def test_tokens_lie_before_heads_where_batches_repeat_too(monkeypatch: pytest.Mo
         work.lone_call(Contestant("spy", seen.update, seen.update), direction)()
         assert {x.stride() for x in seen.values()} == {(108, 4, 12, 1)}
         assert all(torch.equal(x[0], x[1]) for x in seen.values())
-
-
-# --- peers ---------------------------------------------------------------------------------------
 
 
 def theirs(q: Any, k: Any, v: Any, *, scale: float, cu_seqlens: Any = None) -> tuple[Any, None]:

@@ -181,9 +181,6 @@ def test_lse_on_request_is_saved_and_checked(run, tmp_path):
     assert saved["o"].shape == (1, 1, 5, 4) and saved["lse"].shape == (1, 1, 5)
 
 
-# --- what it refuses: one line on stderr, exit code 2 --------------------------------------------
-
-
 def refused(result: tuple[int, str, str], *messages: str) -> None:
     code, out, err = result
     assert code == 2
@@ -261,9 +258,6 @@ def test_output_that_cannot_be_written(run, tmp_path):
 def test_unknown_option_is_argparses_error(run):
     code, _, err = run("demo", "--fast")
     assert code == 2 and "unrecognized arguments: --fast" in err
-
-
-# --- info, where there is no GPU -----------------------------------------------------------------
 
 
 def test_info_tells_what_is_missing_to_the_last_bracket(run, simulator, monkeypatch, tmp_path):

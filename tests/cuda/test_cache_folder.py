@@ -85,9 +85,6 @@ def test_folders_and_files_are_this_users_alone(folder):
     assert [stat.S_IMODE(each.stat().st_mode) for each in files] == [0o600] * 2
 
 
-# --- what is read --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -145,9 +142,6 @@ def test_a_folder_under_the_name_of_a_file(path):
 def test_files_of_this_user_and_root_are_read(path, owned, user, trusted):
     owned("fstat", user)
     assert cache.read(path) == (CONTENT if trusted else None) and cache.holds(path) == trusted
-
-
-# --- folders that are refused --------------------------------------------------------------------------
 
 
 def refused(path: Path, reason: str) -> None:
@@ -236,9 +230,6 @@ def test_a_tilde_is_the_home(monkeypatch, tmp_path):
     assert cache.folder() == tmp_path / "kept"
 
 
-# --- what is written -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_an_interrupted_write_leaves_nothing(path, monkeypatch, error):
     def fails(*_: Any) -> None:
@@ -277,9 +268,6 @@ def test_what_a_killed_process_leaves_has_a_name_that_is_known(path):
     python("-c", KILLED, path, NUMBA_ENABLE_CUDASIM="1")
     (left,) = {*path.parent.iterdir()} - {path}
     assert cache.TEMPORARY.fullmatch(left.name)
-
-
-# --- the lock ------------------------------------------------------------------------------------------
 
 
 def test_the_lock_file_is_not_written_to(folder):

@@ -97,9 +97,6 @@ def test_gelu_and_silu_keep_their_digits_where_they_are_tiny():
         assert np.abs(matmul(z, one, activation=activation) / wide - 1).max() < 1e-4
 
 
-# --- gradients -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("layout", "batches"), list(product(LAYOUTS, BATCHES)), ids=str)
 def test_gradients_against_finite_differences(layout, batches):
     """Of y and the preactivation together, every activation with some layout and batches."""
@@ -150,9 +147,6 @@ def test_relus_gradient_at_zero_and_at_nan_is_torchs():
     assert da.tolist() == [[0, 0, 5, 5]]
 
 
-# --- tf32 ----------------------------------------------------------------------------------------
-
-
 def test_tf32_is_eleven_bits_ties_away_from_zero():
     step = 2.0**-10
     pairs = [(1.0, 1.0), (1 + 0.49 * step, 1.0), (1 + 0.5 * step, 1 + step), (-1 - 0.5 * step, -1 - step)]
@@ -183,9 +177,6 @@ def test_what_is_infinite_in_float32_is_so_in_3xtf32():
                 expected = a * b
             for left, right in ((a, b), (b, a)):
                 assert np.array_equal(matmul(left, right, precision="3xtf32"), expected, equal_nan=True)
-
-
-# --- invariants ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", EMPTY, ids=lambda case: case.id)

@@ -25,9 +25,6 @@ def problems(seed: int, count: int = 40, **options: Any) -> Any:
     return random_problems("rope", seed, count, max_elements=500, **options)
 
 
-# --- rotation ------------------------------------------------------------------------------------
-
-
 def rotary(arrays: dict[str, np.ndarray], params: dict[str, Any]) -> int:
     """R of a call."""
     return params.get("dim", next(iter(arrays.values())).shape[-1])
@@ -90,9 +87,6 @@ def test_a_nan_poisons_its_pair_and_a_row_of_the_tables_its_token():
     assert np.isfinite(kept).all() and np.array_equal(kept[0], np.delete(clean, 2, 2)[0])
 
 
-# --- in place ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_in_place_is_the_same_in_the_same_arrays(dtype):
     for case in problems(6, 20, dtypes=(dtype,)):
@@ -116,9 +110,6 @@ def test_in_place_needs_memory_for_each_element():
         reference.rope_backward(q, q[:, 1:], cos, sin, inplace=True)
     with pytest.raises(TypeError, match=r"^rope: inplace is 1, expected True or False$"):
         reference.rope(q, q.copy(), cos, sin, inplace=1)  # pyright: ignore[reportArgumentType]
-
-
-# --- tables --------------------------------------------------------------------------------------
 
 
 def frequency(i: int, dim: int, base: float, scaling: tuple[Any, ...] | None) -> float:

@@ -76,8 +76,6 @@ def test_half_precision_gradients_round_once():
         assert (np.abs(wide - exact_wide) <= last_place + 1e-6).all()
 
 
-# --- gradient ------------------------------------------------------------------------------------
-
 small_shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 
 
@@ -105,9 +103,6 @@ def test_gradient_against_finite_differences(shape, axis, seed, spread):
 def test_empty_gradients(shape):
     for axis in range(len(shape)):
         assert softmax_backward(np.zeros(shape), np.zeros(shape), axis).shape == shape
-
-
-# --- invariants ----------------------------------------------------------------------------------
 
 
 def problems(seed: int, count: int = 60):

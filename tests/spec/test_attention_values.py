@@ -11,8 +11,6 @@ from dualops.spec.lengths import longest_of
 from dualops.spec.meta import FLOATS, compute_dtype, number_meta
 from tests.spec.calls import attention, attention_backward, meta, varlen
 
-# --- functions -----------------------------------------------------------------------------------
-
 
 def right(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
     return score + 1
@@ -75,8 +73,6 @@ def test_errors_of_functions(bind, op, given, kind, message):
     with pytest.raises(kind, match=rf"^{op}: {name} is {re.escape(repr(value))}, {message}$"):
         bind(**given)
 
-
-# --- values that are on the host -----------------------------------------------------------------
 
 SEEDS = [
     (1.5, TypeError, "is a float, expected an integer, or an array without axes"),
@@ -166,9 +162,6 @@ RIGHT_LENGTHS = [
 @pytest.mark.parametrize("given", RIGHT_LENGTHS, ids=str)
 def test_lengths_that_are_right(given):
     assert packed("flash_attention_varlen", **given).shape == (20, 2, 4)
-
-
-# --- right calls ---------------------------------------------------------------------------------
 
 
 def test_right_options():

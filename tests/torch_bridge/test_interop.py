@@ -43,9 +43,6 @@ def arguments(weighted: bool, dtype: torch.dtype = torch.float64) -> tuple[torch
     return values((3, 5), dtype, "cpu").requires_grad_(), w
 
 
-# --- what is made of the spec --------------------------------------------------------------------
-
-
 def test_schema() -> None:
     parameters = (
         'SymInt power, float scale=1., bool flip=False, str form="even", float? shift=None, str mode="False", '
@@ -221,9 +218,6 @@ def test_bad_calls_get_the_specs_words(changed: dict[str, Any], error: type[Exce
     with pytest.raises(TorchDynamoException) as caught:
         torch.compile(OPERATOR, fullgraph=True, backend="aot_eager")(*args)
     assert f"affine: {message}" in str(caught.value).replace("\\'", "'")
-
-
-# --- what register refuses -----------------------------------------------------------------------
 
 
 def test_parameter_of_unknown_kind() -> None:

@@ -179,9 +179,6 @@ def test_concurrent_writers(folder):
     assert is_whole(binary(KERNEL, ARCH))
 
 
-# --- the key -----------------------------------------------------------------------------------------
-
-
 def key(config=Config(3), dtype="float32", arch=ARCH, shared_bytes=0) -> str:
     return binaries._key(build(config, dtype), arch, shared_bytes)
 

@@ -19,8 +19,6 @@ def kernels() -> list[Kernel]:
     return [step.kernel for step in offline.steps_to_check("sm_90a")]
 
 
-# --- which modules -----------------------------------------------------------------------------------
-
 TRACED = """
 import json, sys
 from types import FunctionType, MethodType, ModuleType
@@ -156,8 +154,6 @@ def test_a_build_of_another_package_is_made_of_modules_of_both():
     assert {"examples.ladder.matmul.tiles", "dualops.cuda.tile.warp_mma"} < found
     assert {name.partition(".")[0] for name in found} == {"examples", "dualops"}
 
-
-# --- imports -----------------------------------------------------------------------------------------
 
 TREE = {
     "__init__.py": "from .tile import rows\n",

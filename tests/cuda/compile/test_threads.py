@@ -60,8 +60,6 @@ def in_thread(call: Callable[..., Any], *args: Any) -> Any:
     return ThreadPoolExecutor(1).submit(call, *args)
 
 
-# --- no crash ----------------------------------------------------------------------------------------
-
 MANY_BUILDS = """
 import gc, sys, threading
 from dualops.cuda.compiler import compile as compiler
@@ -110,9 +108,6 @@ def test_a_build_and_a_failed_link_leave_no_linker_behind():
     finally:
         gc.enable()
     assert all(linker.is_closed for linker in linkers)
-
-
-# --- who waits, and for what ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -197,8 +192,6 @@ def test_a_build_may_ask_for_another(folder, monkeypatch):
     assert in_thread(binary, build(130), ARCH).result(60).cubin
     assert len(list(folder.iterdir())) == 2
 
-
-# --- fork and exit -------------------------------------------------------------------------------------
 
 FORK = """
 import os, threading

@@ -37,9 +37,6 @@ def arrays(B: int, H: int, Hkv: int, Sq: int, Sk: int) -> list[np.ndarray]:
     return [q, k, v, o, np.full((B, H, Sq), 9, np.float32), do]
 
 
-# --- the lists -------------------------------------------------------------------------------------
-
-
 def is_seen(m: int, n: int, Sq: int, Sk: int, right: int) -> bool:
     """Whether a query of a tile stands so that it sees a key of the other one, of those up to `right` after its own."""
     last_query, first_key = min((m + 1) * TILE, Sq) - 1, n * TILE
@@ -70,9 +67,6 @@ def test_lists(own, Hkv, params):
             if (state := states[b, 0 if own[1] == 1 else h_kv * group + g, m, n]) and is_seen(m, n, Sq, Sk, right)
         ]
         assert found[b, h_kv, n].tolist() == [len(row), *row, *[0] * (group * q_tiles - len(row))]
-
-
-# --- walked ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

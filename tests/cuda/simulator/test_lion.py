@@ -51,9 +51,6 @@ def mixture() -> Lists:
     return [params, grads, momenta]
 
 
-# --- kernels ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rung", ["simt", "table"])
 @pytest.mark.parametrize("config", [DenseConfig(32, 1, 1), DenseConfig(64, 2, 2), DenseConfig(32, 4, 3)], ids=str)
 def test_configs(config, rung, monkeypatch):
@@ -132,9 +129,6 @@ def test_more_strides_than_the_kernels_walk():
     x, y, z = (numbers((3,) * 6, seed=i)[:, ::2, ::2, ::2, ::2, ::2] for i in range(3))
     with pytest.raises(NotImplementedError, match=r"lion: no kernel does .* with strides params \("):
         dualops.cuda.lion(x, y, z, 0.1)
-
-
-# --- lists -----------------------------------------------------------------------------------------------
 
 
 def test_a_list_is_its_tensors_step_after_step(order, launched):

@@ -47,9 +47,6 @@ def by_vectors(*arrays: Any, **params: Any) -> list[bool]:
     return ["aligned=True" in name for name in names if "build_recurrent" in name]
 
 
-# --- which road ------------------------------------------------------------------------------------
-
-
 def test_a_state_at_multiples_of_16_bytes_goes_by_vectors():
     arrays, params = problem_of((2, 2, 1, 8), 12, **STATES)
     state = arrays["initial_state"]
@@ -105,9 +102,6 @@ def test_calls_that_differ_in_how_the_state_lies_share_no_plan():
     expected = results_of(arrays, params)
     for x in (strided(arrays["initial_state"], 1), shifted(arrays["initial_state"]), arrays["initial_state"]):
         assert results_of(arrays | {"initial_state": x}, params) == expected
-
-
-# --- and that it is none for results ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

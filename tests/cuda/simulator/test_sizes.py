@@ -21,9 +21,6 @@ def traced(*values: int) -> tuple[Trace, list[Size]]:
     return trace, [trace.size(value) for value in values]
 
 
-# --- one size
-
-
 def test_arithmetic_is_done_again():
     trace, (a, b) = traced(300, 64)
     made = trace.function((a + b, b - a, 3 * a, -(-a // b), a % b, 1 << b, [a * b, (a * b + 1,)], None, "a", -a))
@@ -83,9 +80,6 @@ def test_sizes_of_two_calls_do_not_meet():
     (_, (a,)), (_, (b,)) = traced(1), traced(1)
     with pytest.raises(RuntimeError, match="traced call"):
         _ = a + b
-
-
-# --- whole calls
 
 
 def settle(operation: Operation, call: Call) -> tuple[str, Any]:

@@ -23,9 +23,6 @@ def run(function, shared, *arrays):
     simulator.launch(function, (1,), (THREADS,), arguments, shared_bytes=shared.nbytes)
 
 
-# --- Shared ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("pad", [PAD, 0])
 def test_places_of_a_tile(pad):
     shared = Shared("float32", THREADS)
@@ -123,9 +120,6 @@ def test_load_by_vectors(aligned, order):
     x[2, 7] = np.inf
     assert filled(shared, load, x, 4, 12, 3, 4, weights)[1].sum() == 1
     assert not filled(shared, load, x, 4, 12, 2, 4, weights)[1].any()
-
-
-# --- products ----------------------------------------------------------------------------------------
 
 
 def product(shared, mma, add, number, *tiles):

@@ -26,9 +26,6 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
-# --- training ------------------------------------------------------------------------------------
-
-
 @every_family
 def test_loss_and_gradients(family: str, device: str) -> None:
     ids = tokens(B, S, device=device)
@@ -101,8 +98,6 @@ def test_autocast(family: str, device: str) -> None:
     all_close(ours, eager, exact)
 
 
-# --- packed sequences ----------------------------------------------------------------------------
-
 LENGTHS = (4, 1, 6)
 
 
@@ -169,9 +164,6 @@ def test_positions_are_read_once_a_forward(device: str, monkeypatch: pytest.Monk
     assert len(calls) == 2
 
 
-# --- generation ----------------------------------------------------------------------------------
-
-
 @every_family
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generate(family: str, cache: str, device: str) -> None:
@@ -209,9 +201,6 @@ def test_a_cache_that_grows_by_several_tokens(family: str, kind: str, device: st
         pair.call(logits)
         if kind == "dynamic":
             close(logits(pair.ours), pair.eager(ids).logits, pair.exact(ids).logits)
-
-
-# --- compilation ---------------------------------------------------------------------------------
 
 
 def compiled(model: Any) -> Any:
