@@ -162,16 +162,6 @@ def test_unwritten_result_is_exit_code_1(run, simulator):
     assert code == 1 and "nan at (0, 0, 0, 0)" in out
 
 
-def test_parameters_reach_the_operator(run, tmp_path):
-    q = np.random.default_rng(0).standard_normal((1, 2, 9, 8))
-    np.savez(tmp_path / "in.npz", q=q, k=q[:, :1], v=q[:, :1])
-    arguments = ("--where", "reference", "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
-    code, _, _ = run("demo", "flash_attention", *arguments, "--param", "causal=top_left", "--param", "scale=0.25")
-    assert code == 0
-    wanted = reference.flash_attention(q, q[:, :1], q[:, :1], causal="top_left", scale=0.25)
-    assert np.array_equal(np.load(tmp_path / "out.npz")["o"], wanted)
-
-
 def test_lse_on_request_is_saved_and_checked(run, tmp_path):
     q = np.random.default_rng(0).standard_normal((1, 1, 5, 4)).astype(np.float32)
     np.savez(tmp_path / "in.npz", q=q, k=q, v=q)

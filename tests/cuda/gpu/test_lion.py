@@ -158,15 +158,6 @@ def test_a_graph_is_replayed_after_its_tables_were_forgotten(table, monkeypatch)
     del junk
 
 
-def test_addresses_that_were_others():
-    for turn in range(30):
-        given = lists(3, 500 + 64 * (turn % 3), (torch.bfloat16, torch.float16)[turn % 2])
-        wanted = stepped(given, 0.1)
-        dualops.cuda.lion(*given, lr=0.1)
-        assert same(given[0], wanted[0])
-        del given
-
-
 @pytest.mark.xdist_group("large")
 def test_more_elements_than_an_int_counts():
     numel = 2**31 + 2**16
