@@ -9,8 +9,6 @@ may have changed, the inputs must be what they were, and the values must be as n
 What does not hold is `Rejected`, with the operator, the case and the way it was called.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple

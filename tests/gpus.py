@@ -1,7 +1,5 @@
 """Several GPUs: processes share them."""
 
-from __future__ import annotations
-
 import os
 from glob import glob
 

@@ -1,7 +1,5 @@
 """Parameters of a test such that any two values meet, where all combinations would be many times as many."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any

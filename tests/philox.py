@@ -3,8 +3,6 @@
 Written from the paper and the text of `dualops/spec/attention/dropout.py` alone: what all else must match.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np
@@ -16,17 +14,11 @@ Words = tuple[int, int, int, int]
 # counter, key, result: from Random123's kat_vectors
 KNOWN_ANSWERS: tuple[tuple[Words, tuple[int, int], Words], ...] = (
     ((0, 0, 0, 0), (0, 0), (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
-    (
-        (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
-        (0xFFFFFFFF, 0xFFFFFFFF),
-        (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662),
-    ),
-    (
-        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-        (0xA4093822, 0x299F31D0),
-        (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A),
-    ),
-)
+    ((0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF),
+     (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662)),
+    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+     (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A)),
+)  # fmt: skip
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:

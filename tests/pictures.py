@@ -1,7 +1,5 @@
 """What tests of drawn pictures share: a Python that simulates kernels, what a script drew, what committed ones are."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence

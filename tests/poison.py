@@ -1,7 +1,5 @@
 """Memory that torch allocates holds NaN until it is written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """What tests give to the processes that they start."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """README's blocks of code, by the bold words that introduce them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Arrays and calls of retention that several of its tests have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shares of long tests: CI runs a share; who changes what they test runs all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is seen of arrays of a library that shows them as `__cuda_array_interface__`; the address is nobody's."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """docs/draw_attention_sm90.py: what its pictures show against what the kernel must do, and that it draws them."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

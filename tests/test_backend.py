@@ -2,8 +2,6 @@
 GPU. `test_machine.py` has what a machine lacks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

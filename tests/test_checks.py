@@ -1,7 +1,5 @@
 """The checker itself, with references in place of kernels: right ones pass in every way, wrong ones are rejected."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Docstrings, comments, messages and pages use plain English: none of the phrases of `WORDS`."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """The tutorials of the site: their scripts run as a reader would run them, on a CPU, and print what the pages show."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path
@@ -11,11 +9,8 @@ import pytest
 from tests import processes
 from tests.processes import ROOT
 
-SCRIPTS = sorted((ROOT / "examples").glob("[!_]*.py"))
-TUTORIALS = ROOT / "docs" / "pages" / "tutorials"
 
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("[!_]*.py")), ids=lambda script: script.stem)
 def test_it_prints_what_its_page_shows(script, tmp_path, capsys, monkeypatch):
     if "import torch" in script.read_text("utf-8"):
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -25,7 +20,7 @@ def test_it_prints_what_its_page_shows(script, tmp_path, capsys, monkeypatch):
         printed = processes.printed(script, cwd=tmp_path, NUMBA_ENABLE_CUDASIM="1")
     shown = script.with_suffix(".txt")
     assert printed == shown.read_text("utf-8"), f"python {script.name} > {shown.name} renews it, in the simulator"
-    page = (TUTORIALS / f"{script.stem}.md").read_text("utf-8")
+    page = (ROOT / "docs" / "pages" / "tutorials" / f"{script.stem}.md").read_text("utf-8")
     assert all(f'--8<-- "examples/{file.name}"' in page for file in (script, shown))
 
 
@@ -40,7 +35,6 @@ if os.environ["RANK"] == "0":
 
 
 def test_context_parallel_on_two_processes(tmp_path: Path):
-    """The same losses as on one, to float32 rounding."""
     script, program = ROOT / "examples" / "context_parallel.py", tmp_path / "with_losses.py"
     program.write_text(WITH_LOSSES)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -1,7 +1,5 @@
 """Processes of the tests share several GPUs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Type hints in `dualops.cuda`, where ruff can't tell a function of the host's from one that Numba types."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

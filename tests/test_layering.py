@@ -4,8 +4,6 @@ All imports count: relative and absolute, inside functions, under TYPE_CHECKING,
 literal name. A module that no row names is a violation too, so that a new package gets its row.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator
@@ -61,13 +59,12 @@ TESTING = "dualops.testing.*"
 UNOWNED = "dualops.cuda.unowned"
 OF_OPERATORS = (SPEC, PTX, TILE, VIEWS, ROW_WALK, UNOWNED, *HOST_OF_OPERATORS)
 # kernels that operators share: a package of their own, which no other operator may import
-FUNCTIONS = "dualops.cuda.user_functions"
 ROWS = "dualops.cuda.rows.*"
 SHARED: dict[str, tuple[str, ...]] = {
     "softmax": (ROWS,),
     "rms_norm": ("dualops.cuda.norm",),
     "layer_norm": ("dualops.cuda.norm",),
-    "flash_attention": (FUNCTIONS,),
+    "flash_attention": ("dualops.cuda.user_functions",),
 }
 
 LAW = (
@@ -130,15 +127,8 @@ LAW = (
     # knows operators' Configs and what their kernels do; nothing but the command line and `dualops.cuda` knows it
     Row(
         f"{COST}.*",
-        (
-            SPEC,
-            TILE,
-            "dualops.cuda",
-            *HOST_OF_OPERATORS,
-            OFFLINE,
-            ROWS,
-            *(f"dualops.cuda.{name}.*" for name in ESTIMATED),
-        ),
+        (SPEC, TILE, "dualops.cuda", *HOST_OF_OPERATORS, OFFLINE, ROWS,
+         *(f"dualops.cuda.{name}.*" for name in ESTIMATED)),
         NUMBERS,
     ),
     Row("dualops.cuda", (SPEC, "dualops.cuda.*", f"{COST}.ranking"), ()),
@@ -157,12 +147,9 @@ LAW = (
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),
     Row("benchmarks.*", None, None),
-)
+)  # fmt: skip
 
 STANDARD = frozenset(sys.stdlib_module_names)
-
-
-# --- reading a tree ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -235,9 +222,6 @@ def _rebinds(package: Module, name: str) -> bool:
     return False
 
 
-# --- judging it ----------------------------------------------------------------------------------
-
-
 def _covers(pattern: str, name: str) -> bool:
     if pattern.endswith(".*"):
         return name == pattern[:-2] or name.startswith(pattern[:-1])
@@ -284,8 +268,6 @@ def test_the_walk_reads_the_whole_tree():
     seen = {target for module in modules.values() for _, target in imports_of(module, modules)}
     assert {"dualops.spec", "dualops.cuda.tile.rows", "numpy", "llvmlite.ir", "torch.Tensor", "numba.cuda"} <= seen
 
-
-# --- the test of the test ------------------------------------------------------------------------
 
 LAWFUL = {
     "dualops/__init__.py": "from importlib import import_module\n",

@@ -1,7 +1,5 @@
 """What kernels need and a machine lacks: drivers that answer this and that, packages that are installed or not."""
 
-from __future__ import annotations
-
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -123,7 +121,6 @@ def test_a_driver_that_does_not_start(here):
 
 @pytest.mark.parametrize(("version", "extra"), [(14000, "cu13"), (13000, "cu13"), (12080, "cu12")])
 def test_no_packages(here, version, extra):
-    """Of the extra that the driver knows."""
     here.packages()
     here.driver(Library(version))
     assert only() == f"numba-cuda and cuda-core are not installed: {machine.install_command(int(extra[2:]))}."

@@ -1,7 +1,5 @@
 """docs/draw_matmul.py: what its pictures show against the steps' words, and that it draws them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -59,7 +57,6 @@ def test_what_each_step_gains(drawn):
 
 
 def test_who_fills(drawn):
-    """Warps that multiply fill stages too, but for the last step."""
     for name, (_, events) in drawn["recorded"].items():
         fills, multiplies = ({event[0] for event in events if event[1] == what} for what in ("copy", "multiply"))
         assert (fills == multiplies) == (name != "roles") and len(fills) == 1

@@ -1,7 +1,5 @@
 """Every file and module that a comment, a docstring or a page names is there."""
 
-from __future__ import annotations
-
 import io
 import re
 import tokenize

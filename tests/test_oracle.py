@@ -1,7 +1,5 @@
 """`dualops.testing`: other people's operators, right and wrong, compared with the references."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

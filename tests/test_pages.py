@@ -5,8 +5,6 @@ after one is what it prints; a block that is followed by none prints nothing. A 
 quotation from that file.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -5,8 +5,6 @@ of kernels must name it. A variant (`spec.parent`) lives in its parent's files, 
 of its own.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -286,7 +284,6 @@ def test_arguments_mean_the_same_positionally_in_both(op):
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_every_operator_has_its_benchmark(op):
-    """In the module of its name, or of its parent's."""
     module = import_module(f"benchmarks.{OPERATORS[op].parent or op}")
     suites = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Suite)]
     (found,) = [suite for suite in suites if suite.operator.name == op]
@@ -295,7 +292,6 @@ def test_every_operator_has_its_benchmark(op):
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
 def test_every_operator_is_documented(page):
-    """In README's table of what there is."""
     text = (ROOT / page).read_text("utf-8")
     lines = text.splitlines() if page == "CHANGELOG.md" else re.findall(r"^(\|(?: `\w+`,?)+ \|)", text, re.MULTILINE)
     named = set(re.findall(r"\w+", "\n".join(lines)))

@@ -1,7 +1,5 @@
 """docs/draw_attention.py: what its pictures show against brute force, and that it draws them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from itertools import pairwise
@@ -121,7 +119,6 @@ def test_owners(tile_rows, tile_columns):
     ],
 )
 def test_the_simulator_is_needed(monkeypatch, ask):
-    """For this script's picture of owners, and for those of the other scripts."""
     monkeypatch.setattr("dualops.cuda.compiler.backend.SIMULATED", False)
     with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
         ask()

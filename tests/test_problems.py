@@ -1,7 +1,5 @@
 """The fuzzer's own tests: its problems are legal, various and repeatable, and a stray write is seen."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import combinations
 from math import prod

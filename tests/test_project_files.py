@@ -1,7 +1,5 @@
 """The files by which people and CI run the project agree: Makefile, hooks, workflows, versions."""
 
-from __future__ import annotations
-
 import re
 
 from tests.processes import ROOT

@@ -1,7 +1,5 @@
 """README as its reader would use it: its blocks run as printed; tests/cuda/gpu has those that need a GPU."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

@@ -1,7 +1,5 @@
 """docs/draw_retention.py: what its picture shows against the forms themselves, and that it draws it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from docs import draw_retention as draw
@@ -17,7 +15,6 @@ def test_the_picture_is_drawn_and_the_committed_one_in_size(drawn):
 
 
 def test_how_many_scores_a_query_has(drawn):
-    """All before it and itself, those of its chunk of 64, itself."""
     tokens = np.arange(draw.S)
     for form, expected in (("parallel", tokens + 1), ("chunk", tokens % 64 + 1), ("recurrent", tokens * 0 + 1)):
         assert drawn[form] == expected.tolist()

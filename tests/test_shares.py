@@ -1,7 +1,5 @@
 """What CI runs of what takes long: a share, another one for other sources."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/draw_sharing.py: what its picture shows against a rule of its own, and that it draws it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -9,12 +7,10 @@ from docs import draw_sharing as draw
 from tests.pictures import hold_pictures, python
 from tests.processes import ROOT
 
-PAGE = ROOT / "docs" / "pages" / "tutorials" / "context_parallel.md"
-
 
 def test_the_script_draws_the_picture_of_the_page(tmp_path):
     written = python(str(ROOT / "docs" / "draw_sharing.py"), str(tmp_path)).split()
-    hold_pictures(written, draw.PICTURES, page=PAGE)
+    hold_pictures(written, draw.PICTURES, page=ROOT / "docs" / "pages" / "tutorials" / "context_parallel.md")
 
 
 def test_head_and_tail_of_each_document():

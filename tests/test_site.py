@@ -1,7 +1,5 @@
 """The site's pages: no public name is missing, much-read pages are short. `make docs` says whether it builds."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -14,7 +12,6 @@ API = ROOT / "docs" / "pages" / "api"
 
 @pytest.mark.parametrize("package", ["reference", "cuda", "torch_bridge"])
 def test_every_public_function_has_its_place(package):
-    """docs/repository.py names them in the place of this line."""
     assert f"::: dualops.{package}.*" in (API / f"{package}.md").read_text("utf-8").splitlines()
 
 

@@ -1,7 +1,5 @@
 """docs/draw_softmax.py: what its pictures show against what each step is said to do, and that it draws them."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -3,8 +3,6 @@
 # what must not pass is marked, and a mark that nothing needs is an error:
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, assert_type
 
 import numpy as np

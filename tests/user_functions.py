@@ -1,7 +1,5 @@
 """Functions as users write them, for the tests of all places where they run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from math import tanh

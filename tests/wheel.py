@@ -5,8 +5,6 @@ and runs the demo of one operator there, in the simulator. On Linux it also asks
 half a minute and a network.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

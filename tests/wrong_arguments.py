@@ -1,7 +1,5 @@
 """Right calls of every public function, and values that their arguments can't be: errors must name the operator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from math import prod

@@ -1,7 +1,5 @@
 """Commands of the benchmarks that time something need a GPU, and say so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """`python -m benchmarks run`: who is timed, what a failing peer leaves, what the JSON holds. Times are made up here."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
@@ -188,7 +186,6 @@ def test_who_fails_in_a_later_round_is_out_and_the_others_go_on(
 
 
 def test_every_implementation_gets_the_same_data(suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though one of them writes over it."""
     seen: dict[str, list[torch.Tensor]] = {}
 
     def spy(problem: spec.Problem) -> Contestant:

@@ -1,7 +1,5 @@
 """`python -m benchmarks context` on the CPU: two processes, a few tokens, the table and the figures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """asv end to end, with the repository's own configuration: three commits of a toy project are timed and published."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

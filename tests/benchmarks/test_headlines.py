@@ -1,7 +1,5 @@
 """README's table shows rows of one GPU and one commit."""
 
-from __future__ import annotations
-
 from benchmarks import headlines
 from benchmarks.headlines import HEADLINES, Source
 from benchmarks.recorded import Key, PeerRun, Peers, peer_runs

@@ -1,7 +1,5 @@
 """The table of host costs: what counts as reached, and what a line says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`python -m benchmarks ladder` on the CPU: NumPy in the kernels' place, a profiler that is made up, and its tables."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
@@ -43,9 +41,6 @@ def printed(*rows: str) -> str:
     return "\n".join([f"{before} - 12 passes", "thread_a_row, tree", "==PROF== Disconnected", HEAD, *rows, ""])
 
 
-# --- what ncu prints -----------------------------------------------------------------------------
-
-
 def test_a_launch_has_its_metrics():
     output = printed(
         row(0, "dram__bytes_read.sum", "byte", "268,435,456"),
@@ -68,8 +63,6 @@ def test_a_launch_has_its_metrics():
         "smsp__issue_active.avg.per_cycle_active": None,
     }
 
-
-# --- the profiler --------------------------------------------------------------------------------
 
 SCRIPT = """#!/bin/sh
 case "$*" in
@@ -108,9 +101,6 @@ def test_the_command_runs_under_the_profiler(ncu: Any):
     ):
         assert words[words.index(option) + 1] == value
     assert profiler.version() == "2025.3.1.0"
-
-
-# --- the run -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -208,8 +198,6 @@ def test_the_command_writes_times_and_counters(toy: list[str], ncu: Any, tmp_pat
     assert (kernel["who"], kernel["kernel"], kernel["metrics"]) == ("tree", KERNEL, dict.fromkeys(METRICS, 64.0))
     assert "\n4 rows of bfloat16 on one a toy, " in ladder_table.tables("softmax", target)
 
-
-# --- the tables ----------------------------------------------------------------------------------
 
 CASES = {"softmax": SOFTMAX.cases[:2], "matmul": MATMUL.cases[:2]}
 

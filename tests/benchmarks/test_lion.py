@@ -1,7 +1,5 @@
 """Lion's benchmark: data that calls overwrite, peers that compute what the spec says, steps on many tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """matmul's benchmark: the sample that is compared with the reference, and torch as the peer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -43,7 +41,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("case", CASES, ids=["nn", "tt", "nt", "tn"])
 def test_the_reference_of_the_sample_is_that_part_of_the_whole(case: spec.Case, direction: str) -> None:
-    """And less of each result, and of a and b, than there is."""
     made = prepared("matmul", case)
     picked, truth, baseline = made.expected(direction)
     function = getattr(referee(OPERATOR, case), direction)
@@ -109,7 +106,6 @@ def test_torch_computes_what_the_spec_says(layout: str, direction: str) -> None:
 @pytest.mark.parametrize("precision", [None, "tf32", "3xtf32"])
 @pytest.mark.parametrize("peer", ["eager", "compiled"])
 def test_torch_uses_tf32_where_that_is_asked_for(peer: str, precision: str | None, monkeypatch: Any) -> None:
-    """While it is called, forward and backward."""
     settings, seen = torch.backends.cuda.matmul, []
     forward = matmul._forward
 

@@ -1,7 +1,5 @@
 """The norms' peers on the CPU: that they compute what the spec says, and that rows that repeat are held to it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`python -m benchmarks numbers`: which parts there are, what is measured again, and when a run stops."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

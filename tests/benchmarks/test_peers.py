@@ -1,7 +1,5 @@
 """What torch has of attention, as contestants: that it computes what the spec says, and what it refuses."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The picture of attention and matmul next to their peers, from made-up runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

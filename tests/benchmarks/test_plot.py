@@ -1,7 +1,5 @@
 """README's table and pictures, from a made-up tree of results."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path
@@ -62,9 +60,6 @@ def record_peers(folder: Path, times: dict[str, float | None], roof: float) -> N
     run = {"date": "1970-01-09", "gpu": "NVIDIA H200", "torch": "2.11", "commit": "f" * 40}
     runs = [{**run, "measurements": measurements}]
     (folder / "softmax.json").write_text(json.dumps({"operator": "softmax", "runs": runs}))
-
-
-LENGTHS = work._lengths
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +165,7 @@ class TestTable:
 
 
 def test_the_pages_have_what_plot_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_lengths", LENGTHS)
+    monkeypatch.setattr(work, "_lengths", work._lengths)
     peers = peer_runs(ROOT / "benchmarks" / "peer_results")
     for place, content in (("README.md", headlines.table(peers)), ("docs/pages/numbers.md", plot.summary(peers))):
         page = (ROOT / place).read_text("utf-8")
@@ -208,7 +203,6 @@ class TestPicture:
             assert curves[label][0] == (1024, pytest.approx(nbytes / seconds))
 
     def test_a_curve_has_one_point_a_length(self) -> None:
-        """As committed, where norms are timed with a residual too."""
         from matplotlib.figure import Figure
 
         history = recordings(ROOT / "benchmarks" / "results", "h100")

@@ -1,7 +1,5 @@
 """Retention's benchmark: the sample that is compared with the reference, and the calls of flash-linear-attention."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -35,9 +33,6 @@ def toy(**options: Any) -> spec.Case:
 def packed(**params: Any) -> spec.Case:
     shapes = {"q": (19, 2, 4), "k": (19, 2, 4), "v": (19, 2, 5), "cu_seqlens": (4,)}
     return spec.Case("toy", "float32", shapes, {"max_seqlen": 12, **params})
-
-
-# --- the sample ----------------------------------------------------------------------------------
 
 
 def test_a_batch_comes_with_all_of_its_heads() -> None:
@@ -84,9 +79,6 @@ def test_tokens_lie_before_heads_where_batches_repeat_too(monkeypatch: pytest.Mo
         work.lone_call(Contestant("spy", seen.update, seen.update), direction)()
         assert {x.stride() for x in seen.values()} == {(108, 4, 12, 1)}
         assert all(torch.equal(x[0], x[1]) for x in seen.values())
-
-
-# --- peers ---------------------------------------------------------------------------------------
 
 
 def theirs(q: Any, k: Any, v: Any, *, scale: float, cu_seqlens: Any = None) -> tuple[Any, None]:

@@ -1,7 +1,5 @@
 """The roof: which of the two it is, and that its call stands for the work of the case."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

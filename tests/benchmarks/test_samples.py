@@ -1,7 +1,5 @@
 """The sample that is compared with the reference: which part it is, and that its reference is a part of the whole's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

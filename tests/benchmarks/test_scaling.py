@@ -1,7 +1,5 @@
 """`python -m benchmarks scaling` on the CPU: NumPy in dualops' place, short sequences, and times that are made up."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The asv classes: an exact clock, the spec's cases, a skip for what cannot be timed, a failure for what is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """How often something is called for one figure. The clock is made up: a call says how long it took."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m benchmarks training` on the CPU: a tiny Llama, a few steps, the figures, and a picture of such figures."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -72,7 +70,6 @@ def test_the_data_follow_their_rule_and_repeat() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_plain_lion_is_lion(dtype: torch.dtype) -> None:
-    """What dualops is compared with takes the same steps."""
     one, two = (torch.linspace(-1, 1, 12).to(dtype).requires_grad_() for _ in range(2))
     plain = PlainLion([one], 1e-2)
     lion = Lion([two], 1e-2, training_run.BETAS, training_run.WEIGHT_DECAY, master_weights=dtype is torch.bfloat16)

@@ -1,7 +1,5 @@
 """A case on a device: what is laid out, and what the check sees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from dualops.spec.meta import numpy_dtype
 from dualops.testing import to_numpy
 
 SOFTMAX = spec.OPERATORS["softmax"]
-ATTENTION = spec.OPERATORS["flash_attention"]
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +122,7 @@ class TestCheck:
     def test_attention_is_checked_on_one_head_with_its_group(self, causal: bool) -> None:
         shapes = {"q": (1, 6, 9, 8), "k": (1, 2, 9, 8), "v": (1, 2, 9, 8)}
         case = spec.Case("toy", "float32", shapes, {"causal": causal})
-        work = Workload(ATTENTION, case, one_head, device="cpu")
+        work = Workload(spec.OPERATORS["flash_attention"], case, one_head, device="cpu")
 
         def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
             attend: Any = torch.nn.functional.scaled_dot_product_attention

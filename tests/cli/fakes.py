@@ -1,7 +1,5 @@
 """Stand-ins for dualops.cuda, so that the command line can be tested without a kernel, and with broken ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The offline check: exit codes, its lines, JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

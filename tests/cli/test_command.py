@@ -1,14 +1,11 @@
 """The command as a process: what it imports, `info`, and the demo on real kernels in the simulator."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
@@ -69,25 +66,6 @@ def test_demo_in_the_simulator(tmp_path):
     assert "simt" in verbose.stdout and "q 1×2×20×16" in verbose.stdout
     o = np.load(tmp_path / "o.npz")["o"]
     np.testing.assert_allclose(o, reference.flash_attention(q, k, v, causal=True), rtol=0, atol=1e-5)
-
-
-def test_the_gradient_with_options_in_the_simulator(tmp_path):
-    """Real kernels of the gradient: optional arrays by name, results by name."""
-    rng = np.random.default_rng(0)
-    arrays: dict[str, Any] = {name: rng.standard_normal((1, 1, 5, 4)).astype(np.float32) for name in "qkv"}
-    arrays |= {"sinks": np.ones(1, np.float32), "key_padding_mask": np.array([[True, True, False, True, True]])}
-    arrays |= {"seed": np.array(7)}
-    o, lse = reference.flash_attention(**arrays, dropout_p=0.25, return_lse=True)
-    arrays |= {"o": o, "lse": lse, "do": np.ones_like(o), "dlse": np.ones_like(lse)}
-    np.savez(tmp_path / "in.npz", **arrays)
-    arguments = ("--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz", "--param", "dropout_p=0.25")
-    done = python("-m", "dualops", "demo", "flash_attention_backward", *arguments, "--where", "simulator")
-    assert done.returncode == 0, done.stderr
-    saved = np.load(tmp_path / "out.npz")
-    wanted = reference.flash_attention_backward(**arrays, dropout_p=0.25)
-    assert saved.files == ["dq", "dk", "dv", "dsinks"]
-    for name, expected in zip(saved.files, wanted, strict=True):
-        np.testing.assert_allclose(saved[name], expected, rtol=0, atol=1e-5)
 
 
 def test_check_builds_real_kernels():

@@ -1,7 +1,5 @@
 """The demo: exit codes, what its lines and its table say, what it refuses."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys
@@ -164,16 +162,6 @@ def test_unwritten_result_is_exit_code_1(run, simulator):
     assert code == 1 and "nan at (0, 0, 0, 0)" in out
 
 
-def test_parameters_reach_the_operator(run, tmp_path):
-    q = np.random.default_rng(0).standard_normal((1, 2, 9, 8))
-    np.savez(tmp_path / "in.npz", q=q, k=q[:, :1], v=q[:, :1])
-    arguments = ("--where", "reference", "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
-    code, _, _ = run("demo", "flash_attention", *arguments, "--param", "causal=top_left", "--param", "scale=0.25")
-    assert code == 0
-    wanted = reference.flash_attention(q, q[:, :1], q[:, :1], causal="top_left", scale=0.25)
-    assert np.array_equal(np.load(tmp_path / "out.npz")["o"], wanted)
-
-
 def test_lse_on_request_is_saved_and_checked(run, tmp_path):
     q = np.random.default_rng(0).standard_normal((1, 1, 5, 4)).astype(np.float32)
     np.savez(tmp_path / "in.npz", q=q, k=q, v=q)
@@ -181,9 +169,6 @@ def test_lse_on_request_is_saved_and_checked(run, tmp_path):
     assert run("demo", "flash_attention", *arguments, "--param", "return_lse=True")[0] == 0
     saved = np.load(tmp_path / "out")  # under the very name that was given
     assert saved["o"].shape == (1, 1, 5, 4) and saved["lse"].shape == (1, 1, 5)
-
-
-# --- what it refuses: one line on stderr, exit code 2 --------------------------------------------
 
 
 def refused(result: tuple[int, str, str], *messages: str) -> None:
@@ -263,9 +248,6 @@ def test_output_that_cannot_be_written(run, tmp_path):
 def test_unknown_option_is_argparses_error(run):
     code, _, err = run("demo", "--fast")
     assert code == 2 and "unrecognized arguments: --fast" in err
-
-
-# --- info, where there is no GPU -----------------------------------------------------------------
 
 
 def test_info_tells_what_is_missing_to_the_last_bracket(run, simulator, monkeypatch, tmp_path):

@@ -1,7 +1,5 @@
 """Options out of a file: masks, biases, seeds, lengths; and what is refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -160,7 +158,6 @@ def test_the_input_is_not_overwritten(run, tmp_path, other, turned):
 
 
 def test_another_file_is_overwritten(run, tmp_path):
-    """A copy of the input is another file, and so is what was written before."""
     np.savez(tmp_path / "in.npz", x=np.ones((3, 4), np.float32))
     (tmp_path / "out.npz").write_bytes((tmp_path / "in.npz").read_bytes())
     words = ("--where", "reference", "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")

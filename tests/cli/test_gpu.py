@@ -1,7 +1,5 @@
 """The demo's GPU path, with the host in the GPU's place: what is timed and printed. The rest needs a GPU."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

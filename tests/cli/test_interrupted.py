@@ -1,7 +1,5 @@
 """Ctrl-C, a reader who leaves, and what a command without a subcommand says."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

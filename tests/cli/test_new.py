@@ -1,7 +1,5 @@
 """The files of a new operator: all are there and say what to write; filled in, they are an operator as others are."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -12,7 +10,6 @@ import pytest
 from tests.processes import ROOT, python
 
 NAME = "copied"
-PARTS = ("dualops", "benchmarks", "tests", "skeleton", "README.md", "CHANGELOG.md", "pyproject.toml")
 
 
 def python_on(tree: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +21,7 @@ def python_on(tree: Path, *words: str, **environment: str) -> subprocess.Complet
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone with the files of an operator."""
     root = tmp_path_factory.mktemp("clone")
-    for part in PARTS:
+    for part in ("dualops", "benchmarks", "tests", "skeleton", "README.md", "CHANGELOG.md", "pyproject.toml"):
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__", "env", "html"))
         else:

@@ -1,7 +1,5 @@
 """Bad .npz files: whatever is wrong with one is a line on stderr and exit code 2, and nothing is inflated in vain."""
 
-from __future__ import annotations
-
 import io
 import os
 import struct

@@ -1,7 +1,5 @@
 """The demo's own problems: which cases it takes, and that their arrays are what was bound."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

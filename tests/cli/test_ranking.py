@@ -1,7 +1,5 @@
 """Configs ranked: the tables, what is compiled for them, and exit codes. Nothing here compiles a kernel."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`dualops tune`: the ways that it lists without a GPU, the records that it deletes, and its errors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,7 +111,6 @@ def test_one_line_for_what_goes_wrong_meanwhile(run, monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_is_timed_before_all_of_it_can_be(run, monkeypatch: pytest.MonkeyPatch):
-    """If the second problem is invalid, or the cache can't be written to."""
     monkeypatch.setattr(command, "missing", lambda: ())
     monkeypatch.setattr(command, "_tune", lambda *given: pytest.fail("something was timed"))
     code, _, err = run("tune", "softmax", "--problem", "x=3x8", "--problem", "x=3x8 axis=5")

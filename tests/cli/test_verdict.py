@@ -1,7 +1,5 @@
 """The demo's lines: what they say of runs that pass, fail or were not checked, how long they are; the bar."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -156,9 +154,6 @@ def test_the_table_of_a_gpu_has_80_columns(capsys: pytest.CaptureFixture[str], m
     for text in ("> 999 %", "FAILS", "97 %", "637 TFLOP/s", "not", "checked", "1 ms", "0 B"):
         assert text in words
     assert "softmax, gpu, bfloat16: x " in out and "flash_attention, gpu, bfloat16: q " in out
-
-
-# --- what can't be judged, and what cancels ------------------------------------------------------
 
 
 def test_what_nothing_was_held_against_is_over_its_tolerance(run, tmp_path):

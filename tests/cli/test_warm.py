@@ -1,7 +1,5 @@
 """Compiling ahead: which problems it takes, its lines, and exit codes. What is compiled is not what is tested here."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -143,7 +141,6 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_disk_without_room(tmp_path, jobs):
-    """By a limit on a file's size. What was not kept is no success."""
     arguments = ("warm", *LION, "--arch", "sm_90a", "--jobs", jobs)
     done = python("-c", FULL, *arguments, DUALOPS_CACHE_DIR=str(tmp_path))
     assert done.returncode == 2 and not done.stdout

@@ -1,7 +1,5 @@
 """Calls on arrays that do not exist: which kernels they need, known without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 

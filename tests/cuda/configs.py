@@ -1,7 +1,5 @@
 """Calls by Configs that a test chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType

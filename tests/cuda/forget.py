@@ -1,7 +1,5 @@
 """What dualops keeps from call to call can be given up between any two of them."""
 
-from __future__ import annotations
-
 import gc
 
 from dualops.cuda.launch.operation import OPERATIONS

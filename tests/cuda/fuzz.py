@@ -1,7 +1,5 @@
 """Random problems called in random ways: rung, layouts, special values, where the result goes, order of threads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

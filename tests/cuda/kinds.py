@@ -3,8 +3,6 @@
 A batch of an operator that has few kernels is just the next of its trials.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice

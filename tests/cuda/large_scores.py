@@ -1,7 +1,5 @@
 """Attention whose scores are finite in float32 and large: every row has a softmax, and every gradient is finite."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What tests of kernels are made for: each direction of each operator, each of its rungs, each case."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any, NamedTuple

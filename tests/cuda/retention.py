@@ -1,7 +1,5 @@
 """Arrays and calls of retention's kernels that several tests have, and the table of calls on Hopper's tensor cores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple

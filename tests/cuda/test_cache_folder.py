@@ -2,8 +2,6 @@
 can't be used is done without.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -87,9 +85,6 @@ def test_folders_and_files_are_this_users_alone(folder):
     assert [stat.S_IMODE(each.stat().st_mode) for each in files] == [0o600] * 2
 
 
-# --- what is read --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -147,9 +142,6 @@ def test_a_folder_under_the_name_of_a_file(path):
 def test_files_of_this_user_and_root_are_read(path, owned, user, trusted):
     owned("fstat", user)
     assert cache.read(path) == (CONTENT if trusted else None) and cache.holds(path) == trusted
-
-
-# --- folders that are refused --------------------------------------------------------------------------
 
 
 def refused(path: Path, reason: str) -> None:
@@ -221,7 +213,6 @@ def test_a_folder_that_can_not_be_entered(tmp_path, below):
 
 
 def test_an_unknown_home(tmp_path, monkeypatch):
-    """What platformdirs then says is no place in the current folder."""
     monkeypatch.delenv("DUALOPS_CACHE_DIR", raising=False)
     monkeypatch.setattr(cache.platformdirs, "user_cache_dir", lambda name: f"~nobody-of-that-name/{name}")
     monkeypatch.chdir(tmp_path)
@@ -237,9 +228,6 @@ def test_a_tilde_is_the_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("DUALOPS_CACHE_DIR", "~/kept")
     assert cache.folder() == tmp_path / "kept"
-
-
-# --- what is written -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
@@ -280,9 +268,6 @@ def test_what_a_killed_process_leaves_has_a_name_that_is_known(path):
     python("-c", KILLED, path, NUMBA_ENABLE_CUDASIM="1")
     (left,) = {*path.parent.iterdir()} - {path}
     assert cache.TEMPORARY.fullmatch(left.name)
-
-
-# --- the lock ------------------------------------------------------------------------------------------
 
 
 def test_the_lock_file_is_not_written_to(folder):

@@ -1,7 +1,5 @@
 """The cost model: its data and parts against other sources, and its order against what was measured."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -209,7 +207,6 @@ SEGMENTS = [
 
 @pytest.mark.parametrize(("problem", "segments"), SEGMENTS)
 def test_few_sequences_of_retention_are_walked_in_segments(problem: str, segments: tuple[int, int]):
-    """The first of each ranking, which is what was chosen by measuring, too."""
     found = rankings(f"retention {problem}", H200)
     assert [ranking.title for ranking in found] == ["forward", "backward"]
     for ranking, wanted in zip(found, segments, strict=True):
@@ -218,7 +215,6 @@ def test_few_sequences_of_retention_are_walked_in_segments(problem: str, segment
 
 
 def test_segments_of_retention_are_all_of_its_chunks():
-    """Of a pass; the last segment is taken to be as long as the others."""
     p = absent_problem(*problem_of("retention B=2 H=3 S=3000 D=128"))
     ((D, Dv),) = passes_of(p, backward=False)
     for segments, chunks in ((1, 24), (2, 24), (4, 24), (5, 25), (11, 33)):

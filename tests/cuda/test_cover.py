@@ -1,7 +1,5 @@
 """Which tests run on a GPU: few kernels that have all pairs of the values that kernels are built with."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What architectures can do."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualops.cuda.launch import device as devices

@@ -1,7 +1,5 @@
 """Contexts of threads, events and streams, against a driver that knows no more than what each thread has current."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any

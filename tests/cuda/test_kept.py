@@ -1,7 +1,5 @@
 """Memory that outlives launches: who may read it when, and how long it is kept. Streams are numbers here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches of random problems for the GPU: many for few kernels, always the same ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualops.cuda.launch import device as devices

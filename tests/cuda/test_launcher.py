@@ -1,7 +1,5 @@
 """What a launch passes to the driver: the words of its arguments, and where the driver finds each."""
 
-from __future__ import annotations
-
 from ctypes import c_double, c_float, c_int64, c_uint64, sizeof
 from types import SimpleNamespace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Which Config rows of a given number of bytes take: no GPU is needed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

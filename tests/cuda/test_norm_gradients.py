@@ -1,7 +1,5 @@
 """Which Config a gradient of a norm takes: no GPU is needed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -77,7 +75,6 @@ def test_gpus_without_clusters_of_16_have_rings_too(operator: str, N: int):
 
 @pytest.mark.parametrize("N", [1024, 8192, 16384, 32768, 65536])
 def test_a_slice_of_a_gpu_has_rings_too(N: int):
-    """Where clusters of 16 don't fit, with dsummed, too."""
     device = replace(H100, sms=78, max_cluster=8, memory_bandwidth=H100.memory_bandwidth * 78 / 132)
     for operator in VECTORS:
         for added in (False, True):

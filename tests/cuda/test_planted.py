@@ -1,7 +1,5 @@
 """Planted bugs: that each can be planted, and that a copy of the tree shows which test catches it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -53,7 +51,6 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_which_bugs_are_caught(tree, tmp_path, capsys):
-    """A bug survives if its tests pass, or fail without a result."""
     bugs = (
         Bug("caught", "square", KERNEL, RIGHT, WRONG),
         Bug("harmless", "square", KERNEL, RIGHT, f"{RIGHT}.0"),

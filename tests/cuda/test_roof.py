@@ -1,7 +1,5 @@
 """The plain kernel that moves bytes: which blocking is taken, and what its launches are given. No GPU is needed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """How an operation joins its rungs: what is theirs to say, and what is done once for all of them. No GPU is needed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`make sanitize` with a tool that only pretends: who gets which cases, and what is said of what goes wrong."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -149,7 +147,6 @@ def test_cases_one_after_another(names, until, code, expected, monkeypatch, caps
 
 
 def test_fewer_cases_without_words(run):
-    """With words, or all, none is left out."""
     assert row(run("a b too-many")[1], "memcheck")[0] == 2
     assert row(run("a b too-many", "--all")[1], "memcheck")[0] == 3
     assert row(run("an b too-many", "n")[1], "memcheck")[0] == 2

@@ -1,7 +1,5 @@
 """Runs of pytest that `make test-gpu` consists of: what is said of them, and that each ends."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

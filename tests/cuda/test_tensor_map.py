@@ -1,8 +1,7 @@
 """Tensor maps: what the driver is asked to encode, what can't be encoded, what is kept. The driver is a stand-in."""
 
-from __future__ import annotations
-
 import ctypes
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from dualops.cuda.launch import driver, tensor_map
-from dualops.cuda.launch.tensor_map import ROUNDED, Boxes, boxes_of
+from dualops.cuda.launch.tensor_map import ROUNDED, Boxes, Mapped, Maps, boxes_of
 
 
 class Names:
@@ -80,7 +79,6 @@ def test_spans(span, name, asked):
 
 
 def test_loads_that_round_to_tf32(asked):
-    """Of a float32 array, in the simulator as a GPU does it."""
     boxes = Boxes(ROUNDED, (8, 64), (64, 1), (8, 32), 128)
     boxes.encoded(64)
     assert asked.encoded[0][0] == "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32" and asked.encoded[0][4] == [256]
@@ -168,3 +166,16 @@ def test_the_record_of_the_simulator():
     for other in (array[:, :64], array.astype(np.float16), array[:4]):
         with pytest.raises(ValueError, match=r"tensor map of bfloat16 \(8, 72\), strides \(144, 2\): the array is"):
             boxes.simulated(other)
+
+
+ROWS = Mapped("x", "bfloat16", (64, 64), (64, 1), (8, 64))
+COLUMNS = Mapped("y", "bfloat16", (32, 64), (64, 1), (16, 64))
+
+
+def test_each_map_has_the_address_of_its_array(asked: Driver):
+    found = Maps([COLUMNS, ROWS, COLUMNS], ["x", None, "y"])
+    maps = found.encoded([0x1000, 0, 0x2000])
+    gc.collect()
+    assert [ctypes.c_uint64.from_address(each.address).value for each in maps] == [0x2000, 0x1000, 0x2000]
+    assert maps[0] is maps[2], "one shape at one address is one map"
+    assert Maps([ROWS], ["x"]).encoded([0x1000]) == [maps[1]], "for whatever plan"

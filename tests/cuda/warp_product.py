@@ -3,8 +3,6 @@
 The same source is compiled, simulated, and run on a GPU, with integers, so that the result is exact.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

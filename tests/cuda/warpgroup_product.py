@@ -5,8 +5,6 @@ simulated, mutated and run on a GPU, with integers, so that the result is exact.
 that a mutant is a noun with one verb changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

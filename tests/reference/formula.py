@@ -3,8 +3,6 @@
 Written from the operator's description alone. It shares nothing with the records in `dualops/spec/attention`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import exp, inf, log, sqrt, tanh
 from typing import Any

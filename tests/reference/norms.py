@@ -1,7 +1,5 @@
 """What holds of the references of rms_norm and of layer_norm: test files derive a class each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import fsum, sqrt
 from typing import Any, ClassVar

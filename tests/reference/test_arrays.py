@@ -1,7 +1,5 @@
 """Arrays that are not plain: NumPy's subclasses are refused everywhere, what can't be written to is read everywhere."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

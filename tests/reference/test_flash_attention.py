@@ -1,9 +1,5 @@
-"""Attention in NumPy: plain against blocked, float64 against 40 digits, rounding, NaN. `_options` has the formula."""
+"""Attention in NumPy: plain against blocked, rounding, NaN. `_options` has the formula."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-from decimal import Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -11,14 +7,13 @@ import pytest
 
 from dualops.reference import flash_attention, flash_attention_blocked
 from dualops.spec import OPERATORS, Tag, compare
-from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
+from dualops.spec.meta import numpy_dtype
 from dualops.testing.truth import widened
-from tests.problems import elements, materialize, random_layouts, random_problems, values
+from tests.problems import elements, random_problems, values
 
 SPEC = OPERATORS["flash_attention"]
 CASES = [case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 20]
 FORMS = [flash_attention, flash_attention_blocked]
-CAUSAL = [False, True, "top_left"]
 
 pytestmark = pytest.mark.filterwarnings("error")  # no NumPy warning reaches a user
 
@@ -57,47 +52,6 @@ def test_plain_and_blocked_agree_with_the_truth(case):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("causal", CAUSAL)
-@pytest.mark.parametrize("scale", [None, 3.0, -1.0, 0.0])
-def test_float64_against_forty_digits(form, causal, scale):
-    q, k, v = qkv(B=1, H=2, Hkv=1, Sq=4, Sk=5, D=3, Dv=2)
-    o, lse = both(form, q, k, v, causal=causal, scale=scale)
-    with localcontext() as context:
-        context.prec = 40
-        factor = Decimal(3) ** Decimal("-0.5") if scale is None else Decimal(scale)
-        for h, i in np.ndindex(2, 4):
-            seen = [*range({False: 5, True: i + 2, "top_left": i + 1}[causal])]
-            weights = [(factor * dot(q[0, h, i], k[0, 0, j])).exp() for j in seen]
-            total = dot(weights, [1] * len(seen))
-            assert abs(Decimal(float(lse[0, h, i])) - total.ln()) < Decimal("1e-14")
-            for d in range(2):
-                exact = dot(weights, v[0, 0, seen, d]) / total
-                assert abs(Decimal(float(o[0, h, i, d])) - exact) < Decimal("1e-14")
-
-
-def dot(one: Iterable[float | Decimal], two: Iterable[float | Decimal]) -> Decimal:
-    return sum((Decimal(a) * Decimal(b) for a, b in zip(one, two, strict=True)), Decimal(0))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_rounds_the_probabilities_and_the_result_once_each(form, dtype):
-    q, k, v = qkv(Sq=40, Sk=90, dtype=dtype)
-    q64, k64, v64 = (x.astype(np.float64) for x in (q, k, v))
-    o, lse = both(form, q, k, v)
-    exact, exact_lse = both(flash_attention, q64, k64, v64)
-    unit = 2.0**-11 if dtype == "float16" else 2.0**-8
-    # |o - exact| <= unit * sum p |v| for the probabilities, unit * |o| for the result, and 1 % for both together;
-    # a probability below float16's normal numbers, in units of the largest, is off by at most 2**-25
-    spread = flash_attention(q64, k64, np.abs(v64))
-    assert isinstance(spread, np.ndarray)
-    tiny = 90 * 2.0**-25 * np.abs(v64).max() if dtype == "float16" else 0.0
-    limit = 1.01 * unit * (spread + np.abs(exact)) + tiny + 1e-6
-    assert (np.abs(o.astype(np.float64) - exact) <= limit).all()
-    assert np.abs(lse - exact_lse).max() < 1e-6 * (1 + np.abs(exact_lse).max())
-
-
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_probabilities_are_rounded_where_the_spec_says(form, dtype):
     q, k, v = qkv(H=2, Sq=50, Sk=60, Dv=16, dtype=dtype)  # one block of keys: one maximum in both forms
@@ -113,25 +67,7 @@ def test_the_probabilities_are_rounded_where_the_spec_says(form, dtype):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_dtypes_of_the_results_and_inputs_stay_as_they_are(form, dtype):
-    for case in random_problems("flash_attention", 1, 40, max_elements=3000, dtypes=[dtype]):
-        guarded = materialize(SPEC, case, random_layouts(SPEC, case))
-        arrays = {name: entry.array for name, entry in guarded.items()}
-        before = [entry.buffer.tobytes() for entry in guarded.values()]
-        o, lse = both(form, **arrays, **case.params)
-        assert [entry.buffer.tobytes() for entry in guarded.values()] == before
-        assert o.shape == (*case.shapes["q"][:3], case.shapes["v"][3])
-        assert lse.shape == case.shapes["q"][:3]
-        assert (o.dtype.name, lse.dtype.name) == (dtype, compute_dtype(dtype))
-        assert np.array_equal(form(**arrays, **{**case.params, "return_lse": False}), o)
-
-
-# --- masks and invariants ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("causal", CAUSAL)
+@pytest.mark.parametrize("causal", [False, True, "top_left"])
 def test_a_row_does_not_depend_on_the_batch_and_heads_it_is_with(form, causal):
     q, k, v = qkv(B=3, H=6, Hkv=3, dtype="float32")
     o, lse = both(form, q, k, v, causal=causal)
@@ -139,35 +75,6 @@ def test_a_row_does_not_depend_on_the_batch_and_heads_it_is_with(form, causal):
         alone = both(form, q[b : b + 1, h : h + 1], *(x[b : b + 1, h // 2 : h // 2 + 1] for x in (k, v)), causal=causal)
         assert np.array_equal(alone[0][0, 0], o[b, h])
         assert np.array_equal(alone[1][0, 0], lse[b, h])
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_grouped_heads_are_repeated_heads(form, dtype):
-    q, k, v = qkv(H=6, Hkv=2, dtype=dtype)
-    grouped = both(form, q, k, v, causal=True)
-    repeated = both(form, q, *(np.repeat(x, 3, axis=1) for x in (k, v)), causal=True)
-    for one, two in zip(grouped, repeated, strict=True):
-        assert np.array_equal(one, two)
-
-
-# --- values that are no numbers ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", ["k", "v", "both"])
-def test_what_no_query_sees_does_not_leak(form, dtype, value, where):
-    q, k, v = qkv(Sq=20, Sk=40, dtype=dtype)
-    plain = both(form, q, k, v, causal="top_left")  # keys 20 to 39 are seen by nobody
-    for array in {"k": [k], "v": [v], "both": [k, v]}[where]:
-        array[:, :, 20:] = value
-    for one, two in zip(both(form, q, k, v, causal="top_left"), plain, strict=True):
-        if where == "k":
-            assert np.array_equal(one, two)
-        else:  # the product is summed row by row then
-            agree(one, two.astype(np.float64), two, dtype, "result")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -187,22 +94,6 @@ def test_a_nan_in_a_query_poisons_its_row_and_one_in_a_value_its_column(form):
     assert np.isfinite(plain[0]).all()
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_infinite_scores(form, dtype):
-    q, k, v = (np.abs(x) for x in qkv(H=1, Hkv=1, B=1, Sq=3, Sk=5, dtype=dtype))
-    k[0, 0, 2, 0] = -np.inf  # key 2 has probability 0
-    o, lse = both(form, q, k, v)
-    kept = [0, 1, 3, 4]
-    expected, expected_lse = both(flash_attention, q, *(np.ascontiguousarray(x[:, :, kept]) for x in (k, v)))
-    agree(o, expected.astype(np.float64), expected, dtype, "o")
-    agree(lse, expected_lse.astype(np.float64), expected_lse, dtype, "lse")
-    k[0, 0, 2, 0] = np.inf  # inf - inf: softmax of a row with +inf is NaN
-    o, lse = both(form, q, k, v)
-    assert np.isnan(o.astype(float)).all()
-    assert np.isnan(lse).all()
-
-
 def test_plain_and_blocked_put_special_values_in_the_same_places():
     with_nan = 0
     for case in random_problems("flash_attention", 2, 150, max_elements=3000):
@@ -215,9 +106,6 @@ def test_plain_and_blocked_put_special_values_in_the_same_places():
             agree(plain, truth, plain, case.dtype, f"{case}: plain {what}")
             agree(actual, truth, plain, case.dtype, f"{case}: blocked {what}")
     assert with_nan > 30
-
-
-# --- the door ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,7 +1,5 @@
 """The gradient of attention: against finite differences in float64, blocked against plain, and what must hold of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -13,7 +11,6 @@ from dualops import reference
 from dualops.reference import flash_attention_backward, flash_attention_backward_blocked
 from dualops.spec import OPERATORS, Case, Spec, Tag, compare
 from dualops.spec.attention.draws import cubed, cubed_slope
-from dualops.spec.meta import FLOATS, numpy_dtype
 from dualops.testing.terms.flash_attention import gradient_terms
 from dualops.testing.truth import bind, widened
 from tests.checks import call, gradient_inputs
@@ -105,9 +102,6 @@ def test_a_given_derivative_is_what_is_used():
         assert np.abs(factor * one - two).max() < 1e-12
 
 
-# --- blocked -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)
 @pytest.mark.parametrize(("spec", "case"), named(SPEC))
 def test_blocked_is_plain(spec, case, blocks):
@@ -122,7 +116,6 @@ def test_blocked_is_plain(spec, case, blocks):
 
 @pytest.mark.parametrize("special", [False, True])
 def test_blocked_is_as_near_the_truth_as_plain_is(special):
-    """In every dtype, by the rule that kernels are held to."""
     non_finite = 0
     for case in random_problems("flash_attention", 4, 60, max_elements=3000):
         arrays = gradient_inputs(SPEC, case, special=special)
@@ -148,30 +141,6 @@ def test_blocked_gradient_of_a_bias_however_it_broadcasts(shape, blocks):
     tiled = call(flash_attention_backward_blocked, SPEC.gradient_inputs, arrays, block_q=blocks[0] // 4, block_kv=2)[3]
     assert plain.shape == tiled.shape == shape
     assert np.abs(plain - tiled).max() < 1e-13 * (1 + np.abs(plain).max())
-
-
-# --- what must hold ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("function", [flash_attention_backward, flash_attention_backward_blocked])
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_which_gradients_come_back_and_of_which_dtypes(function, dtype):
-    shapes = {**QKV, "bias": (4, 5, 6), "sinks": (4,)}
-    arrays = gradient_inputs(SPEC, Case("all", dtype, shapes, {"return_lse": True}))
-    arrays["sinks"] = arrays["sinks"].astype(np.float64 if dtype == "float64" else np.float32)
-
-    def names(**params: Any) -> list[tuple[int, ...]]:
-        given = {name: array for name, array in arrays.items() if params.pop(name, True)}
-        return [(result.shape, result.dtype.name) for result in call(function, SPEC.gradient_inputs, given, **params)]
-
-    own = [(shape, dtype) for shape in QKV.values()]
-    bias, sinks = ((4, 5, 6), dtype), ((4,), "float64" if dtype == "float64" else "float32")
-    assert names() == [*own, bias, sinks]
-    assert names(bias_gradient=False) == [*own, sinks]
-    assert names(sinks=False) == [*own, bias]
-    assert names(bias=False, sinks=False) == names(bias=False, sinks=False, return_lse=True) == own
-    arrays["sinks"] = arrays["sinks"].astype(numpy_dtype(dtype))
-    assert names()[-1] == ((4,), dtype)
 
 
 def test_no_gradient_of_lse_is_one_of_zeros():

@@ -1,7 +1,5 @@
 """Each option of attention, and every two together, against a formula in plain Python; what masks hide; invariants."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 from math import exp
@@ -32,8 +30,7 @@ def blocked(*arrays: np.ndarray, **options: Any) -> Any:
     return flash_attention_blocked(*arrays, **options, block_q=3, block_kv=4)
 
 
-FORMS = [flash_attention, blocked]
-every_form = pytest.mark.parametrize("form", FORMS, ids=["plain", "blocked"])
+every_form = pytest.mark.parametrize("form", [flash_attention, blocked], ids=["plain", "blocked"])
 
 
 def made(params: dict[str, Any], **shapes: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -153,9 +150,6 @@ def test_every_option_at_once_moves_the_result(form):
         assert np.array_equal(lse, other_lse) == (name == "dropout_p"), name
 
 
-# --- what masks hide -----------------------------------------------------------------------------
-
-
 def gappy(b: Any, h: Any, i: Any, j: Any) -> Any:
     return (j + b) % 3 != 1
 
@@ -246,7 +240,6 @@ def test_a_nan_reaches_the_queries_that_see_it_and_no_others(form, backward, nam
 
 @both_directions
 def test_a_query_that_sees_nothing_leaves_every_gradient_alone(form, backward):
-    """Whatever stands in q, and comes in for its o and lse."""
     shapes = {"q": (2, 4, 11, 3), "k": (2, 2, 7, 3), "v": (2, 2, 7, 2), "bias": (1, 4, 11, 7)}
     arrays, params = made({"causal": True}, **shapes)
     o, lse = form(**arrays, **params)
@@ -281,7 +274,6 @@ def with_a_hole(name: str) -> tuple[dict[str, Any], dict[str, Any], np.ndarray, 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("special", [np.nan, np.inf])
 def test_a_nan_row_reaches_the_keys_that_it_sees_and_no_others(form, backward, name, special):
-    """Also keys of which the row's own score is -inf."""
     arrays, params, visible, (row, cause, _) = with_a_hole(name)
     expected = results(form, backward, arrays, params)
     arrays["bias"][1, 2, row, cause] = special
@@ -305,9 +297,6 @@ def test_scores_of_minus_infinity_alone_are_like_no_key(form, backward):
     for x in (o, dq, dk, dv, dbias):
         assert np.isfinite(x).all()
     assert (dk[:, :, hole] == 0).all() and (dv[:, :, hole] == 0).all() and (dbias[..., hole] == 0).all()
-
-
-# --- invariants ----------------------------------------------------------------------------------
 
 
 @every_form

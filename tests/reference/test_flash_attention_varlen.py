@@ -1,7 +1,5 @@
 """Sequences that lie one after another give what each gives alone, forward and backward, whatever the options."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,25 +109,6 @@ def test_every_dtype_comes_near_the_truth(case):
         assert actual.shape == truth.shape
         assert actual.dtype == arrays[name[1:]].dtype
         assert np.abs(actual.astype(np.float64) - truth).max(initial=0.0) <= limit * terms[name]
-
-
-def test_sequences_without_queries_or_without_keys():
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((n, 2, 4)) for n in (5, 6, 6))
-    ends_q, ends_k = np.array([0, 0, 3, 5, 5], np.int32), np.array([0, 4, 4, 6, 6], np.int32)
-    sinks = rng.standard_normal(2)
-    longest: dict[str, Any] = {"max_seqlen_q": 3, "max_seqlen_k": 4, "return_lse": True}
-    o, lse = flash_attention_varlen(q, k, v, ends_q, ends_k, **longest)
-    assert (o[:3] == 0).all() and (lse[:, :3] == -np.inf).all()
-    assert np.isfinite(lse[:, 3:]).all()
-    o, lse = flash_attention_varlen(q, k, v, ends_q, ends_k, sinks=sinks, **longest)
-    assert (o[:3] == 0).all() and np.array_equal(lse[:, :3], np.broadcast_to(sinks[:, None], (2, 3)))
-    do, dlse = rng.standard_normal(o.shape), rng.standard_normal(lse.shape)
-    dq, dk, dv, _ = flash_attention_varlen_backward(
-        q, k, v, o, lse, do, ends_q, ends_k, dlse=dlse, sinks=sinks, **longest
-    )
-    assert (dq[:3] == 0).all() and (dq[3:] != 0).all()
-    assert (dk[:4] == 0).all() and (dv[:4] == 0).all() and (dv[4:] != 0).all()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -1,7 +1,5 @@
 """Users' functions on arrays: the same numbers as one by one, whether they take arrays or not."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -17,7 +15,6 @@ SHAPE = (2, 2, 6, 5)
 PLACES = (np.arange(2)[:, None, None, None], np.arange(2)[:, None, None], np.arange(6)[:, None], np.arange(5))
 SCORES = np.random.default_rng(0).uniform(0.1, 0.9, SHAPE)
 NUMBER = partial(np.asarray, dtype=np.float64)
-DTYPES = [np.float64, np.float32]
 USERS = {name: UserFunction(function, SCORE) for name, function in SCORE_MODS.items()}
 USERS |= {f"{name}_slope": user.derivative for name, user in USERS.items()}
 
@@ -29,7 +26,7 @@ def one_by_one(user: UserFunction, *arrays: np.ndarray) -> np.ndarray:
     return np.array([user.function(*row) for row in rows]).reshape(SHAPE)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("name", USERS)
 def test_scores(name, dtype):
     user, scores = USERS[name], SCORES.astype(dtype)

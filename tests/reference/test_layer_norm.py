@@ -1,7 +1,5 @@
 """layer_norm in NumPy: what holds of every norm, and what of one that takes the mean away."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

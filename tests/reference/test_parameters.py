@@ -3,8 +3,6 @@
 np.float64 is a float, and a float32 array plus one is an array of float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import NoneType

@@ -1,11 +1,9 @@
-"""Retention in NumPy: three forms against loops over numbers and exact fractions, states handed on, NaN, invariants."""
-
-from __future__ import annotations
+"""Retention in NumPy: three forms against loops over numbers, states handed on, NaN, errors."""
 
 from collections.abc import Mapping
-from fractions import Fraction
 from itertools import combinations
 from math import sqrt
+from re import escape
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from dualops.reference import retention, retention_varlen
 from dualops.reference.retention import decay_of
 from dualops.reference.retention_forms import Decay, StepDecay
 from dualops.spec import OPERATORS, Tag, compare
-from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
+from dualops.spec.meta import numpy_dtype
 from dualops.spec.retention_cases import PAIRS
 from dualops.testing.terms.retention import result_terms
 from dualops.testing.truth import bind, widened
@@ -94,9 +92,6 @@ def hold(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], li
         assert np.abs(result - expected[name]).max(initial=0.0) <= limit * size, name
 
 
-# --- against other formulas ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", [case for case in CASES if Tag.SIM in case.tags], ids=lambda case: case.id)
 def test_cases_against_the_formula(case):
     """In half precision o is off by its rounding."""
@@ -113,27 +108,6 @@ def test_random_problems_against_the_formula():
         hold(everything(arrays, case.params), formula(arrays, case.params), 1e-11)
         seen.add((case.params["form"], case.params["normalize"], *(name in arrays for name in OPTIONS)))
     assert len(seen) >= 25 and {row[:2] for row in seen if row[-1]} >= {(form, "signed") for form in FORMS}
-
-
-@pytest.mark.parametrize("normalize", [None, "signed"])
-@pytest.mark.parametrize("form", FORMS)
-def test_whole_numbers_and_halves_give_exact_results(form, normalize):
-    """gamma = 1 / 2 and small integers: no result needs rounding but that of the division by n."""
-    S, D, Dv = 9, 3, 2
-    rng = np.random.default_rng(3)
-    q, k, v = (rng.integers(-3, 4, (1, 1, S, width)).astype(float) for width in (D, D, Dv))
-    params = {"scale": 1.0, "form": form, "normalize": normalize, "return_state": True}
-    results = retention(q, k, v, gamma=np.array([0.5]), **params)
-    state = [[Fraction(0)] * (Dv + 1) for _ in range(D)]
-    for i in range(S):
-        values_of = [*map(int, v[0, 0, i]), 1]
-        state = [[old / 2 + int(key) * x for old, x in zip(row, values_of)] for row, key in zip(state, k[0, 0, i])]
-        u = [sum((int(q[0, 0, i, d]) * state[d][e] for d in range(D)), Fraction(0)) for e in range(Dv + 1)]
-        n = max(Fraction(1), abs(u[-1])) if normalize else 1
-        assert results[0][0, 0, i].tolist() == [float(part / n) for part in u[:-1]]
-    assert results[1][0, 0].tolist() == [[float(x) for x in row[:-1]] for row in state]
-    if normalize:
-        assert results[2][0, 0].tolist() == [float(row[-1]) for row in state]
 
 
 @pytest.mark.parametrize("h", [0, 5, 12, 20, 30])
@@ -171,9 +145,6 @@ def test_half_precision_is_rounded_once(form, dtype):
         o, exact = retention(**arrays, **params), retention(**widened(arrays), **params)
         unit = 2.0**-11 if dtype == "float16" else 2.0**-8
         assert (np.abs(o.astype(np.float64) - exact) <= 1.01 * unit * np.abs(exact) + 1e-5).all()
-
-
-# --- by its other names --------------------------------------------------------------------------
 
 
 def state_space(A: np.ndarray, dt: np.ndarray, B: np.ndarray, C: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -223,9 +194,6 @@ def test_lightning_attention_simple_gla_and_state_spaces_are_one_call_each(form)
     assert rounded.dtype == narrow and np.abs(rounded.astype(np.float64) - exact).max() <= 2**-8 * np.abs(exact).max()
 
 
-# --- the forms agree -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("special", [False, True], ids=["normal", "special"])
 @pytest.mark.parametrize("case", {case.id: case for case in CASES}.values(), ids=lambda case: case.id)
 def test_every_form_is_as_near_the_truth_as_the_rule_asks(case, special):
@@ -255,29 +223,6 @@ def test_a_sequence_in_two_parts_is_the_whole(place, form, normalize):
     o_rest, *states = retention(**rest, **params)
     for one, two in zip((np.concatenate([o, o_rest], axis=2), *states), whole, strict=True):
         assert np.abs(one - two).max() <= 1e-12 * (1 + np.abs(two).max())
-
-
-# --- normalizers ---------------------------------------------------------------------------------
-
-
-def test_a_sum_below_one_is_left_alone_and_one_above_divides():
-    k = v = np.ones((1, 1, 3, 1))
-    gamma, scores = np.array([1.0]), np.array([0.5, -0.25, 1.0])
-    q = scores.reshape(1, 1, 3, 1)  # row i has i + 1 scores of q_i each
-    for form in FORMS:
-        o, row_sum = retention(q, k, v, gamma=gamma, scale=1.0, form=form, normalize="signed", return_row_sum=True)
-        assert row_sum.reshape(-1).tolist() == [0.5, -0.5, 3.0]
-        assert o.reshape(-1).tolist() == [0.5, -0.5, 1.0]
-    # -1 and 2 cancel for one of them, and count 3 for the other
-    k = np.array([-1.0, 2.0, 0.0]).reshape(1, 1, 3, 1)
-    for normalize, n in (("signed", 1.0), ("abs", 3.0)):
-        params = {"gamma": gamma, "scale": 1.0, "form": "parallel", "normalize": normalize, "return_row_sum": True}
-        o, row_sum = retention(np.ones_like(q), k, v, **params)
-        assert row_sum.reshape(-1).tolist() == [-1.0 if normalize == "signed" else 1.0, n, n]
-        assert o.reshape(-1).tolist() == [-1.0, 1 / n, 1 / n]
-
-
-# --- NaN, nothing, and who is next to whom -------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -315,27 +260,6 @@ def test_without_tokens_the_state_is_the_first_one_and_a_copy(form, normalize):
     assert state.shape == (2, 3, 5, 4) and (state == 0).all()
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_which_results_come_back_and_of_which_dtypes(form, dtype):
-    arrays = {name: x.astype(numpy_dtype(dtype)) for name, x in qkv(S=6).items()}
-    wide = compute_dtype(dtype)
-    o, state, norm, row_sum = ((2, 3, 6, 4), dtype), ((2, 3, 5, 4), wide), ((2, 3, 5), wide), ((2, 3, 6), wide)
-
-    def kinds(**params: Any) -> list[tuple[tuple[int, ...], str]]:
-        found = retention(**arrays, form=form, **params)
-        return [(x.shape, x.dtype.name) for x in (found if isinstance(found, tuple) else (found,))]
-
-    assert kinds() == kinds(normalize="signed") == kinds(return_row_sum=True) == [o]
-    assert kinds(return_state=True) == [o, state]
-    assert kinds(return_state=True, normalize="signed") == [o, state, norm]
-    assert kinds(return_row_sum=True, normalize="signed") == [o, row_sum]
-    assert kinds(return_row_sum=True, return_state=True, normalize="signed") == [o, state, norm, row_sum]
-
-
-# --- sequences one after another -----------------------------------------------------------------
-
-
 def test_random_sequences_are_what_each_is_alone():
     for number, drawn in enumerate(random_problems("retention_varlen", 8, 60, max_elements=1500, dtypes=["float64"])):
         case = with_steps(drawn) if number % 3 == 0 else drawn
@@ -367,3 +291,85 @@ def test_every_two_values_of_options_meet_in_some_row_where_they_may():
         if one == 1 and two in (3, 4):
             allowed -= {("abs", 1)}
         assert found == allowed, (one, two, allowed - found)
+
+
+WRONG: dict[type[Exception], list[tuple[dict[str, Any], str]]] = {
+    ValueError: [
+        ({"q": normal(2, 3, 69, 5)}, "q has Sq=69, k has Sk=70, expected the same in form 'chunk'"),
+        ({"q": normal(2, 3, 69, 5), "form": "parallel", "return_state": True},
+         "q has Sq=69, k has Sk=70, expected the same with return_state"),
+        ({"gamma": np.array([0.5, 1.0, 1.5])}, "gamma is 1.5 for head 2, expected above 0 and at most 1"),
+        ({"gamma": np.array([0.5, 0.0, 1.0])}, "gamma is 0.0 for head 1, expected above 0 and at most 1"),
+        ({"gamma": np.array([np.nan, 0.5, 1.0])}, "gamma is nan for head 0, expected above 0 and at most 1"),
+        ({"log_decay": 0.1 - np.ones((2, 3, 69))}, "log_decay has Sk=69, k has Sk=70"),
+        ({"log_decay": -np.ones((3, 70))}, "log_decay has 2 axes (3, 70), expected 3: [B, H, Sk]"),
+        ({"log_decay": np.full((2, 3, 70), 0.25)}, "log_decay is 0.25 at (0, 0, 0), expected a finite number of"),
+        ({"log_decay": np.full((2, 3, 70), np.nan)}, "log_decay is nan at (0, 0, 0), expected a finite number of"),
+        ({"log_decay": np.full((2, 3, 70), -np.inf)}, "log_decay is -inf at (0, 0, 0), expected a finite number of"),
+        ({"log_decay": np.zeros((2, 3, 70)), "gamma": np.ones(3)},
+         "there is gamma and log_decay, expected one of them: each is the whole decay"),
+        ({"log_decay": np.zeros((2, 3, 70)), "q": normal(2, 3, 69, 5), "form": "parallel"},
+         "q has Sq=69, k has Sk=70, expected the same with log_decay"),
+        ({"log_decay": np.zeros((2, 3, 70)), "mask": np.ones((3, 70, 70)), "form": "parallel"},
+         "there is log_decay and a mask, expected one of them: a mask is in place of the decay"),
+        ({"gamma": np.ones(2)}, "gamma has H=2, q has H=3"),
+        ({"normalize": "abs"}, "normalize is 'abs' in form 'chunk', expected form 'parallel': the sum of"),
+        ({"normalize": "abs", "form": "recurrent"}, "normalize is 'abs' in form 'recurrent', expected form"),
+        ({"normalize": "square"}, "normalize is 'square', expected one of None, 'signed', 'abs'"),
+        ({"form": "blocked"}, "form is 'blocked', expected one of 'parallel', 'chunk', 'recurrent'"),
+        ({"mask": np.ones((3, 70, 70))}, "there is a mask in form 'chunk', expected form 'parallel'"),
+        ({"mask": np.ones((3, 70, 70)), "gamma": np.ones(3), "form": "parallel"},
+         "there is gamma and a mask, expected one of them"),
+        ({"mask": np.ones((3, 70, 70)), "form": "parallel", "initial_state": np.ones((2, 3, 5, 4))},
+         "there is a mask, expected none with initial_state"),
+        ({"mask": np.ones((3, 70, 69)), "form": "parallel"}, "mask has Sk=69, k has Sk=70"),
+        ({"initial_state": np.ones((2, 3, 5, 4)), "normalize": "signed"},
+         "there is initial_state and no initial_norm, expected both with normalize='signed'"),
+        ({"initial_norm": np.ones((2, 3, 5))},
+         "there is initial_norm with normalize=None, expected normalize='signed'"),
+        ({"initial_state": np.ones((2, 3, 5, 4)), "normalize": "abs", "form": "parallel"},
+         "normalize is 'abs', expected None or 'signed' with initial_state"),
+        ({"initial_state": np.ones((2, 3, 4, 4))}, "initial_state has D=4, q has D=5"),
+        ({"q": normal(2, 3, 70, 257), "k": normal(2, 3, 70, 257)}, "q has D=257, expected 1 to 256"),
+        ({"v": normal(2, 3, 70, 513)}, "v has Dv=513, expected 1 to 512"),
+        ({"v": normal(2, 3, 70, 0)}, "v has Dv=0, expected 1 to 512"),
+    ],
+    TypeError: [
+        ({"log_decay": np.zeros((2, 3, 70), np.float32)}, "log_decay has dtype float32, q has dtype float64"),
+        ({"gamma": np.ones(3, np.float32)}, "gamma has dtype float32, q has dtype float64, expected float64"),
+        ({"return_state": 1}, "return_state is 1, expected True or False"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "change", "message"), [(kind, *row) for kind in WRONG for row in WRONG[kind]])
+def test_errors_are_the_specs(kind, change, message):
+    params = {name: x for name, x in change.items() if name not in {entry.name for entry in SPEC.inputs}}
+    with pytest.raises(kind, match=f"^retention: {escape(message)}"):
+        call(retention, SPEC.inputs, qkv() | change, **params)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cu_seqlens": np.array([1, 9], np.int32)}, "cu_seqlens starts at 1, expected 0"),
+        (
+            {"cu_seqlens": np.array([0, 5, 3, 9], np.int32)},
+            "cu_seqlens falls from 5 to 3 at 2, expected it not to fall",
+        ),
+        ({"cu_seqlens": np.array([0, 10], np.int32)}, "cu_seqlens ends at 10, q has total=9, expected no more"),
+        ({"max_seqlen": 4}, "max_seqlen is 4, expected 5 or more, the longest of cu_seqlens"),
+        ({"max_seqlen": -1}, "max_seqlen is -1, expected 0 or more"),
+        ({"cu_seqlens": np.zeros(0, np.int32)}, "cu_seqlens has no elements, expected B+1 of them"),
+        ({"initial_state": np.ones((3, 2, 4, 4))}, "initial_state has B=3, expected 2: cu_seqlens has 3 elements"),
+        ({"gamma": np.array([0.5, 2.0])}, "gamma is 2.0 for head 1, expected above 0 and at most 1"),
+        ({"normalize": "abs"}, "normalize is 'abs', expected one of None, 'signed'"),
+        ({"log_decay": -np.ones((8, 2))}, "log_decay has total=8, q has total=9"),
+        ({"log_decay": np.full((9, 2), 1.0)}, "log_decay is 1.0 at (0, 0), expected a finite number of at most 0"),
+    ],
+)
+def test_errors_of_sequences_are_the_specs(change, message):
+    x = normal(9, 2, 4)
+    given = {"q": x, "k": x, "v": x, "cu_seqlens": np.array([0, 5, 9], np.int32), "max_seqlen": 5} | change
+    with pytest.raises(ValueError, match=f"^retention_varlen: {escape(message)}$"):
+        retention_varlen(**given)

@@ -1,7 +1,5 @@
 """The gradient of retention: against finite differences in float64, form against form, and what must hold of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +13,6 @@ from dualops.spec.retention_cases import options_of
 from dualops.testing.terms.retention import gradient_terms
 from dualops.testing.truth import bind, widened
 from tests.checks import call, gradient_inputs
-from tests.pairwise import pairwise
 from tests.problems import elements, random_problems
 from tests.retention import with_steps
 
@@ -115,7 +112,6 @@ def test_cases_against_finite_differences(spec, case):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("states", [False, True])
 def test_every_form_and_normalizer_against_finite_differences(form, normalize, states):
-    """Over more than a chunk."""
     if normalize == "abs" and (form != "parallel" or states):
         return
     shapes, params = options_of(
@@ -128,9 +124,6 @@ def test_every_form_and_normalizer_against_finite_differences(form, normalize, s
 def test_random_problems_against_finite_differences(spec):
     for case in random_problems(spec.name, 11, 20, max_elements=300):
         hold_gradients(spec, wide(spec, case), **case.params)
-
-
-# --- form against form ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("special", [False, True], ids=["normal", "special"])
@@ -147,54 +140,6 @@ def test_every_form_is_as_near_the_truth_as_the_rule_asks(case, special):
             rule = {"dtype": case.dtype, "floor": SPEC.floor, "terms": terms[name]}
             found = compare(result, truth[name], baseline[name], **rule, name=f"{form} {name}")
             assert found.passed, found.message
-
-
-@pairwise(place=[0, 1, 30, 64, 69, 70], form=FORMS, normalize=[None, "signed"], steps=[False, True])
-def test_the_gradient_of_two_parts_is_that_of_the_whole(place, form, normalize, steps):
-    """The second part's gradient of its first state is the first part's of its last."""
-    options: dict[str, Any] = {"form": form, "normalize": normalize, "return_state": True}
-    shapes, params = options_of((2, 3, 70, 5), 4, gamma=not steps, steps=steps, states=1, **options)
-    arrays = wide(SPEC, Case("whole", "float64", shapes, params))
-    whole = backward(SPEC, arrays, **params)
-    tokens = ("q", "k", "v", "log_decay", "o", "do", "row_sum")
-    first = {name: x[:, :, :place] if name in tokens else x for name, x in arrays.items()}
-    rest = {name: x[:, :, place:] if name in tokens else x for name, x in arrays.items()}
-    between = forward(SPEC, first, **params)
-    rest["initial_state"] = between["state"]
-    if normalize:
-        rest["initial_norm"] = between["state_norm"]
-    of_rest = backward(SPEC, rest, **params)
-    first["dstate"] = of_rest["dinitial_state"]
-    if normalize:
-        first["dstate_norm"] = of_rest["dinitial_norm"]
-    of_first = backward(SPEC, first, **params)
-    of_tokens = ("dq", "dk", "dv", *(["dlog_decay"] if steps else []))
-    joined = {name: np.concatenate([of_first[name], of_rest[name]], axis=2) for name in of_tokens}
-    for name, gradient in {**of_first, **joined}.items():
-        assert np.abs(gradient - whole[name]).max() <= 1e-12 * (1 + np.abs(whole[name]).max())
-
-
-def test_random_sequences_are_what_each_is_alone():
-    for number, drawn in enumerate(random_problems("retention_varlen", 8, 40, max_elements=1500, dtypes=["float64"])):
-        case = with_steps(drawn) if number % 3 == 0 else drawn
-        params = {**case.params, "return_state": True}
-        arrays = gradient_inputs(VARLEN, Case(case.name, case.dtype, case.shapes, params))
-        found = backward(VARLEN, arrays, **params)
-        single = {name: value for name, value in params.items() if name != "max_seqlen"}
-        for b, (start, end) in enumerate(zip(arrays["cu_seqlens"], arrays["cu_seqlens"][1:])):
-            tokens = [name for name in ("q", "k", "v", "log_decay", "o", "do") if name in arrays]
-            one = {name: arrays[name][start:end].swapaxes(0, 1)[None] for name in tokens}
-            one |= {name: arrays[name][None, :, start:end] for name in ("row_sum",) if name in arrays}
-            states = ("initial_state", "initial_norm", "dstate", "dstate_norm")
-            one |= {name: arrays[name][b : b + 1] for name in states if name in arrays}
-            one |= {"gamma": arrays["gamma"]} if "gamma" in arrays else {}
-            for name, gradient in backward(SPEC, one, **single).items():
-                of_tokens = name in ("dq", "dk", "dv", "dlog_decay")
-                mine = found[name][start:end].swapaxes(0, 1) if of_tokens else found[name][b]
-                assert np.abs(mine - gradient[0]).max(initial=0) <= 1e-12 * (1 + np.abs(gradient).max(initial=0))
-
-
-# --- what must hold ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,7 +1,5 @@
 """rms_norm in NumPy: what holds of every norm, and its offset."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,6 +1,4 @@
-"""rope and its tables in NumPy: against loops over numbers, and what rotations and relative positions promise."""
-
-from __future__ import annotations
+"""rope and its tables in NumPy: against loops over numbers, NaN, in place."""
 
 import math
 from typing import Any
@@ -23,15 +21,8 @@ def tables(positions: Any, dim: int, **options: Any) -> tuple[np.ndarray, np.nda
     return reference.rope_tables(np.asarray(positions, np.int64), dim, dtype="float64", **options)
 
 
-def normal(scaling: Any) -> Any:
-    return next(param.domain(scaling) for param in SPEC_TABLES.params if param.name == "scaling")
-
-
 def problems(seed: int, count: int = 40, **options: Any) -> Any:
     return random_problems("rope", seed, count, max_elements=500, **options)
-
-
-# --- rotation ------------------------------------------------------------------------------------
 
 
 def rotary(arrays: dict[str, np.ndarray], params: dict[str, Any]) -> int:
@@ -82,33 +73,6 @@ def test_arithmetic_is_float32_and_rounds_once(dtype):
             assert one.dtype == numpy_dtype(dtype) and one.tobytes() == two.astype(one.dtype).tobytes()
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("dim", [16, 10])
-def test_inner_products_depend_on_the_distance_alone(dim, interleaved):
-    q, k = RNG.standard_normal((2, 1, 1, 1, 16))
-    m, n = np.meshgrid(np.arange(60), np.arange(60))
-    at_m, at_n = (tables(p.reshape(-1), dim) for p in (m, n))
-    spread = np.broadcast_to(q, (1, 1, m.size, 16)), np.broadcast_to(k, (1, 1, m.size, 16))
-    q_m, _ = reference.rope(*spread, *at_m, dim=dim, interleaved=interleaved)
-    _, k_n = reference.rope(*spread, *at_n, dim=dim, interleaved=interleaved)
-    scores = (q_m * k_n).sum(-1).reshape(m.shape)
-    for distance in range(-59, 60):
-        same = scores[m - n == distance]
-        np.testing.assert_allclose(same, same[0], rtol=0, atol=1e-12)
-    assert np.ptp(scores) > 1
-
-
-def test_position_0_and_dimensions_from_R_on_stay_what_they_are():
-    q, k = RNG.standard_normal((2, 2, 3, 5, 20)).astype(np.float32)
-    q[..., 14] = np.nan
-    still, turning = (reference.rope_tables(positions, 14) for positions in (np.zeros(5, int), np.arange(5)))
-    for interleaved in (False, True):
-        same = reference.rope(q, k, *still, dim=14, interleaved=interleaved)
-        assert [x.tobytes() for x in same] == [q.tobytes(), k.tobytes()]
-        for x, y in zip((q, k), reference.rope(q, k, *turning, dim=14, interleaved=interleaved), strict=True):
-            assert y[..., 14:].tobytes() == x[..., 14:].tobytes() and not np.array_equal(y[..., :14], x[..., :14])
-
-
 def test_a_nan_poisons_its_pair_and_a_row_of_the_tables_its_token():
     q, k = RNG.standard_normal((2, 2, 3, 5, 8))
     cos, sin = tables(np.arange(5), 6)
@@ -121,20 +85,6 @@ def test_a_nan_poisons_its_pair_and_a_row_of_the_tables_its_token():
     assert np.isnan(poisoned[:, :, 2, :6]).all()
     kept = np.delete(poisoned, 2, 2)
     assert np.isfinite(kept).all() and np.array_equal(kept[0], np.delete(clean, 2, 2)[0])
-
-
-def test_tables_of_both_halves_are_used_by_the_first():
-    """Hugging Face's formula, with its tables as they are, and with a part of the dimensions."""
-    q, k = RNG.standard_normal((2, 2, 3, 5, 8))
-    for dim in (8, 4):
-        cos, sin = (np.concatenate((x, x), -1) for x in tables(np.arange(5), dim))
-        for x, y in zip((q, k), reference.rope(q, k, cos, sin, dim=dim), strict=True):
-            x1, x2 = x[..., : dim // 2], x[..., dim // 2 : dim]
-            expected = x[..., :dim] * cos + np.concatenate((-x2, x1), -1) * sin
-            np.testing.assert_allclose(y, np.concatenate((expected, x[..., dim:]), -1), rtol=1e-14, atol=1e-14)
-
-
-# --- in place ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -150,15 +100,6 @@ def test_in_place_is_the_same_in_the_same_arrays(dtype):
             assert [x.tobytes() for x in found] == expected
 
 
-def test_parts_of_one_projection_in_place():
-    projected = RNG.standard_normal((2, 5, (3 + 1 + 1) * 8))
-    q, k, v = (part.reshape(2, 5, -1, 8).swapaxes(1, 2) for part in np.split(projected, [24, 32], axis=-1))
-    cos, sin = tables(np.arange(5), 8)
-    expected, untouched = reference.rope(q, k, cos, sin), v.copy()
-    reference.rope(q, k, cos, sin, inplace=True)
-    assert np.array_equal(q, expected[0]) and np.array_equal(k, expected[1]) and np.array_equal(v, untouched)
-
-
 def test_in_place_needs_memory_for_each_element():
     cos, sin = tables(np.arange(5), 8)
     q = RNG.standard_normal((2, 3, 5, 8))
@@ -169,9 +110,6 @@ def test_in_place_needs_memory_for_each_element():
         reference.rope_backward(q, q[:, 1:], cos, sin, inplace=True)
     with pytest.raises(TypeError, match=r"^rope: inplace is 1, expected True or False$"):
         reference.rope(q, q.copy(), cos, sin, inplace=1)  # pyright: ignore[reportArgumentType]
-
-
-# --- tables --------------------------------------------------------------------------------------
 
 
 def frequency(i: int, dim: int, base: float, scaling: tuple[Any, ...] | None) -> float:
@@ -243,7 +181,7 @@ def test_dicts_in_hugging_faces_words():
             {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 64, "seq_len": 99},
             ("dynamic", 2.0, 64, 99),
         ),
-        (normal(LLAMA3), LLAMA3),
+        (next(param.domain for param in SPEC_TABLES.params if param.name == "scaling")(LLAMA3), LLAMA3),
     ]
     for given, meant in same:
         one, two = (reference.rope_tables(positions, 16, scaling=scaling) for scaling in (given, meant))

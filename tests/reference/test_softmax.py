@@ -1,7 +1,5 @@
 """softmax in NumPy: plain against online, float64 against 50 digits, the gradient against finite differences."""
 
-from __future__ import annotations
-
 from decimal import Decimal, getcontext
 
 import numpy as np
@@ -11,11 +9,10 @@ from hypothesis import given, strategies as st
 from dualops.reference import softmax, softmax_backward, softmax_online
 from dualops.spec import OPERATORS, Tag, compare
 from dualops.spec.meta import FLOATS, numpy_dtype
-from tests.problems import elements, materialize as materialize_case, random_layouts, random_problems, sprinkle, values
+from tests.problems import elements, random_problems, sprinkle, values
 
 SPEC = OPERATORS["softmax"]
 CASES = [case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 19]
-EPS = np.finfo(np.float64).eps
 FORMS = [softmax, softmax_online]
 
 pytestmark = pytest.mark.filterwarnings("error")  # no NumPy warning reaches a user
@@ -46,7 +43,7 @@ def test_float64_against_fifty_digits(form, spread):
     for row, result in zip(x, y, strict=True):
         for i, exact in enumerate(in_decimal(row.tolist())):
             # rounding of x - max, through exp, and of the sum of 33 numbers
-            slack = EPS * (abs(row[i] - row.max()) + 33 + 4)
+            slack = np.finfo(np.float64).eps * (abs(row[i] - row.max()) + 33 + 4)
             assert abs(Decimal(float(result[i])) - exact) <= exact * Decimal(float(slack)) + Decimal("5e-324")
 
 
@@ -79,8 +76,6 @@ def test_half_precision_gradients_round_once():
         assert (np.abs(wide - exact_wide) <= last_place + 1e-6).all()
 
 
-# --- gradient ------------------------------------------------------------------------------------
-
 small_shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 
 
@@ -104,54 +99,14 @@ def test_gradient_against_finite_differences(shape, axis, seed, spread):
     assert np.abs(dx - by_central_differences(x, dy, axis)).max() <= 1e-10 * max(np.abs(dy).sum(), 1)
 
 
-@given(small_shapes, st.integers(-3, 2), st.integers(0, 2**31))
-def test_gradient_sums_to_zero_and_ignores_a_constant_dy(shape, axis, seed):
-    axis = axis % len(shape)
-    rng = np.random.default_rng(seed)
-    y, dy = softmax(rng.standard_normal(shape), axis), rng.standard_normal(shape)
-    assert np.abs(softmax_backward(y, dy, axis).sum(axis=axis)).max() <= 32 * EPS
-    assert np.abs(softmax_backward(y, np.ones(shape), axis)).max() <= 8 * EPS
-
-
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (2, 0, 3)])
 def test_empty_gradients(shape):
     for axis in range(len(shape)):
         assert softmax_backward(np.zeros(shape), np.zeros(shape), axis).shape == shape
 
 
-# --- invariants ----------------------------------------------------------------------------------
-
-
 def problems(seed: int, count: int = 60):
     return random_problems("softmax", seed, count, max_elements=4000)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_sum_to_one_in_any_layout_and_inputs_stay_as_they_are(form):
-    unit = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-    for case in problems(1):
-        guarded = materialize_case(SPEC, case, random_layouts(SPEC, case))["x"]
-        before = guarded.buffer.tobytes()
-        y = form(guarded.array, **case.params)
-        assert guarded.buffer.tobytes() == before, case
-        assert (y.shape, y.dtype) == (guarded.shape, guarded.array.dtype)
-        assert not np.shares_memory(y, guarded.array)
-        N = y.shape[case.params["axis"]]
-        if y.size == 0:
-            continue
-        wide = y.astype(np.float64)
-        assert (wide >= 0).all()
-        # each result is rounded once, by half a unit or half of float16's smallest number; the row's sum N times
-        slack = unit[case.dtype] + N * (2.0**-25 if case.dtype == "float16" else 0)
-        slack += (N + 32) * (unit["float64"] if case.dtype == "float64" else unit["float32"])
-        assert np.abs(wide.sum(axis=case.params["axis"]) - 1).max() <= slack, case
-
-
-@pytest.mark.parametrize("form", FORMS)
-@given(seed=st.integers(0, 2**31), shift=st.integers(-1000, 1000))
-def test_a_shift_of_a_row_changes_nothing(form, seed, shift):
-    x = np.random.default_rng(seed).integers(-20, 20, (3, 50)).astype(np.float64)
-    assert np.array_equal(form(x + shift), form(x))  # integers: the shift itself is exact
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -228,12 +183,6 @@ def test_negative_strides_and_fields_of_records_are_read():
     records = np.zeros(5, [("value", "f4"), ("tag", "i2")])
     records["value"] = x[0, :5]
     assert np.array_equal(softmax(records["value"]), softmax(x[0, :5].astype(np.float32)))
-
-
-@pytest.mark.parametrize("given", [[1.0, 2.0], 3.0, None, np.float32(1)])
-def test_what_is_no_numpy_array_is_refused(given):
-    with pytest.raises(TypeError, match=rf"^softmax: x is a {type(given).__name__}, expected a numpy.ndarray$"):
-        softmax(given)
 
 
 def test_sprinkle_leaves_its_argument_and_changes_something():

@@ -1,7 +1,5 @@
 """Arguments of a wrong kind or range: whatever they are, the reference's error names the operator."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualops import reference

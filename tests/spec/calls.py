@@ -1,7 +1,5 @@
 """Right calls on arrays that do not exist, to be bent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The accuracy rule accepts what rounding explains and rejects the rest."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -29,13 +27,6 @@ def test_the_baseline_itself_passes_and_uses_at_most_half_of_its_allowance(dtype
     assert found.passed, found.message
     assert found.ratio <= 0.5
     assert found.kernel == found.baseline
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_the_online_form_passes(dtype):
-    x, truth, baseline = problem(dtype)
-    found = judge(reference.softmax_online(x), truth, baseline, dtype)
-    assert found.passed, found.message
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -113,17 +104,6 @@ def test_an_element_that_was_never_written_fails(dtype):
 def test_a_stale_result_of_another_call_fails():
     _, truth, baseline = problem("bfloat16")
     assert not judge(np.roll(baseline, 1, axis=0), truth, baseline, "bfloat16").passed
-
-
-def test_sums_in_half_precision_fail():
-    x = (np.random.default_rng(3).standard_normal((20, 4000))).astype(np.float16)
-    truth, baseline = reference.softmax(x.astype(np.float64)), reference.softmax(x)
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    total = np.zeros((20, 1), np.float16)
-    for column in range(4000):
-        total = total + e[:, column : column + 1]
-    found = judge(e / total, truth, baseline, "float16")
-    assert not found.passed, found.message
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])

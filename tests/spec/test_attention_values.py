@@ -1,7 +1,5 @@
 """Wrong and right values of attention's functions, seeds and lengths, and how right options change a problem."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -12,8 +10,6 @@ from dualops import reference
 from dualops.spec.lengths import longest_of
 from dualops.spec.meta import FLOATS, compute_dtype, number_meta
 from tests.spec.calls import attention, attention_backward, meta, varlen
-
-# --- functions -----------------------------------------------------------------------------------
 
 
 def right(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -78,8 +74,6 @@ def test_errors_of_functions(bind, op, given, kind, message):
         bind(**given)
 
 
-# --- values that are on the host -----------------------------------------------------------------
-
 SEEDS = [
     (1.5, TypeError, "is a float, expected an integer, or an array without axes"),
     ("7", TypeError, "is a str, expected an integer, or an array without axes"),
@@ -130,30 +124,22 @@ def packed(name: str, **given: Any) -> Any:
 LENGTHS: list[tuple[dict[str, Any], str]] = [
     ({"cu_seqlens_q": (1, 20)}, "cu_seqlens_q starts at 1, expected 0"),
     ({"cu_seqlens_k": (-1, 30)}, "cu_seqlens_k starts at -1, expected 0"),
-    (
-        {"cu_seqlens_q": (0, 10, 5, 20), "cu_seqlens_k": (0, 9, 9, 30)},
-        "cu_seqlens_q falls from 10 to 5 at 2, expected it not to fall",
-    ),
+    ({"cu_seqlens_q": (0, 10, 5, 20), "cu_seqlens_k": (0, 9, 9, 30)},
+     "cu_seqlens_q falls from 10 to 5 at 2, expected it not to fall"),
     ({"cu_seqlens_k": (0, 31)}, "cu_seqlens_k ends at 31, k has total_k=30, expected no more"),
     ({"cu_seqlens_q": (0, 21)}, "cu_seqlens_q ends at 21, q has total_q=20, expected no more"),
     ({"max_seqlen_q": 19}, "max_seqlen_q is 19, expected 20 or more, the longest of cu_seqlens_q"),
-    (
-        {"cu_seqlens_q": (0, 5, 20), "cu_seqlens_k": (0, 12, 30), "max_seqlen_k": 17},
-        "max_seqlen_k is 17, expected 18 or more, the longest of cu_seqlens_k",
-    ),
+    ({"cu_seqlens_q": (0, 5, 20), "cu_seqlens_k": (0, 12, 30), "max_seqlen_k": 17},
+     "max_seqlen_k is 17, expected 18 or more, the longest of cu_seqlens_k"),
     (ranges(starts=(0, -1)), "k_starts is -1 at 1, expected 0 or more"),
     (ranges(lengths=(-2, 5)), "k_lengths is -2 at 0, expected 0 or more"),
     (ranges((0, 25), (5, 6)), "k_starts + k_lengths is 25 + 6 at 1, k has total_k=30, expected no more"),
-    (
-        ranges((2**31 - 1, 0), (2**31 - 1, 1)),
-        "k_starts + k_lengths is 2147483647 + 2147483647 at 0, k has total_k=30, expected no more",
-    ),
+    (ranges((2**31 - 1, 0), (2**31 - 1, 1)),
+     "k_starts + k_lengths is 2147483647 + 2147483647 at 0, k has total_k=30, expected no more"),
     (ranges(lengths=(5, 8), max_seqlen_k=7), "max_seqlen_k is 7, expected 8 or more, the longest of k_lengths"),
-    (
-        ranges(lengths=(5, 8), max_seqlen_k=8, total_k_lengths=12),
-        "total_k_lengths is 12, expected 13 or more, the sum of k_lengths",
-    ),
-]
+    (ranges(lengths=(5, 8), max_seqlen_k=8, total_k_lengths=12),
+     "total_k_lengths is 12, expected 13 or more, the sum of k_lengths"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["flash_attention_varlen", "flash_attention_varlen_backward"])
@@ -176,9 +162,6 @@ RIGHT_LENGTHS = [
 @pytest.mark.parametrize("given", RIGHT_LENGTHS, ids=str)
 def test_lengths_that_are_right(given):
     assert packed("flash_attention_varlen", **given).shape == (20, 2, 4)
-
-
-# --- right calls ---------------------------------------------------------------------------------
 
 
 def test_right_options():

@@ -1,7 +1,5 @@
 """rope's errors: they come from the spec, name operator and argument, and are the same everywhere."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

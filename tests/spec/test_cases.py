@@ -1,7 +1,5 @@
 """Cases, generators and costs of every operator."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from itertools import combinations
@@ -160,7 +158,6 @@ def test_rows_of_pairs_become_cases_in_full():
 
 
 def test_every_option_is_a_column():
-    """But a seed and a block mask, which are no options by themselves."""
     arguments = {entry.name for option in OPTIONS for entry in (*option.inputs, *option.params)}
     assert arguments - {"seed", "block_mask"} == COLUMNS.keys()
 
@@ -224,7 +221,6 @@ def test_key_ranges_overlap_repeat_leave_gaps_and_come_in_any_order():
     ],
 )
 def test_block_masks_of_cases_say_what_their_functions_say(case):
-    """Also where one list is of several heads or batches."""
     (B, H, Sq, _), Sk, own = case.shapes["q"], case.shapes["k"][2], case.shapes["block_mask"]
     found = made_of(case.params["mask_mod"], own[0], own[1], Sq, Sk)
     expected = made_of(case.params["mask_mod"], B, H, Sq, Sk)

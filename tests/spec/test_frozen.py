@@ -1,7 +1,5 @@
 """Users' functions keep the variables of the moment when they were given: cells, globals, arrays and all else."""
 
-from __future__ import annotations
-
 import gc
 import math
 import weakref
@@ -345,7 +343,6 @@ def test_what_is_equal_in_python_and_not_the_same_is_a_change(one, other):
 
 
 def test_equal_values_are_no_change():
-    """Numbers are new objects all the time."""
     values = [lambda: float("1.25"), lambda: float("nan"), lambda: 10**20, lambda: "a" * 9, lambda: np.float32(0.5)]
     values += [lambda: (float("1.25"), [float("2")]), lambda: np.array([math.nan, -0.0]), lambda: Pair(float("1.25"))]
     for value in values:
@@ -367,7 +364,6 @@ def test_a_copy_can_not_be_changed():
 
 
 def test_what_a_copy_did_not_take_along_is_not_there():
-    """An error, never a later value."""
     settings = SimpleNamespace(slope=2.0, name="slope")
     function = made("score * getattr(settings, settings.name)", settings=settings)
     with pytest.raises(ValueError, match=r"raises AttributeError: module 'settings' has no attribute 'slope'"):

@@ -1,7 +1,5 @@
 """Users' functions: their derivatives against finite differences, what tells one from another, and what is refused."""
 
-from __future__ import annotations
-
 import linecache
 import math
 from pathlib import Path

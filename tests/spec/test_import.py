@@ -1,7 +1,5 @@
 """What an import costs: the spec and the references run where neither numba nor torch is installed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Lion's spec: lists bound tensor by tensor, memory that must not be shared, costs by hand."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """ArrayMeta, strides, and the visible pairs of attention, against torch and brute force."""
 
-from __future__ import annotations
-
 import itertools
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """The specs of rms_norm and layer_norm: costs by hand, results and their strides, what is asked for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Retention's costs by hand, how its results lie in memory, and what is kept for backward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Problems as text: every word is understood, or is in the message."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualops.spec import OPERATORS

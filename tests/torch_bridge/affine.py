@@ -1,7 +1,5 @@
 """An operator that has all that a spec can have: optional inputs and results, numbers on the host, every parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

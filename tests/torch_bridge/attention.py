@@ -1,7 +1,5 @@
 """Arguments for the bridge's tests of attention: small ones, and what is special about torch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

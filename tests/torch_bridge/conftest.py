@@ -1,7 +1,5 @@
 """Tensors for the bridge's tests: on the CPU, and on the GPU where there is one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from math import prod

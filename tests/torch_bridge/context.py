@@ -1,7 +1,5 @@
 """Calls of context_parallel, as processes make them, and as one process does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

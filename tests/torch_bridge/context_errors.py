@@ -1,7 +1,5 @@
 """Calls of context_parallel that are wrong on one rank, or on all, and the errors that every rank then raises."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

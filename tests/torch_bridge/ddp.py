@@ -1,7 +1,5 @@
 """One of several processes that train a small Llama together, each on its share of every batch."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -10,19 +8,15 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from dualops.torch_bridge.optim import Lion
-from tests.torch_bridge.llama import MODES, OURS, Mode, batches
+from tests.torch_bridge.llama import MODES, Mode, batches
 
 WORLD, STEPS = 2, 3
 
 
-def mode_of(name: str) -> Mode:
-    return Mode(dtype=torch.float64) if name == "float64" else MODES[name]
-
-
 def train(name: str, device: str, rank: int = 0, world: int = 1) -> dict[str, torch.Tensor]:
     """Parameters after STEPS steps, and the gradients of the first, of a process that has every world-th sequence."""
-    mode = mode_of(name)
-    model = mode.model(OURS, device)
+    mode = Mode(dtype=torch.float64) if name == "float64" else MODES[name]
+    model = mode.model(device)
     run = mode.running(model, device)
     if world > 1:
         run = DistributedDataParallel(model, device_ids=[torch.device(device)] if "cuda" in device else None)

@@ -1,7 +1,5 @@
 """The ranks of a group as threads of one process, on one device: context_parallel's own code, without a network."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

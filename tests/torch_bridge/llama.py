@@ -1,10 +1,7 @@
-"""A small Llama, of dualops' operators or of torch's own, and its training: what tests of whole steps are about."""
-
-from __future__ import annotations
+"""A small Llama of dualops' operators, and its training: what tests of whole steps are about."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -19,89 +16,13 @@ VOCABULARY, WIDTH, HEADS, KV_HEADS, HIDDEN, LAYERS = 61, 32, 4, 2, 72, 2
 BATCH, TOKENS = 4, 24
 
 
-class Operators(NamedTuple):
-    """What the model consists of, in addition to matrix products."""
-
-    norm: type[nn.RMSNorm]
-    added_and_normed: Callable[..., tuple[Tensor, Tensor]]  # (norm, x, added) -> (y, x + added)
-    tables: Callable[[Tensor, int, torch.dtype], tuple[Tensor, Tensor]]
-    rope: Callable[..., tuple[Tensor, Tensor]]
-    attention: Callable[..., Tensor]  # (q, k, v, dropout, seed), causal
-
-
-# --- dualops' -------------------------------------------------------------------------------------
-
-
-def _ours_added_and_normed(norm: nn.RMSNorm, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-    return norm(x, added.to(x.dtype))
-
-
-def _ours_tables(positions: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return torch_bridge.rope_tables(positions, dim, dtype=dtype)
-
-
-def _ours_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, seed: Tensor | None) -> Tensor:
-    return torch_bridge.flash_attention(q, k, v, causal=True, dropout_p=dropout, seed=seed)
-
-
-OURS = Operators(torch_bridge.nn.RMSNorm, _ours_added_and_normed, _ours_tables, torch_bridge.rope, _ours_attention)
-
-
-# --- torch's --------------------------------------------------------------------------------------
-
-
-def _torchs_added_and_normed(norm: nn.RMSNorm, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-    summed = x + added.to(x.dtype)
-    return norm(summed), summed
-
-
-def _torchs_tables(positions: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    frequencies = 10000.0 ** (-2 * torch.arange(dim // 2, dtype=torch.float64, device=positions.device) / dim)
-    angles = positions[:, None] * frequencies
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def _torchs_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    def rotated(x: Tensor) -> Tensor:
-        one, two = x.to(cos.dtype).chunk(2, dim=-1)
-        return torch.cat([one * cos - two * sin, two * cos + one * sin], dim=-1).to(x.dtype)
-
-    return rotated(q), rotated(k)
-
-
-def _torchs_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, seed: Tensor | None) -> Tensor:
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    B, H, S, D = q.shape
-    hidden = ~torch.ones(S, S, dtype=torch.bool, device=q.device).tril()
-    scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * D**-0.5
-    probabilities = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
-    if dropout:
-        assert seed is not None
-        kept = _kept(B, H, S, dropout, int(seed)).to(q.device)
-        probabilities = probabilities * kept / (1 - dropout)
-    return probabilities.to(v.dtype) @ v
-
-
-@cache
-def _kept(B: int, H: int, S: int, dropout: float, seed: int) -> Tensor:
-    """Which probabilities dropout leaves: where all are the same and values are the identity, o is what is left."""
-    q = torch.zeros(B, H, S, 16)
-    return torch_bridge.flash_attention(q, q, torch.eye(S).expand(B, H, S, S), dropout_p=dropout, seed=seed) != 0
-
-
-TORCHS = Operators(nn.RMSNorm, _torchs_added_and_normed, _torchs_tables, _torchs_rope, _torchs_attention)
-
-
-# --- the model ------------------------------------------------------------------------------------
-
-
 class Layer(nn.Module):
     """Attention and SwiGLU; what is to be added to the residual stream is handed on, since norms add."""
 
-    def __init__(self, operators: Operators, dropout: float):
+    def __init__(self, dropout: float):
         super().__init__()
-        self.operators, self.dropout = operators, dropout
-        self.attention_norm, self.mlp_norm = (operators.norm(WIDTH, eps=1e-6) for _ in range(2))
+        self.dropout = dropout
+        self.attention_norm, self.mlp_norm = (torch_bridge.nn.RMSNorm(WIDTH, eps=1e-6) for _ in range(2))
         D = WIDTH // HEADS
         sizes = {"q": HEADS * D, "k": KV_HEADS * D, "v": KV_HEADS * D, "gate": HIDDEN, "up": HIDDEN}
         self.into = nn.ModuleDict({name: nn.Linear(WIDTH, size, bias=False) for name, size in sizes.items()})
@@ -109,30 +30,30 @@ class Layer(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
 
     def forward(self, x: Tensor, added: Tensor, cos: Tensor, sin: Tensor, seed: Tensor | None) -> tuple[Tensor, Tensor]:
-        y, x = self.operators.added_and_normed(self.attention_norm, x, added)
+        y, x = self.attention_norm(x, added.to(x.dtype))
         q, k, v = (self.into[name](y).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for name in "qkv")
-        q, k = self.operators.rope(q, k, cos, sin)
-        o = self.operators.attention(q, k, v, self.dropout, seed)  # [B, H, S, D]
-        y, x = self.operators.added_and_normed(self.mlp_norm, x, self.out(o.transpose(1, 2).flatten(2)))
+        q, k = torch_bridge.rope(q, k, cos, sin)
+        o = torch_bridge.flash_attention(q, k, v, causal=True, dropout_p=self.dropout, seed=seed)  # [B, H, S, D]
+        y, x = self.mlp_norm(x, self.out(o.transpose(1, 2).flatten(2)).to(x.dtype))
         return x, self.down(F.silu(self.into["gate"](y)) * self.into["up"](y))
 
 
 class Llama(nn.Module):
     """forward(tokens [B, S + 1], seeds [LAYERS] or None) is the mean loss of predicting each token but the first."""
 
-    def __init__(self, operators: Operators, *, dropout: float = 0.0, checkpointed: bool = False):
+    def __init__(self, *, dropout: float = 0.0, checkpointed: bool = False):
         super().__init__()
-        self.operators, self.checkpointed = operators, checkpointed
+        self.checkpointed = checkpointed
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer(operators, dropout) for _ in range(LAYERS))
-        self.norm = operators.norm(WIDTH, eps=1e-6)
+        self.layers = nn.ModuleList(Layer(dropout) for _ in range(LAYERS))
+        self.norm = torch_bridge.nn.RMSNorm(WIDTH, eps=1e-6)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor, seeds: Tensor | None = None) -> Tensor:
         x = self.embedding(tokens[:, :-1])
         positions = torch.arange(tokens.shape[1] - 1, device=tokens.device)
         wide = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = self.operators.tables(positions, WIDTH // HEADS, wide)
+        cos, sin = torch_bridge.rope_tables(positions, WIDTH // HEADS, dtype=wide)
         added = torch.zeros_like(x)
         for number, layer in enumerate(self.layers):
             given = (x, added, cos, sin, None if seeds is None else seeds[number])
@@ -141,7 +62,7 @@ class Llama(nn.Module):
                 x, added = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=seeds is None)
             else:
                 x, added = layer(*given)
-        y, _ = self.operators.added_and_normed(self.norm, x, added)
+        y, _ = self.norm(x, added.to(x.dtype))
         return F.cross_entropy(self.head(y).to(wide).flatten(0, 1), tokens[:, 1:].flatten())
 
 
@@ -154,9 +75,9 @@ class Mode(NamedTuple):
     dropout: float = 0.0
     compiled: bool = False
 
-    def model(self, operators: Operators, device: str) -> Llama:
+    def model(self, device: str) -> Llama:
         """The same parameters in every mode, rounded to its dtype."""
-        made = Llama(operators, dropout=self.dropout, checkpointed=self.checkpointed).to(device, self.dtype)
+        made = Llama(dropout=self.dropout, checkpointed=self.checkpointed).to(device, self.dtype)
         fill(made)
         return made
 
@@ -204,20 +125,13 @@ def batches(count: int, device: str, seed: int = 0) -> list[Tensor]:
     return [torch.randint(VOCABULARY, shape, generator=generator).to(device) for _ in range(count)]
 
 
-def gradients(mode: Mode, operators: Operators, device: str, seeds: Sequence[int] = (0,)) -> dict[str, Tensor]:
-    """Of the loss by all parameters, and the loss: of one batch for each seed, which draws it and the parameters."""
-    model = mode.model(operators, device)
-    run = mode.running(model, device)
-    found = {}
-    for seed in seeds:
-        fill(model, seed)
-        model.zero_grad()
-        with mode.casting(device):
-            loss = run(*batches(1, device, seed), mode.seeds(device))
-        loss.backward()
-        found[f"loss {seed}"] = loss.detach()
-        found |= {f"{name} {seed}": p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return found
+def gradients(mode: Mode, device: str) -> dict[str, Tensor]:
+    """Of the loss of one batch by all parameters, and the loss."""
+    model = mode.model(device)
+    with mode.casting(device):
+        loss = mode.running(model, device)(*batches(1, device), mode.seeds(device))
+    loss.backward()
+    return {"loss": loss.detach()} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 class Training:
@@ -225,7 +139,7 @@ class Training:
 
     def __init__(self, mode: Mode, device: str, *, graphs: bool = False):
         self.mode, self.device = mode, device
-        self.model = mode.model(OURS, device)
+        self.model = mode.model(device)
         self.run = mode.running(self.model, device, graphs=graphs)
         halves = mode.dtype is torch.bfloat16
         self.optimizer = Lion(

@@ -1,7 +1,5 @@
 """Calls of each operator of the bridge, made from cases of its spec, and their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """What each of several processes does with DTensors, for the tests that start them; and calls to be compared."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field

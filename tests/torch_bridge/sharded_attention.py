@@ -1,7 +1,5 @@
 """Calls of attention and retention on DTensors."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

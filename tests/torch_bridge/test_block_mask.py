@@ -1,7 +1,5 @@
 """Block masks in torch: made for a tensor, taken by attention and its gradient, in whatever way the call goes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A call and its gradient know the variables of the moment when the call is made. 
 compiled it long ago, they are those of then, or there is an error: never a gradient of something else.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -151,18 +149,6 @@ def test_a_loop_over_layers(device: str) -> None:
     close(found[0], torch.autograd.grad(sum_of(y), x)[0])
 
 
-def test_gradcheck_with_a_variable_that_has_changed() -> None:
-    mods, (q, k, v) = of_array(), (leaf(seed=seed) for seed in range(3))
-
-    def call(*tensors: torch.Tensor) -> torch.Tensor:
-        mods.set(1)
-        o = mods(*tensors)
-        mods.set(3)
-        return o
-
-    assert torch.autograd.gradcheck(call, (q, k, v), fast_mode=True)
-
-
 @EVERY_KIND
 def test_by_way_of_the_dispatcher(make: Callable[[], Mods]) -> None:
     mods = make()
@@ -195,7 +181,6 @@ def test_texts_of_functions_are_kept_for_a_while() -> None:
 
 @pytest.mark.parametrize("make", NUMBERS)
 def test_compiled_for_every_number(make: Callable[[], Mods]) -> None:
-    """Once for each, which serves when it comes again."""
     mods, counter = make(), CompileCounterWithBackend("aot_eager")
     function = compiled(mods.__call__, backend=counter)
     for first, then in ((1, 1), (1, 3), (3, 3), (3, 1), (1, 3)):
@@ -282,7 +267,6 @@ def test_compiled_functions_of_one_code_are_distinguished(make: Any, two: Any, t
 
 
 def test_compiled_once_for_equal_functions() -> None:
-    """As a module makes them in every step."""
     counter = CompileCounterWithBackend("aot_eager")
     function = compiled(lambda x, mod: flash_attention(x, x, x, score_mod=mod), backend=counter)
     for _ in range(3):
@@ -348,6 +332,15 @@ REENTRY = pytest.mark.parametrize("reentrant", [False, True])
 AGAIN = r"a call had .*#.* when torch.utils.checkpoint made it again: what score_mod or mask_mod reads has changed"
 
 
+def hold(around: Callable[..., torch.Tensor], mods: Mods) -> None:
+    """A recomputed call has the gradient of forward's values, or there is an error."""
+    for value in (1, 3):
+        x = leaf()
+        close(gradient(around, mods, value, value, x), expected(value, x)[1])
+        with pytest.raises(RuntimeError, match=AGAIN):
+            gradient(around, mods, value, 4 - value, leaf())
+
+
 @EVERY_KIND
 @REENTRY
 def test_recomputed_with_the_same_values_or_not_at_all(make: Callable[[], Mods], reentrant: bool) -> None:
@@ -356,11 +349,7 @@ def test_recomputed_with_the_same_values_or_not_at_all(make: Callable[[], Mods],
     def around(x: torch.Tensor) -> torch.Tensor:
         return checkpoint(mods.__call__, x * 1, use_reentrant=reentrant)
 
-    for value in (1, 3):
-        x = leaf()
-        close(gradient(around, mods, value, value, x), expected(value, x)[1])
-        with pytest.raises(RuntimeError, match=AGAIN):
-            gradient(around, mods, value, 4 - value, leaf())
+    hold(around, mods)
 
 
 def test_recomputed_by_others_than_torch_utils_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,10 +395,7 @@ def test_recomputed_in_a_region_within_a_region(outer: bool, inner: bool) -> Non
     def around(x: torch.Tensor) -> torch.Tensor:
         return checkpoint(region, x * 1, use_reentrant=outer)
 
-    x = leaf()
-    close(gradient(around, mods, 3, 3, x), expected(3, x)[1])
-    with pytest.raises(RuntimeError, match=AGAIN):
-        gradient(around, mods, 3, 1, leaf())
+    hold(around, mods)
 
 
 @REENTRY
@@ -420,10 +406,7 @@ def test_recomputed_under_autocast(reentrant: bool) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return checkpoint(mods.__call__, x * 1, use_reentrant=reentrant)
 
-    x = leaf()
-    close(gradient(around, mods, 3, 3, x), expected(3, x)[1])
-    with pytest.raises(RuntimeError, match=AGAIN):
-        gradient(around, mods, 3, 1, leaf())
+    hold(around, mods)
 
 
 @REENTRY
@@ -437,15 +420,10 @@ def test_compiled_and_recomputed(reentrant: bool) -> None:
     def around(x: torch.Tensor) -> torch.Tensor:
         return checkpoint(function, x * 1, use_reentrant=reentrant)
 
-    for value in (1, 3):
-        x = leaf()
-        close(gradient(around, mods, value, value, x), expected(value, x)[1])
-    with pytest.raises(RuntimeError, match=AGAIN):
-        gradient(around, mods, 1, 3, leaf())
+    hold(around, mods)
 
 
 def test_a_region_in_what_is_compiled() -> None:
-    """Its graph has the values of forward."""
     mods = of_cell()
     function = compiled(lambda x: checkpoint(mods.__call__, x * 1, use_reentrant=False))
     for first, then in ((1, 3), (3, 1)):

@@ -1,7 +1,5 @@
 """Attention whose tokens are split among processes: as in one process, for any documents and options."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -142,9 +140,6 @@ def test_other_errors(name: str, found: list[Found]) -> None:
         assert kind == wanted and text in message
 
 
-# --- ranks that are threads, on one device ----------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["documents", "contiguous", "three heads, two at a time", "all"])
 def test_threads_on_the_cpu(name: str, short_chunks: None) -> None:
     hold_gradients(CASES[name], in_threads(CASES[name], 3, "cpu"), 3, pieces=False)
@@ -161,9 +156,6 @@ def test_threads_on_one_gpu(name: str, size: int) -> None:
     for key in ("o", "lse"):
         assert torch.equal(found[key], expected[key].cpu()), key
     hold_gradients(made, found, size, pieces=True)
-
-
-# --- on two GPUs ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

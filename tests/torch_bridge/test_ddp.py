@@ -1,17 +1,16 @@
 """Two processes with half of each batch come to what one process with all of it comes to."""
 
-from __future__ import annotations
-
+import numpy as np
 import pytest
 import torch
 from torch.multiprocessing.spawn import spawn
 
 from dualops.spec import compare
 from tests.torch_bridge.ddp import WORLD, train, work
-from tests.torch_bridge.test_llama import FLOOR, joined
 
 Found = dict[str, torch.Tensor]
 NAMES = ("float64", "plain", "autocast")
+FLOOR = 16.0  # eps of float32: twice the floor of the operators, of which a dozen follow one another
 
 pytestmark = pytest.mark.xdist_group("ddp")  # the processes start once
 
@@ -31,6 +30,13 @@ def together(kind: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
 
 def of_gradients(found: Found) -> Found:
     return {name: x for name, x in found.items() if name.startswith("d ")}
+
+
+def joined(found: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> np.ndarray:
+    """All gradients as one array, each in units of its truth's largest."""
+    assert found.keys() == truth.keys()
+    parts = [(found[name].double().cpu() / truth[name].abs().max()).reshape(-1) for name in truth]
+    return torch.cat(parts).numpy()
 
 
 def test_two_processes_train_as_one(kind: str, together: list[dict[str, Found]]) -> None:

@@ -1,6 +1,4 @@
-"""Attention in torch: values, gradients, memory, schema, compilation, autocast, seeds."""
-
-from __future__ import annotations
+"""Attention in torch: values, gradients, memory, schema, compilation, autocast, seeds, errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
 from dualops.torch_bridge import flash_attention, flash_attention_varlen
@@ -41,9 +41,6 @@ def gradients(function: Callable[..., Any], arguments: Arguments, **more: Any) -
 
 def close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-
-
-# --- values --------------------------------------------------------------------------------------
 
 
 def special_rows() -> dict[str, tuple[Arguments, torch.Tensor | None]]:
@@ -103,9 +100,6 @@ def test_no_lse_unless_asked(form: str, device: str) -> None:
     assert tuple(lse.shape) == ((B, H, SQ) if form == "plain" else (H, sum(LENGTHS_Q)))
 
 
-# --- memory --------------------------------------------------------------------------------------
-
-
 def test_axes_in_memory_are_those_of_q(device: str) -> None:
     """BSHD memory viewed as BHSD, with an incoming gradient in the same order, which is not copied."""
     memory = [
@@ -124,9 +118,6 @@ def test_axes_in_memory_are_those_of_q(device: str) -> None:
     torch.testing.assert_close(o, flash_attention(plain_q, plain_k, plain_v))
 
 
-# --- gradients -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(SK,), (SQ, 1), (B, 1, 1, SK), (1, H, SQ, SK), (B, H, SQ, SK)], ids=str)
 def test_gradient_of_a_bias_that_broadcasts(shape: tuple[int, ...], device: str) -> None:
     q, k, v = plain(device=device).tensors.values()
@@ -138,9 +129,6 @@ def test_the_derivative_of_a_score_mod_is_given(device: str) -> None:
     arguments = plain("pair", "causal", device=device)
     function = lambda *leaves: arguments(flash_attention, *leaves)  # noqa: E731
     assert torch.autograd.gradcheck(function, tuple(arguments.tensors.values()), fast_mode=True)
-
-
-# --- what torch demands of an operator -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["plain", "varlen"])
@@ -173,9 +161,6 @@ def test_schema(form: str) -> None:
     assert backward is not None
     schemas = (str(OPERATORS[form].overload._schema), str(backward.overload._schema))
     assert schemas == (f"{name}({expected[form][0]}", f"{name}_backward({expected[form][1]}")
-
-
-# --- compilation ---------------------------------------------------------------------------------
 
 
 def test_varlen_compiled_once_for_all_lengths(device: str) -> None:
@@ -223,8 +208,6 @@ def test_key_ranges_compiled_once_for_all_numbers_and_lengths(device: str) -> No
 
 
 def test_compiled_with_a_length_from_the_data(device: str) -> None:
-    """An integer that no trace knows the value of."""
-
     def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         longest: Any = ends.diff().max().item()
         return flash_attention_varlen(q, k, v, ends, ends, longest, longest)
@@ -256,9 +239,6 @@ def test_fakes_need_no_device(target: str) -> None:
             assert (lse.device.type, tuple(lse.shape), lse.dtype) == (target, (2, 4, 5), torch.float32)
 
 
-# --- autocast ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("form", "lower"), [("plain", torch.bfloat16), ("ranges", torch.float16)], ids=str)
 def test_autocast_lowers_data_and_leaves_weights(lower: torch.dtype, form: str, device: str) -> None:
     function, make = FORMS[form]
@@ -282,9 +262,6 @@ def test_autocast_lowers_data_and_leaves_weights(lower: torch.dtype, form: str, 
         assert wide(function).dtype is torch.float64
     wanted = torch.autograd.grad(expected[0].square().sum(), tuple(tensors.values()))
     equal(torch.autograd.grad(results[0].square().sum(), tuple(tensors.values())), wanted)
-
-
-# --- seeds ---------------------------------------------------------------------------------------
 
 
 @BOTH_FORMS
@@ -321,7 +298,6 @@ def test_torchs_generator_draws_a_seed(form: str, device: str) -> None:
 
 
 def test_backward_drops_what_forward_dropped(device: str) -> None:
-    """Also where forward is done twice."""
     arguments = plain(device=device, dropout_p=0.5)
     tensors = tuple(arguments.tensors.values())
     found = []
@@ -346,3 +322,90 @@ def test_compiled_once_for_all_seeds() -> None:
             tensor = torch.tensor(seed)
             equal(arguments(function, seed=tensor), arguments(flash_attention, seed=seed))
         assert counter.frame_count == 3
+
+
+Q, K, V = (x.detach() for x in plain(dtype=torch.float32).tensors.values())
+
+
+def refused(error: type[Exception], message: str, call: Any, *args: Any, **more: Any) -> str:
+    """Return the whole message of the error."""
+    with pytest.raises(error) as caught:
+        call(*args, **more)
+    assert str(caught.value).startswith(message)
+    return str(caught.value)
+
+
+def test_seeds() -> None:
+    large, axis = f"seed is {2**63}, expected an integer of 64 bits", "seed has 1 axes (1,), expected 0: []"
+    for seed, message in ((2**63, large), (torch.tensor([1]), axis)):
+        refused(ValueError, f"flash_attention: {message}", flash_attention, Q, K, V, seed=seed)
+
+
+def test_devices() -> None:
+    """A seed on the CPU counts as a number; other arrays on another device raise an error."""
+    fakes = [x.to("meta") for x in (Q, K, V)]
+    message = "flash_attention: key_padding_mask is on cpu, q on meta, expected one device"
+    refused(ValueError, message, flash_attention, *fakes, key_padding_mask=torch.ones(2, 5).bool())
+    message = "flash_attention: seed is on cpu, q on meta, expected one device"
+    refused(ValueError, message, flash_attention, *fakes, seed=torch.tensor([1]))
+    with FakeTensorMode():
+        message = "flash_attention: sinks is on meta, q on cpu, expected one device"
+        refused(
+            ValueError, message, flash_attention, *(torch.ones(1, 1, 2, 3),) * 3, sinks=torch.ones(1, device="meta")
+        )
+
+
+def ranges_at(*numbers: tuple[int, ...]) -> dict[str, Any]:
+    """Key ranges in place of cu_seqlens_k."""
+    made = (torch.tensor(each, dtype=torch.int32) for each in numbers)
+    return {"cu_seqlens_k": None, **dict(zip(("k_starts", "k_lengths"), made))}
+
+
+# errors in values are found at run time, and only for arrays on the host
+BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
+    "start": ({"cu_seqlens_q": torch.tensor([1, 2, 2, 6, 7], dtype=torch.int32)}, "cu_seqlens_q starts at 1"),
+    "longest": ({"max_seqlen_q": 3}, "max_seqlen_q is 3, "),
+    "range": (ranges_at((0, 3, 6, 2), (1, 1, 2, 0)), "k_starts + k_lengths is 6 + 2 at 2, k has total_k=7"),
+    "sum": (
+        {**ranges_at((0, 3, 5, 2), (1, 1, 2, 0)), "total_k_lengths": 3},
+        "total_k_lengths is 3, expected 4 or more",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_bad_lengths_get_the_specs_words(name: str) -> None:
+    given, message = BAD_VALUES[name]
+    arguments = varlen(dtype=torch.float32)
+    message = refused(ValueError, f"flash_attention_varlen: {message}", arguments, flash_attention_varlen, **given)
+    with profile(), torch.no_grad():
+        refused(ValueError, message, arguments, flash_attention_varlen, **given)
+    torch._dynamo.reset()
+    compiled = torch.compile(flash_attention_varlen, fullgraph=True, backend="aot_eager")
+    with pytest.raises((TorchDynamoException, ValueError)) as caught:
+        arguments(compiled, **given)
+    assert message in str(caught.value).replace("\\'", "'")
+
+
+def test_bad_calls_of_backward() -> None:
+    arguments = plain(dtype=torch.float32)
+    q, k, v = (x.detach() for x in arguments.tensors.values())
+    o, lse = flash_attention(q, k, v, return_lse=True)
+    backward = torch.ops.dualops.flash_attention_backward
+
+    def call(do: torch.Tensor, dlse: torch.Tensor | None = None, **more: Any) -> Any:
+        return backward(q, k, v, o, lse, do, dlse, None, None, None, None, None, None, **more)
+
+    name = "flash_attention_backward"
+    refused(TypeError, f"{name}: do has dtype float64, q has dtype float32, expected the same", call, o.double())
+    refused(ValueError, f"{name}: dlse has Sq=1, q has Sq=3", call, o, lse[..., :1])
+    refused(TypeError, f"{name}: dlse has dtype float16, q has dtype float32, expected float32", call, o, lse.half())
+    refused(TypeError, f"{name}: window is '(1,', expected None or a pair (left, right)", call, o, window="(1,")
+    assert [tuple(x.shape) for x in call(o)] == [tuple(x.shape) for x in (q, k, v)] + [(0,), (0,)]
+
+
+def test_functions_of_another_process_are_refused() -> None:
+    """A graph contains a function's name and digest; in a process without that function, the error says so."""
+    given = (Q, K, V, None, None, None, None, None, None, None, None, "bent#0123456789abcdef")
+    message = "flash_attention: score_mod is 'bent#0123456789abcdef'"
+    refused(TypeError, message, torch.ops.dualops.flash_attention, *given)

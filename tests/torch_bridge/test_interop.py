@@ -1,7 +1,5 @@
 """What `register` derives from a spec: schema, fakes, autograd, autocast, and what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +13,7 @@ from torch.profiler import profile
 from dualops.torch_bridge.interop import register
 
 from .affine import BACKWARD, DEFAULTS, FORWARD, KINDS, OPERATOR, SPEC, affine, affine_backward, factor
-from .conftest import stepped, transposed, values
+from .conftest import values
 
 
 def tripled(value: float) -> float:
@@ -45,9 +43,6 @@ def arguments(weighted: bool, dtype: torch.dtype = torch.float64) -> tuple[torch
     return values((3, 5), dtype, "cpu").requires_grad_(), w
 
 
-# --- what is made of the spec --------------------------------------------------------------------
-
-
 def test_schema() -> None:
     parameters = (
         'SymInt power, float scale=1., bool flip=False, str form="even", float? shift=None, str mode="False", '
@@ -60,24 +55,6 @@ def test_schema() -> None:
         f"dualops_test::affine_backward(Tensor x, Tensor dy, Tensor? w, Tensor? dtotal, {parameters}, "
         "bool w_gradient=True) -> (Tensor dx, Tensor dw)"
     )
-
-
-def opcheck(x: torch.Tensor, *args: Any) -> None:
-    torch.library.opcheck(FORWARD, tuple(OPERATOR.encode((x, *args))))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("weighted", [False, True])
-def test_opcheck(weighted: bool, dtype: torch.dtype) -> None:
-    x, w = arguments(weighted, dtype)
-    for layout in (transposed, stepped):
-        opcheck(layout(x).detach().requires_grad_(), w, None, *DEFAULTS)
-    opcheck(x, w, torch.tensor(4), 3, 0.5, True, "odd", 0.25, "both", tripled, False)
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    incoming = values((3, 5), dtype, "cpu", seed=2), values((3,), wide, "cpu", seed=3)
-    for weight, dtotal in ((w, incoming[1]), (w, None)):
-        saved = x.detach(), incoming[0], None if weight is None else weight.detach(), dtotal
-        torch.library.opcheck(BACKWARD, (*saved, 3, 0.5, True, "odd"))
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
@@ -124,17 +101,6 @@ def test_the_first_call_may_be_a_compiled_one() -> None:
     torch.testing.assert_close(function(x, w, None, *PARAMS[1]), expected(x, w, None, *PARAMS[1]))
 
 
-def test_only_one_result_used_and_only_one_gradient_wanted() -> None:
-    """Gradients of unused results count as zeros, and arrive with strides of 0 from a sum."""
-    x, w = arguments(True)
-    assert w is not None
-    for used in (0, 1):
-        found = torch.autograd.grad(OPERATOR(x, w, None, *DEFAULTS)[used].sum(), (x, w))
-        torch.testing.assert_close(found, torch.autograd.grad(expected(x, w, None, *DEFAULTS)[used].sum(), (x, w)))
-    (dw,) = torch.autograd.grad(OPERATOR(x.detach(), w, None, *DEFAULTS)[0].sum(), w)
-    torch.testing.assert_close(dw, x.detach().sum(dim=0))
-
-
 def test_results_that_a_call_does_not_have_are_empty_or_none() -> None:
     x, w = arguments(True)
     assert w is not None
@@ -175,24 +141,6 @@ def test_only_what_is_wanted_is_asked_for(way: str, monkeypatch: pytest.MonkeyPa
     assert seen == [(True, False), (False, False), (False, True)]
 
 
-def test_gradient_that_is_not_implemented() -> None:
-    """Of an input that has none: it must not be taken for zero."""
-    spec = replace(SPEC, name="affine_fixed", gradients=SPEC.gradients[:1], gradient_params=())
-    operator = register(
-        spec,
-        affine,
-        lambda *args, **more: affine_backward(*args, **more, w_gradient=False),
-        kinds=KINDS,
-        fixed={"rank": 3},
-        namespace="dualops_test",
-    )
-    x, w = arguments(True)
-    assert w is not None
-    operator(x, w.detach(), None, *DEFAULTS)[0].sum().backward()
-    with pytest.raises(NotImplementedError, match="affine_fixed_backward: w requires a gradient, which is not impl"):
-        operator(x, w, None, *DEFAULTS)[0].sum().backward()
-
-
 def test_autocast_lowers() -> None:
     """Data to autocast's dtype; weights that are neither of that dtype nor float32 become float32."""
     x, w = values((3, 5), torch.float32, "cpu"), values((5,), torch.float32, "cpu", seed=1)
@@ -220,7 +168,6 @@ def test_autocast_does_not_hide_what_went_wrong(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_numbers_are_made_what_the_schema_has() -> None:
-    """Whichever way a call takes, NumPy's numbers are as good as Python's."""
     x, w = arguments(True)
     params = (np.int64(3), np.float32(0.5), np.bool_(True), "odd", np.float64(0.25), True, tripled, np.bool_(True))
     for watch in (torch.no_grad(), torch.enable_grad(), profile()):
@@ -271,9 +218,6 @@ def test_bad_calls_get_the_specs_words(changed: dict[str, Any], error: type[Exce
     with pytest.raises(TorchDynamoException) as caught:
         torch.compile(OPERATOR, fullgraph=True, backend="aot_eager")(*args)
     assert f"affine: {message}" in str(caught.value).replace("\\'", "'")
-
-
-# --- what register refuses -----------------------------------------------------------------------
 
 
 def test_parameter_of_unknown_kind() -> None:

@@ -1,7 +1,5 @@
 """Who holds which tokens: every token once, as many each, and under a causal mask as much to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Lion on torch tensors: the reference's bits, in place, on each way through torch; what it refuses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +16,6 @@ from .conftest import DTYPES, LAYOUTS, values
 
 Tensors = list[torch.Tensor]
 SHAPES = [(3, 5), (), (0, 4), (70,), (6, 7, 2)]
-WIDE = {torch.float64: torch.float64}
 
 
 def lists(device: str, dtype: torch.dtype, momenta: torch.dtype | None = None) -> list[Tensors]:
@@ -66,7 +63,7 @@ WAYS: list[Callable[..., None]] = [direct, profiled, compiled]
 @pytest.mark.parametrize("momenta", [None, torch.float32])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_lists(dtype: torch.dtype, momenta: torch.dtype | None, way: Callable[..., None], device: str) -> None:
-    given = lists(device, dtype, WIDE.get(dtype, momenta))
+    given = lists(device, dtype, {torch.float64: torch.float64}.get(dtype, momenta))
     wanted = expected(given, 0.01, betas=(0.8, 0.9), weight_decay=0.1)
     grads = [x.clone() for x in given[1]]
     way(*given, lr=0.01, betas=(0.8, 0.9), weight_decay=0.1)

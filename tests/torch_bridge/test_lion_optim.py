@@ -1,7 +1,5 @@
 """optim.Lion: a loop over formulas in torch, bit for bit; state dicts of lion-pytorch's layout; torch's ways of use."""
 
-from __future__ import annotations
-
 import copy
 import io
 from inspect import signature
@@ -164,7 +162,6 @@ def test_foreach_and_fused_change_nothing(flags: dict[str, Any], capturable: boo
 
 
 def test_keywords_are_those_of_torchs_optimizers() -> None:
-    """And have their defaults."""
     theirs, ours = (signature(kind).parameters for kind in (torch.optim.Adam, Lion))
     for name in ("foreach", "maximize", "capturable", "fused"):
         assert ours[name].default is theirs[name].default
@@ -388,19 +385,3 @@ def test_sparse_and_complex() -> None:
     param.grad = torch.ones_like(param)
     with pytest.raises(TypeError, match=r"lion: params\[0\] has dtype complex64"):
         Lion([param]).step()
-
-
-def test_it_trains() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(64, 8)
-    y = x.sum(dim=1, keepdim=True)
-    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-    optimizer = Lion(net.parameters(), 1e-2, weight_decay=0.01)
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(net(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] / 10

@@ -1,51 +1,18 @@
-"""Whole training steps of a small Llama: gradients against torch's own operators, ways to run it, CUDA graphs."""
-
-from __future__ import annotations
+"""Whole training steps of a small Llama: checkpointing, CUDA graphs."""
 
 import gc
 
-import numpy as np
 import pytest
 import torch
 
-from dualops.spec import compare
-from tests.torch_bridge.llama import MODES, OURS, TORCHS, Mode, Training, batches, gradients
+from tests.torch_bridge.llama import MODES, Mode, Training, batches, gradients
 from tests.torch_bridge.operators import same_bits
-
-FLOOR = 16.0  # eps of float32: twice the floor of the operators, of which a dozen follow one another
-every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-REPLAYS, SEEDS = 100, (0, 1, 2)
-
-
-def joined(found: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> np.ndarray:
-    """All gradients as one array, each in units of its truth's largest."""
-    assert found.keys() == truth.keys()
-    parts = [(found[name].double().cpu() / truth[name].abs().max()).reshape(-1) for name in truth]
-    return torch.cat(parts).numpy()
-
-
-def test_the_model_is_torchs(device: str) -> None:
-    """In float64 nothing but rounding is left between the two."""
-    mode = Mode(dtype=torch.float64, dropout=0.25)
-    truth = gradients(mode, TORCHS, "cpu")
-    found = gradients(mode, OURS, device)
-    assert np.abs(joined(found, truth) - joined(truth, truth)).max() < 1e-12
-
-
-@every_mode
-def test_gradients_are_as_near_to_float64_as_torchs(mode: Mode, device: str) -> None:
-    truth = gradients(Mode(dtype=torch.float64, dropout=mode.dropout), TORCHS, "cpu", SEEDS)
-    baseline = gradients(mode._replace(compiled=False), TORCHS, device, SEEDS)
-    found = gradients(mode, OURS, device, SEEDS)
-    arrays = [joined(each, truth) for each in (found, truth, baseline)]
-    result = compare(*arrays, dtype="float32", floor=FLOOR, name="all gradients")
-    assert result.passed, result.message
 
 
 def test_checkpointing_changes_no_bit(device: str) -> None:
     for dropout in (0.0, 0.25):
-        kept = gradients(Mode(dropout=dropout), OURS, device)
-        again = gradients(Mode(dropout=dropout, checkpointed=True), OURS, device)
+        kept = gradients(Mode(dropout=dropout), device)
+        again = gradients(Mode(dropout=dropout, checkpointed=True), device)
         assert same_bits(tuple(kept.values()), tuple(again.values()))
 
 
@@ -53,33 +20,25 @@ def test_checkpointing_draws_the_same_seeds_again(device: str) -> None:
     """Where none are given they come from torch's generator."""
     found = []
     for checkpointed in (False, True):
-        model = Mode(dropout=0.25, checkpointed=checkpointed).model(OURS, device)
+        model = Mode(dropout=0.25, checkpointed=checkpointed).model(device)
         torch.manual_seed(5)
         model(*batches(1, device)).backward()
         found.append(tuple(p.grad for p in model.parameters() if p.grad is not None))
     assert same_bits(*found)
-    other = Mode(dropout=0.25).model(OURS, device)
+    other = Mode(dropout=0.25).model(device)
     torch.manual_seed(6)
     other(*batches(1, device)).backward()
     assert not same_bits(found[0], tuple(p.grad for p in other.parameters() if p.grad is not None))
 
 
-@every_mode
-def test_it_learns(mode: Mode, device: str) -> None:
-    """One batch by heart."""
-    losses = [float(loss) for loss in Training(mode, device).steps(20 * batches(1, device))]
-    assert np.isfinite(losses).all()
-    assert losses[-1] < 0.6 * losses[0]
-
-
 @pytest.mark.cuda
-@every_mode
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_a_captured_step_replayed(mode: Mode) -> None:
     """The bits of as many steps that are not captured, although nothing that the capture used is kept but the graph."""
     from tests.cuda.forget import forget
 
     plain, captured = (Training(mode, "cuda") for _ in range(2))
-    first, later = batches(3, "cuda", seed=1), batches(REPLAYS, "cuda", seed=2)
+    first, later = batches(3, "cuda", seed=1), batches(100, "cuda", seed=2)
     side = torch.cuda.Stream()
     for training in (plain, captured):
         side.wait_stream(torch.cuda.current_stream())

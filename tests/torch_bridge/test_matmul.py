@@ -1,7 +1,5 @@
 """matmul in torch: memory, and what is kept for the gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +11,6 @@ from dualops.torch_bridge import matmul
 from .conftest import LAYOUTS, values
 from .operators import Recorder
 
-FORWARD = torch.ops.dualops.matmul.default
 PROBLEMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "nn": ((3, 4), (4, 5), {}),
     "linear": ((2, 3, 4), (5, 4), {"transpose_b": True, "activation": "gelu"}),
@@ -37,9 +34,6 @@ class Arguments:
         return matmul(a, b, bias=bias, **self.options, **more)
 
 
-# --- memory --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_results_are_row_major_and_gradients_lie_as_their_inputs(layout: str, device: str) -> None:
     arguments = Arguments("linear", torch.float32, device, LAYOUTS[layout])
@@ -47,9 +41,6 @@ def test_results_are_row_major_and_gradients_lie_as_their_inputs(layout: str, de
     assert y.is_contiguous() and z.is_contiguous()
     for x, gradient in zip(arguments.tensors, torch.autograd.grad(y, arguments.tensors, torch.ones_like(y))):
         assert (gradient.shape, gradient.stride()) == (x.shape, x.stride())
-
-
-# --- gradients -----------------------------------------------------------------------------------
 
 
 def test_the_preactivation_is_kept_only_where_backward_needs_it() -> None:
@@ -69,6 +60,6 @@ def test_the_preactivation_is_kept_only_where_backward_needs_it() -> None:
 
 def test_backward_without_the_preactivation_is_an_error() -> None:
     a, b, _ = Arguments("linear", torch.float32, "cpu").tensors
-    y, _ = FORWARD(a, b, None, False, True, "gelu")
+    y, _ = torch.ops.dualops.matmul.default(a, b, None, False, True, "gelu")
     with pytest.raises(TypeError, match="matmul_backward: preactivation is missing, expected it with activation"):
         y.sum().backward()

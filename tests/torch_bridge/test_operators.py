@@ -1,7 +1,5 @@
 """What holds of every operator in torch, made from its spec; what is special about one has a file of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -37,7 +35,6 @@ from .operators import (
     tensor,
 )
 
-DTYPES = ("float64", "float32", "float16", "bfloat16")
 PURE = [name for name, spec in OPERATORS.items() if not spec.updates]
 COVERING = {f"{name}-{case.name}": (name, case) for name in PURE for case in covering_cases(name)}
 EMPTY = {
@@ -73,7 +70,6 @@ WITH_GRADIENTS = {
 # of a sum of absolute values there is no gradient
 SMOOTH = {key: each for key, each in WITH_GRADIENTS.items() if each[1].params.get("normalize") != "abs"}
 differentiable = pytest.mark.parametrize("name", DIFFERENTIABLE)
-pure = pytest.mark.parametrize("name", PURE)
 every_case = pytest.mark.parametrize(("name", "case"), COVERING.values(), ids=COVERING)
 case_once = pytest.mark.parametrize(("name", "case", "dtype"), ONCE.values(), ids=ONCE)
 every_gradient = pytest.mark.parametrize(("name", "case"), WITH_GRADIENTS.values(), ids=WITH_GRADIENTS)
@@ -167,7 +163,7 @@ def test_results_against_float64(name: str, case: Case, dtype: str, device: str)
 
 
 @pytest.mark.parametrize(("name", "case"), (COVERING | EMPTY).values(), ids=COVERING | EMPTY)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_the_bridge_adds_no_rounding(name: str, case: Case, dtype: str) -> None:
     """CPU tensors get the reference's results and gradients, bit for bit."""
     call = bridge_call(name, "cpu", dtype, case)
@@ -186,7 +182,6 @@ def test_the_bridge_adds_no_rounding(name: str, case: Case, dtype: str) -> None:
 
 @pytest.mark.parametrize(("name", "case"), SMOOTH.values(), ids=SMOOTH)
 def test_gradients_against_differences(name: str, case: Case, device: str) -> None:
-    """In float64, along random directions."""
     call = bridge_call(name, device, "float64", case)
 
     def function(*leaves: torch.Tensor) -> Tensors:
@@ -286,7 +281,6 @@ def test_gradients_that_arrive_broadcast(name: str, case: Case, device: str) -> 
 
 @pytest.mark.parametrize(("name", "keys"), CONSTANTS.items(), ids=CONSTANTS)
 def test_gradients_that_there_are_none_of_are_refused(name: str, keys: set[str], device: str) -> None:
-    """They must not be taken for zero."""
     for key in keys:
         case = next(case for other, case in COVERING.values() if other == name and key in case.shapes)
         call = bridge_call(name, device, "float64", case)
@@ -479,7 +473,7 @@ def test_export(name: str, device: str) -> None:
     equal(program.module()(others), later._replace(tensors=others)())
 
 
-@pure
+@pytest.mark.parametrize("name", PURE)
 @pytest.mark.parametrize("way", ["eager", "compiled", "dispatcher"])
 def test_autocast(name: str, way: str, device: str) -> None:
     """In bfloat16: data get the operator's own dtype under autocast; float64 stays as it is, and so do weights of

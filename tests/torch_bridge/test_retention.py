@@ -1,6 +1,4 @@
-"""Retention in torch: gradients through states, what is kept for backward, schema."""
-
-from __future__ import annotations
+"""Retention in torch: what is kept for backward, schema."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +10,6 @@ from dualops.torch_bridge import retention
 from dualops.torch_bridge.retention import _operator, _operator_varlen
 
 from .conftest import values
-from .operators import equal
 
 B, H, S, D, DV = 2, 3, 5, 4, 3
 STATES = ("initial_state", "initial_norm")
@@ -42,25 +39,6 @@ def close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
-# --- values and gradients ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", ["parallel", "chunk", "recurrent"])
-@pytest.mark.parametrize("normalize", [None, "signed"])
-def test_gradients_go_through_the_state_from_call_to_call(form: str, normalize: str | None, device: str) -> None:
-    leaves = made(device)
-    params: dict[str, Any] = {"form": form, "normalize": normalize, "return_state": True}
-
-    def in_two(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        first, *states = retention(q[:, :, :2], k[:, :, :2], v[:, :, :2], **params)
-        handed = dict(zip(STATES, states))
-        rest, *states = retention(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:], **params, **handed)
-        return torch.cat([first, rest], dim=2), *states
-
-    close(in_two(**leaves), retention(**leaves, **params))
-    close(gradients(in_two, leaves), gradients(retention, leaves, **params))
-
-
 @pytest.mark.parametrize(
     ("params", "kept"), [({}, 3), ({"normalize": "signed"}, 5), ({"form": "parallel", "normalize": "abs"}, 4)]
 )
@@ -84,19 +62,6 @@ def test_what_backward_needs_alone_has_no_gradient(device: str) -> None:
     o, state, norm, row_sum = _operator(*(given.get(key) for key in _operator.names))
     assert [x.requires_grad for x in (o, state, norm, row_sum)] == [True, True, True, False]
     assert row_sum.shape == (B, H, S)
-
-
-def test_without_tokens_the_state_goes_through(device: str) -> None:
-    leaves = made(device, states=True)
-    empty: dict[str, Any] = {key: x[:, :, :0] if key in ("q", "k", "v") else x for key, x in leaves.items()}
-    o, state, norm = retention(**empty, normalize="signed", return_state=True)
-    assert o.shape == (B, H, 0, DV)
-    equal((state, norm), (leaves["initial_state"], leaves["initial_norm"]))
-    (found,) = torch.autograd.grad(state.sum(), leaves["initial_state"])
-    equal(found, torch.ones_like(found))
-
-
-# --- what torch demands of an operator -----------------------------------------------------------
 
 
 def test_schema() -> None:

@@ -1,7 +1,5 @@
 """rope in torch: tables as Hugging Face has them, in place, tables, errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
@@ -17,7 +15,6 @@ from .conftest import DTYPES, values
 from .operators import compiled, equal, tensor
 
 B, H, HKV, S, D, R, ROWS = 2, 3, 1, 5, 8, 6, 9
-FORMS = ("rows", "batches", "positions", "own positions")
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -56,9 +53,6 @@ def arguments(form: str, dtype: torch.dtype = torch.float64, device: str = "cpu"
     return Arguments(q, k, cos, sin, positions)
 
 
-# --- values --------------------------------------------------------------------------------------
-
-
 def test_it_is_the_formula_of_hugging_face(device: str) -> None:
     """Tables as wide as the rotary dimensions, as they are; a part of the dimensions with them is not guessed."""
     given = arguments("rows", torch.float64, device)
@@ -74,10 +68,7 @@ def test_it_is_the_formula_of_hugging_face(device: str) -> None:
     torch.testing.assert_close(part, torch.cat((theirs, q, q), -1), rtol=1e-14, atol=1e-14)
 
 
-# --- in place ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["rows", "batches", "positions", "own positions"])
 def test_in_place(form: str, device: str) -> None:
     given, interleaved = arguments(form, torch.bfloat16, device), form in ("rows", "positions")
     expected = given(interleaved=interleaved)
@@ -116,9 +107,6 @@ def test_what_was_saved_for_a_gradient_and_then_rotated_in_place(device: str) ->
         product.sum().backward()
 
 
-# --- tables --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(7,), (2, 3)])
 def test_tables_are_the_references(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
@@ -143,9 +131,6 @@ def test_compiled_and_exported_tables_are_eager(scaling: Any, device: str) -> No
     expected, exported = Module()(positions), torch.export.export(Module(), (positions,))
     equal(compiled(Module())(positions), expected)
     equal(exported.module()(positions), expected)
-
-
-# --- errors --------------------------------------------------------------------------------------
 
 
 def test_scalings_and_dtypes_that_tables_do_not_have(device: str) -> None:

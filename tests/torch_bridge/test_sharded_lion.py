@@ -1,7 +1,5 @@
 """Lion on DTensors: each process steps its shards, to the bits of one process with the whole tensors."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Operators on DTensors: who shards what, to the values of one process, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,7 +19,6 @@ from .sharded_attention import ATTENTION
 from .sharded_modules import WAYS, alone
 
 pytestmark = pytest.mark.xdist_group("sharding")  # the processes start once
-MESH = (2, 2)
 
 
 def norm(call: Callable[..., Any], word: Any, shape: tuple[int, ...], *vectors: str, **params: Any) -> Case:
@@ -214,7 +211,7 @@ CHECKS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
-    return found_by(MESH, CHECKS | WAYS, tmp_path_factory.mktemp("sharding"))
+    return found_by((2, 2), CHECKS | WAYS, tmp_path_factory.mktemp("sharding"))
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -272,7 +269,6 @@ def test_every_operator_has_rules() -> None:
 
 
 def test_the_bridge_imports_no_dtensors() -> None:
-    """Nor does a call of plain tensors."""
     program = (
         "import sys, torch; from dualops import torch_bridge as ours; x = torch.ones(2, 3); "
         "ours.softmax(x); ours.lion(x, x.clone(), x.clone(), 0.1); "

@@ -1,7 +1,5 @@
 """Which calls go straight to the implementation, and which implementation that is."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager

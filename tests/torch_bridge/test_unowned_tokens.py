@@ -1,7 +1,5 @@
 """Tokens behind the last sequence of varlen: whatever they hold, results and gradients are 0 there, lse is -inf."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

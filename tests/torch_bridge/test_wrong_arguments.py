@@ -1,7 +1,5 @@
 """What wrong arguments of the bridge's functions raise, with torch's own values among the wrong ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

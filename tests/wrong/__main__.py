@@ -1,7 +1,5 @@
 """Run mutants of kernels that wait, in parallel processes: `python -m tests.wrong [name] [--jobs 2] [--share 6]`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

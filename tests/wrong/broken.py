@@ -4,8 +4,6 @@
 the mistake also shows on a GPU, in every run and without damage; races and undefined shuffles may not show there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Mutants that are no worse than the kernel, and why. Listed here and dead is an error, as is a survivor."""
 
-from __future__ import annotations
-
 import re
 
 # (the mutant as it is printed, without the line, a pattern; after `case: ` in that problem alone): why nothing is wrong

@@ -5,8 +5,6 @@ through its elements with a running maximum and sum. The warps merge these by sh
 and the row is read again. `Verbs` are the steps in which kernels usually go wrong; broken.py replaces them one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

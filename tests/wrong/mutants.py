@@ -10,8 +10,6 @@ problems.py has a small problem for every kernel that waits. harmless.py lists t
     python -m tests.wrong --share 6              one in six of the mutants to be killed, and of the orders, as in CI
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ The public functions run them, with their usual plan and launch. The Config is s
 more than twice, and use two blocks if there is a cluster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace

@@ -7,8 +7,6 @@ protocol_parts.py are other mistakes: two that fit together, a step too many, or
 execute.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

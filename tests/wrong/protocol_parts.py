@@ -1,7 +1,5 @@
 """Mutants of the cooperation of blocks and warps: the start of a cluster, and the exchange of a row's parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mutants of the ring of stages: of the copying threads, of the reading threads, and of its initialisation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

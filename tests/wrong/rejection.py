@@ -1,7 +1,5 @@
 """Check a kernel of this folder with many shapes, dtypes, layouts and special values, and collect the rejections."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any

@@ -3,8 +3,6 @@
 A gradient's other kernels take longer than the mutant itself, and most of them do not read what it wrote.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType

@@ -8,8 +8,6 @@ and verbs that number copies or stages. Functions shared with other kernels are 
 A `Site` identifies a step by the calls that lead to it from the kernel. So a verb that is called twice has two sites.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator

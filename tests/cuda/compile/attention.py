@@ -1,7 +1,5 @@
 """What attention's kernels are built for, by the names of options."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Kernels compiled offline, without a GPU; numba-cuda and nvJitLink must be installed."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

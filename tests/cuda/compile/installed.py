@@ -1,7 +1,5 @@
 """A tree of packages as it may be installed: sources or bytecode, in a folder or a zip file."""
 
-from __future__ import annotations
-
 import py_compile
 import shutil
 import zipfile

@@ -1,7 +1,5 @@
 """The kernels of the COMPILE list, the PTX of a kernel, and the report of its build."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from dualops.cuda.compiler import compile as compiler

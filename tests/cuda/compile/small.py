@@ -1,7 +1,5 @@
 """Kernels that are built in a blink, and what compiles them in other processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

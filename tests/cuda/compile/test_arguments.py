@@ -1,7 +1,5 @@
 """A launch passes what its kernel takes: records of the same fields in the same order, scalars where scalars are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -2,8 +2,6 @@
 gradient with options the Config that a call takes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """attention's sm90 rung by each kind of its Configs and with each option: the COMPILE list has but a few of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace

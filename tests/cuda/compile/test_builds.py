@@ -1,7 +1,5 @@
 """A part of the COMPILE list, built as for a GPU: registers, stack, spills, the PTX. `make check` builds all of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

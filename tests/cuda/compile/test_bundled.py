@@ -1,7 +1,5 @@
 """A wheel of compiled kernels: built, installed, used without a compiler, and not used where it does not belong."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path
@@ -79,9 +77,6 @@ def test_the_name_of_a_kernel_does_not_depend_on_the_compiler(monkeypatch):
     before, key = binaries.fingerprint(build(3), ARCH, 0), binaries._key(build(3), ARCH, 0)
     monkeypatch.setattr(binaries, "_versions", lambda: "another Numba")
     assert binaries.fingerprint(build(3), ARCH, 0) == before and binaries._key(build(3), ARCH, 0) != key
-
-
-# --- packages that are not used ----------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Verbs that are compiled once, called, and inlined by NVVM."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 from weakref import ref
@@ -100,8 +98,6 @@ def test_constants_are_variables_of_a_called_verb(compiled):
 
 
 def test_verbs_of_one_code_object_have_their_own_constants(compiled):
-    """Two of them in one kernel."""
-
     def added(factor: Any) -> Any:
         @called_verb
         def add(x):

@@ -1,7 +1,5 @@
 """Numba's passes without what they do over and over: the machine code is that of `cuda.compile`."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,6 @@ from tests.cuda.compile.ptx import compile_list
 from tests.cuda.compile.small import build, build_wrong
 
 ARCH = "sm_90a"
-ROOT = Path(__file__).parents[3]
 # of each way to write a kernel the one that is soonest compiled; the whole list was compared when this was written
 KINDS = (
     "flash_attention.naive_backward.build_bend",
@@ -98,7 +95,6 @@ def test_errors_are_numbas():
 
 
 def test_answers_about_types_are_kept_and_asked_for_again():
-    """The same operators again cost no further answers."""
     lto_ir(build(11), ARCH)
     known = answers.ANSWERS, answers.SIGNATURES
     before = [len(kept) for kept in known]
@@ -286,7 +282,7 @@ def test_a_copied_function_is_compiled_as_what_it_is():
 def test_the_compiler_that_the_front_end_knows_is_the_one_that_is_asked_for():
     bounds = f">={'.'.join(map(str, known.FIRST))},<{'.'.join(map(str, known.BEYOND))}"
     for toolkit in ("cu12", "cu13"):
-        assert f'"numba-cuda[{toolkit}]{bounds}"' in (ROOT / "pyproject.toml").read_text()
+        assert f'"numba-cuda[{toolkit}]{bounds}"' in (Path(__file__).parents[3] / "pyproject.toml").read_text()
     for right in ("0.30.4", "0.30.5", "0.30.4.post1", "0.30.12"):
         known.check(right)
     for wrong in ("0.30.3", "0.29", "0.31", "0.31.0", "1.0"):

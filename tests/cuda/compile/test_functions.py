@@ -1,7 +1,5 @@
 """Users' functions compiled: float32 arithmetic stays float32, and what can't be compiled says where."""
 
-from __future__ import annotations
-
 import math
 import re
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Kernels that other processes build: what is sent, what comes back, and what happens when nothing does."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import gc
@@ -166,7 +164,6 @@ def test_no_thread_for_a_helper(monkeypatch, error):
 
 
 def test_no_second_thread(monkeypatch):
-    """The first helper does all."""
     with Helpers(2) as made:
         pid = made.submit(os.getpid).result(LONG)
         monkeypatch.setattr(helpers.Thread, "start", refuses(RuntimeError("can't start new thread")))

@@ -1,7 +1,5 @@
 """Hopper's instructions, each in a small kernel: what the assembler turns them into."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 
@@ -50,9 +48,6 @@ def lines(made: Kernel, mnemonic: str) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_warpgroups_product(kind):
     sound(build(kind), ARCH, kind.shared_bytes)
-
-
-# --- products ---------------------------------------------------------------------------------------------
 
 
 def loop_of(mma: Any, n: int, words: int) -> Kernel:
@@ -109,9 +104,6 @@ def test_products(family, parameters, words, shape, scales):
 @pytest.mark.parametrize("n", range(8, 257, 8))
 def test_every_width_is_known_to_the_assembler(n):
     sound(loop_of(wgmma(n, "bf16"), n, 0), ARCH)
-
-
-# --- boxes, and copies out of shared memory ----------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -192,9 +184,6 @@ def test_copies_out_of_shared_memory():
     assert len(lines(copies, "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd")) == 1
     assert len(lines(copies, "fence.proxy.async.shared::cta;")) == 1
     sound(copies, ARCH)
-
-
-# --- the rest -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("count", "trans"), stmatrix.every())

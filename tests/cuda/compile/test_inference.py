@@ -1,7 +1,5 @@
 """Types by a worklist are those of Numba's rounds."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -129,8 +127,6 @@ def test_a_constraint_is_asked_again_only_if_what_it_reads_changed(monkeypatch):
 
 
 def test_warnings_keep_their_place(monkeypatch):
-    """Of the line that Numba was typing."""
-
     def call(inferer: Any, each: Any) -> None:
         warnings.warn(NumbaWarning("noticed"), stacklevel=1)
         asked(inferer, each)

@@ -1,7 +1,5 @@
 """Functions are put into a kernel in one walk, and their bytecode is interpreted once."""
 
-from __future__ import annotations
-
 import gc
 from types import FunctionType
 from typing import Any
@@ -217,8 +215,6 @@ def test_functions_without_results():
 
 
 def test_statements_are_copied_once(monkeypatch):
-    """Within functions within functions: the walk copies what remains."""
-
     def run(self: Any, *arguments: Any, **options: Any) -> None:
         init(self, *arguments, **options)
         counted.append((self.instances, sum(len(block.body) for block in self.blocks.values())))

@@ -1,7 +1,5 @@
 """Instructions with fragments and immediates, each in a small kernel: the code that the assembler generates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ from dualops.cuda.compiler.compile import compile_kernel
 from dualops.cuda.ptx.cp_async import cp_async, cp_async_commit, cp_async_wait_group
 from dualops.cuda.ptx.matrices import ldmatrix
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
-from dualops.cuda.ptx.registers import setmaxnreg_dec, setmaxnreg_inc
 from dualops.cuda.ptx.wgmma import wgmma_wait_group
 from tests.cuda.compile.ptx import ptx_of, sound
 from tests.cuda.warp_product import KINDS, kernel_of
@@ -118,30 +115,9 @@ def test_cp_async(nbytes, zfill):
     sound(copies, "sm_80")
 
 
-def test_setmaxnreg():
-    FEW, MANY = 24, 240
-
-    @kernel(pointer(f32), threads=384)
-    def shifted(y):
-        if cuda.threadIdx.x < 128:
-            setmaxnreg_dec(FEW)
-        else:
-            setmaxnreg_inc(MANY)
-            y[cuda.threadIdx.x] = f32(1)
-
-    assert lines(shifted, "sm_90a", "setmaxnreg") == [
-        "setmaxnreg.dec.sync.aligned.u32 24;",
-        "setmaxnreg.inc.sync.aligned.u32 240;",
-    ]
-    sound(shifted, "sm_90a")
-
-
 @pytest.mark.parametrize(("dtype", "transposed"), KINDS)
 def test_a_kernel_that_copies_loads_and_multiplies(dtype, transposed):
     sound(kernel_of(dtype, transposed), "sm_90a")
-
-
-# --- errors while compiling -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pending", [-1, 8])

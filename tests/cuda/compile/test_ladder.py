@@ -1,7 +1,5 @@
 """softmax's ladder, compiled for the GPU: all values stay in registers, even for the longest supported rows."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

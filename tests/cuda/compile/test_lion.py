@@ -1,7 +1,5 @@
 """Lion's kernels compiled: no product is fused with a sum, and those that no case takes fit in registers too."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

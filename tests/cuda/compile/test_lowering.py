@@ -1,7 +1,5 @@
 """Shorter LLVM IR, the same machine code: elements of arrays, divisions, literals, loops, values without a place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -138,7 +136,6 @@ def test_of_ranges_in_variables_it_is_as_long():
 
 @pytest.mark.parametrize("kernel", [divided, elements, loops, assigned_again], ids=lambda kernel: kernel.name)
 def test_of_many_blocks_there_are_no_more_registers_and_no_spills(monkeypatch, kernel):
-    """No zeros, divisions by selection."""
     usually = registers_and_bytes(lto_ir(kernel, ARCH))
     monkeypatch.setattr(lowering, "MANY_BLOCKS", 0)
     of_many = registers_and_bytes(lto_ir(kernel, ARCH))
@@ -180,5 +177,4 @@ def rotated(y, x, n):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
 def test_loops_over_constants_are_unrolled(arch):
-    """An array of a thread is in registers."""
     assert compile_kernel(rotated, arch).report.stack_bytes == 0

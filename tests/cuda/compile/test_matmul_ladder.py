@@ -1,7 +1,5 @@
 """matmul's ladder, built as for the GPU: sums in registers, and the instructions that the page counts."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

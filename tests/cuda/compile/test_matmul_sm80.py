@@ -1,7 +1,5 @@
 """matmul's rung on tensor cores, built as for a GPU: every Config keeps its sums in registers."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +16,6 @@ from dualops.cuda.matmul.sm80_config import Sm80Config
 from tests.cuda.compile.ptx import ptx_of, sound
 
 CONFIGS = [config for config, _ in TILES]
-FLOATS = [config for config, _ in (*TF32_TILES, *PARTS_TILES)]
 FORWARD = Variant("float16", "float32", "gelu", preactivation=True, batch_axes=2)
 BACKWARD, SUMMED = Variant("bfloat16", batch_axes=2), Variant("bfloat16", batch_axes=2, outer_axes=2)
 WIDE = [Reading("depth", 8), Reading("row", 8), Reading("row", 8)]
@@ -62,7 +59,7 @@ def float_builds() -> Iterator[Any]:
         Build(summed, Reading("row", 4), Reading("depth", 2), 4),
         Build(linear, Reading("row", 1), Reading("depth", 1), 1),
     )
-    for number, config in enumerate(FLOATS):
+    for number, config in enumerate([config for config, _ in (*TF32_TILES, *PARTS_TILES)]):
         build = kinds[number % 3] if config.sums <= 64 else kinds[0]
         here = [arch for arch in device.ARCHITECTURES if fits(config, build, device.known(arch))]
         arch = next(arch for arch in archs if arch in here)

@@ -1,7 +1,5 @@
 """matmul's sm90 rung by each of its Configs, and the copies it needs: the COMPILE list has but a few of them."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """matmul's column sums: each dtype, read in both ways, along one axis and along several."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Clusters and rings of norms that no COMPILE case takes, built: on Hoppers with fast memory none spills registers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What numba-cuda imports: NumPy without `row_stack`, as 2.5 is, and no linear algebra of SciPy's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .small import run

@@ -1,7 +1,5 @@
 """Which kernels a problem needs, known without a GPU, and building them ahead."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

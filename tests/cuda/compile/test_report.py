@@ -1,7 +1,5 @@
 """What the report says of kernels that were made for it: registers, stack, spills, shared memory, and the verdict."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualops.cuda.compiler import compile as compiler

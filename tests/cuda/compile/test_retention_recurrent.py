@@ -1,7 +1,5 @@
 """Retention's decode step compiled: the state in accesses of 16 bytes, all of them started before threads meet."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Retention's sm80 rung in each of its variants."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualops.cuda.retention.arguments import Variant

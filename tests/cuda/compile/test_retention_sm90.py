@@ -1,7 +1,5 @@
 """Each kernel of retention's sm90 rung that a row of the table launches, for the widest heads."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualops.cuda.compiler.offline import absent_problem

@@ -1,7 +1,5 @@
 """`check --since REV`: kernels are compared by their machine code, and built only where their keys differ."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A kernel's key changes with each module that the kernel is made of, and with no other."""
 
-from __future__ import annotations
-
 import ast
 import json
 from importlib.util import find_spec
@@ -20,8 +18,6 @@ PACKAGE = Path(sources.__file__).parent.parent
 def kernels() -> list[Kernel]:
     return [step.kernel for step in offline.steps_to_check("sm_90a")]
 
-
-# --- which modules -----------------------------------------------------------------------------------
 
 TRACED = """
 import json, sys
@@ -119,7 +115,6 @@ def edit(monkeypatch):
 
 
 def test_an_edit_of_any_module_reaches_the_kernels_that_use_it(edit):
-    """Each module in turn: the keys of those kernels change that are made of it."""
     builds = {kernel.modules for kernel in kernels()}
     made_of = {modules: sources.made_of(modules) for modules in builds}
     before = {modules: sources.digest(modules) for modules in builds}
@@ -159,8 +154,6 @@ def test_a_build_of_another_package_is_made_of_modules_of_both():
     assert {"examples.ladder.matmul.tiles", "dualops.cuda.tile.warp_mma"} < found
     assert {name.partition(".")[0] for name in found} == {"examples", "dualops"}
 
-
-# --- imports -----------------------------------------------------------------------------------------
 
 TREE = {
     "__init__.py": "from .tile import rows\n",
@@ -206,7 +199,6 @@ SOURCES = [as_sources, zipped(as_sources)]
 
 @pytest.mark.parametrize("make", [*SOURCES, as_bytecode, zipped(as_bytecode)])
 def test_imports_are_followed_wherever_they_stand(tmp_path, make):
-    """However it is installed; where there is no source, to all modules."""
     digests = []
     for number, changed in enumerate(["", "unused.py", "starred.py"]):
         tree, made = tmp_path / f"{number}" / "tree", tmp_path / f"{number}" / "made"

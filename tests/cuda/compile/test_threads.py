@@ -3,8 +3,6 @@
 A process that crashes takes the tests along: what might crash runs in one of its own.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -62,8 +60,6 @@ def in_thread(call: Callable[..., Any], *args: Any) -> Any:
     return ThreadPoolExecutor(1).submit(call, *args)
 
 
-# --- no crash ----------------------------------------------------------------------------------------
-
 MANY_BUILDS = """
 import gc, sys, threading
 from dualops.cuda.compiler import compile as compiler
@@ -102,28 +98,16 @@ def test_100_builds_from_four_threads():
     assert done.stdout == "survived\n" and not done.returncode, done.stderr
 
 
-def test_a_build_leaves_no_linker_behind():
+def test_a_build_and_a_failed_link_leave_no_linker_behind():
     gc.disable()
     try:
         compile_kernel(build(1), ARCH)
-        linkers = [thing for thing in gc.get_objects() if type(thing).__name__ == "Linker"]
-    finally:
-        gc.enable()
-    assert all(linker.is_closed for linker in linkers)
-
-
-def test_a_failed_link_leaves_no_linker_behind(monkeypatch):
-    gc.disable()
-    try:
         with pytest.raises(Exception, match=r"(?i)nvjitlink"):
             compiler.link(b"no code", ARCH)
         linkers = [thing for thing in gc.get_objects() if type(thing).__name__ == "Linker"]
     finally:
         gc.enable()
     assert all(linker.is_closed for linker in linkers)
-
-
-# --- who waits, and for what ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -208,8 +192,6 @@ def test_a_build_may_ask_for_another(folder, monkeypatch):
     assert in_thread(binary, build(130), ARCH).result(60).cubin
     assert len(list(folder.iterdir())) == 2
 
-
-# --- fork and exit -------------------------------------------------------------------------------------
 
 FORK = """
 import os, threading

@@ -11,8 +11,6 @@ are made of an edited module, and a sample of the others. With --all all tests r
 modules where there is no git.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

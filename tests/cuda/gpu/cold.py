@@ -8,8 +8,6 @@ Every round has a disk cache of its own. With --together all rounds run at once,
 anything failed, died or did not end.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Kernels on a GPU, with torch: without either these tests are an error, not a success."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec

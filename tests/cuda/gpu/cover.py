@@ -10,8 +10,6 @@ A kernel also reads what it is not built with, such as the stride of a table per
 too: which arrays they have, and how many axes of each are longer than 1.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass

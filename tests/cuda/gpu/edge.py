@@ -11,8 +11,6 @@ The results are checked as well. A line before each case and one after it say ho
 result is wrong, or a case could not be run: then nothing after it is, since a GPU's error stays with the process.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -7,8 +7,6 @@
 The same call in the main thread, after it, must give the same bits. Exit code 1 and a traceback for what goes wrong.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """torch tensors and Numba device arrays for the checker."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,15 +82,6 @@ class Foreign:
     @property
     def __cuda_array_interface__(self) -> Any:
         return self.array.__cuda_array_interface__
-
-
-class ReadOnly(Foreign):
-    """One that its library does not allow to be written to."""
-
-    @property
-    def __cuda_array_interface__(self) -> Any:
-        face: Any = self.array.__cuda_array_interface__
-        return {**face, "data": (face["data"][0], True)}
 
 
 def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:

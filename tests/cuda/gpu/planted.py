@@ -7,8 +7,6 @@ of the tree and of the kernels on the disk. There, the chosen cases of its opera
 is caught if a case rejects a result. Exit code 1 if a bug survives. Needs no git.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

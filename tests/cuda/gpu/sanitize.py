@@ -12,8 +12,6 @@ mistake. racecheck gets kernels in which all lanes of a warp arrive at mbarriers
 are no error.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs of pytest in a process of their own: timed, logged, stopped when their time is over, summarized in a line."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

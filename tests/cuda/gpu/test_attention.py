@@ -1,7 +1,5 @@
 """What is special about attention on a GPU: dropout's masks, seeds on the device, memory, determinism with options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import product

@@ -1,7 +1,5 @@
 """Large finite scores on a GPU, on the rungs of tensor cores and on the one that a call takes by itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cuda.gpu.library import tensor

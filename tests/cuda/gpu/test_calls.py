@@ -1,7 +1,5 @@
 """Calls on the GPU: the same bits every time, wrong kinds of arrays, other libraries, the ordinary launch of Numba."""
 
-from __future__ import annotations
-
 from math import prod
 
 import numpy as np
@@ -12,7 +10,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.spec import Tag
 from tests.checks import gradient_inputs
-from tests.cuda.gpu.library import Foreign, ReadOnly, as_returned, numpy, same_bits, several, tensor
+from tests.cuda.gpu.library import Foreign, as_returned, numpy, same_bits, several, tensor
 from tests.cuda.operators import cases_on_rungs
 from tests.problems import values
 
@@ -57,35 +55,6 @@ def test_arrays_that_are_not_on_a_gpu(wrong):
         dualops.cuda.softmax(right, out=wrong if wrong is not None else 1)
     with pytest.raises((TypeError, ValueError), match=r"softmax_backward: dy is"):
         dualops.cuda.softmax_backward(right, wrong)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_library_that_is_not_known(dtype):
-    x = torch.randn(33, 70, device="cuda").to(dtype)
-    y = torch.full_like(x, float("nan"))
-    torch.cuda.synchronize()
-    dualops.cuda.softmax(Foreign(x), out=Foreign(y))
-    torch.cuda.synchronize()
-    assert same_bits(y, dualops.cuda.softmax(x))
-
-
-def test_a_library_that_forbids_to_write():
-    """Its arrays are read, and are no place for results, the first time and ever after."""
-    x, y = torch.randn(33, 70, device="cuda"), torch.zeros(33, 70, device="cuda")
-    torch.cuda.synchronize()
-    dualops.cuda.softmax(ReadOnly(x), out=Foreign(y))
-    torch.cuda.synchronize()
-    assert same_bits(y, dualops.cuda.softmax(x))
-    for inputs in (ReadOnly(x), Foreign(x)):
-        for _ in range(2):
-            with pytest.raises(ValueError, match="softmax: out y is read-only, expected an array that can be written"):
-                dualops.cuda.softmax(inputs, out=ReadOnly(y))
-            dualops.cuda.softmax(inputs, out=Foreign(y))
-    ones = [torch.ones(5, device="cuda") for _ in range(6)]
-    arrays = [*map(Foreign, ones[:5]), ReadOnly(ones[5])]
-    with pytest.raises(ValueError, match=r"^lion: momenta\[1\] is read-only"):
-        dualops.cuda.lion(arrays[:2], arrays[2:4], arrays[4:], lr=0.1)
-    assert all((array == 1).all() for array in ones)
 
 
 def test_two_libraries_in_one_call():

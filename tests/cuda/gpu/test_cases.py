@@ -1,7 +1,5 @@
 """Every TEST and SIM case of every operator on every rung, with torch tensors and with Numba device arrays."""
 
-from __future__ import annotations
-
 import os
 from math import prod
 
@@ -9,7 +7,7 @@ import pytest
 
 from dualops.cuda.launch import device as devices
 from dualops.cuda.launch.arrays import cdiv
-from dualops.spec import OPERATORS, Tag
+from dualops.spec import Tag
 from tests.checks import check
 from tests.cuda.calls import odd_layout
 from tests.cuda.fuzz import goes_in_place
@@ -18,7 +16,6 @@ from tests.cuda.kinds import BATCH, batch
 from tests.cuda.operators import cases_on_rungs, every_direction, general_rungs, shapes_of
 
 CASES = [*cases_on_rungs(Tag.TEST), *cases_on_rungs(Tag.SIM)]
-HOST = {entry.name for spec in OPERATORS.values() for entry in spec.inputs if entry.host}
 PROBLEMS = int(os.environ.get("DUALOPS_FUZZ", "250"))  # random ones, for each direction
 
 
@@ -54,19 +51,6 @@ def test_rows_at_odd_addresses(direction, rung, case):
         )
     except NotImplementedError:
         assert rung not in general_rungs(direction, case, dense=False)
-
-
-@pytest.mark.parametrize(
-    ("direction", "rung", "case"),
-    [
-        param
-        for param in cases_on_rungs(Tag.SIM)
-        if param.values[2].dtype == "float32" and HOST & param.values[2].shapes.keys()
-    ],
-)
-def test_numbers_on_the_host(direction, rung, case):
-    """A seed that is a Python integer gives what the same seed on the device gives."""
-    check(direction.spec, case, direction.function(rung), backward=direction.backward, library=TORCH, host=True)
 
 
 # Numba has no bfloat16, and wraps no empty array of another library

@@ -1,7 +1,5 @@
 """Tensor cores' instructions on the GPU: their layouts are those of `tile.fragment` and of the twins."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Arrays of a library that nobody knows, each instance of which has its `__cuda_array_interface__`."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,7 +102,6 @@ def test_arrays_without_elements(shape: tuple[int, int], address: int):
 
 
 def test_keys_without_elements():
-    """One array of a call has no elements, the others have."""
     q, o = pair(1, 2, 8, 16)
     nothing = shown(torch.empty(1, 2, 0, 16, device="cuda"), data=(0, False))
     dualops.cuda.flash_attention(shown(q), nothing, nothing, out=shown(o))

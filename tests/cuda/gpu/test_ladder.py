@@ -1,7 +1,5 @@
 """softmax's ladder on a GPU: every step, up to the longest rows that it does. The simulator has every dtype."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

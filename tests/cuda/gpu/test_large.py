@@ -1,7 +1,5 @@
 """More than 2**31 elements: sampled rows, among them the first, those around the 2**31st element, and the last."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +47,6 @@ def test_softmax_and_its_gradient(rung):
 
 
 def test_softmax_along_the_first_axis():
-    """Rows whose elements lie 2**21 apart."""
     x = normal(COLUMNS, ROWS)
     y = dualops.cuda.softmax(x, 0, kernel="simt")
     columns = torch.tensor(SAMPLE, device="cuda")
@@ -59,7 +56,6 @@ def test_softmax_along_the_first_axis():
 
 
 def test_softmax_of_a_million_along_the_first_axis():
-    """Long sums of float32 numbers by few threads."""
     generator = torch.Generator("cuda").manual_seed(0)
     x, dy = (torch.empty(2**20 + 3, 33, device="cuda").normal_(generator=generator) for _ in range(2))
     y = dualops.cuda.softmax(x, 0, kernel="simt")

@@ -1,7 +1,5 @@
 """What is said to be missing where a GPU is there: nothing, until it is hidden or a package is."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -33,7 +31,6 @@ def test_a_hidden_gpu(visible):
 
 
 def test_a_missing_package():
-    """Its extra is that of the driver."""
     code = "import sys; sys.modules['numba_cuda'] = None; from dualops.machine import missing; print(missing())"
     found = output_of(code)
     assert "numba-cuda is not installed: pip install '" in found

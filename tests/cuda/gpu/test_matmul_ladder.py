@@ -1,7 +1,5 @@
 """matmul's ladder on a GPU: every step that it does, on whole tiles and ragged ones."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

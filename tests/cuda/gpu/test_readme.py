@@ -1,7 +1,5 @@
 """README's blocks that need a GPU, as printed, each in a process of its own."""
 
-from __future__ import annotations
-
 from tests.readme import run
 
 

@@ -1,7 +1,5 @@
 """What is special about rope on a GPU: positions that nobody looks at, parts of one projection, graphs, sizes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A sequence of varlen attention has the bits that it has alone and in an even call, with any other sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any

@@ -1,7 +1,5 @@
 """Any thread may be the first to work on a GPU, and many may at once: the bits are those of one."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -34,9 +32,6 @@ THREADS, CALLS = 8, 1000
 Work = Callable[[], Tensors]
 
 
-# --- the first work of a process -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("way", "operator"),
     [
@@ -49,9 +44,6 @@ def test_the_first_work_of_a_process_is_in_another_thread(way, operator):
     command = [sys.executable, "-m", "tests.cuda.gpu.first_work", operator, way]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-# --- many threads --------------------------------------------------------------------------------
 
 
 def plain_call(direction: Direction) -> Work:
@@ -121,9 +113,6 @@ def test_a_pool_of_threads_with_numba_arrays():
     assert all(one.tobytes() == expected.tobytes() for one in found)
 
 
-# --- with torch's own threads --------------------------------------------------------------------
-
-
 def trained(batches: Any, steps: int) -> Tensors:
     """The parameters of a small model after this number of steps of Lion, one for each batch."""
     generator = torch.Generator("cuda").manual_seed(0)
@@ -169,9 +158,6 @@ def test_backward_on_a_side_stream(name):
     assert same_bits(found, expected)
 
 
-# --- what is given up elsewhere ------------------------------------------------------------------
-
-
 @pytest.fixture
 def complaints(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What destructors raised."""
@@ -194,16 +180,12 @@ def test_what_is_kept_is_given_up_in_a_thread_without_a_context(complaints):
     torch.cuda.synchronize()
 
 
-# --- two devices ---------------------------------------------------------------------------------
-
-
 def gradients_on(device: str) -> list[Work]:
     return [bridge_call(name, device).gradient for name in DIFFERENTIABLE]
 
 
 @pytest.mark.cuda(2)
 def test_two_devices_from_one_thread():
-    """Whichever is current, work goes where its arrays are."""
     first, second = map(gradients_on, ("cuda:0", "cuda:1"))
     for current in (0, 1):
         with torch.cuda.device(current):
@@ -219,7 +201,6 @@ def test_two_devices_from_one_thread():
     ("one", "two"), [(["cuda:1"], ["cuda:1"]), (["cuda:0"], ["cuda:1"]), (["cuda:0", "cuda:1"], ["cuda:1", "cuda:0"])]
 )
 def test_two_threads_and_two_devices(one, two):
-    """One device from both, a device from each, both from both."""
     works = {device: gradients_on(device) for device in ("cuda:0", "cuda:1")}
     expected = {device: [work() for work in each] for device, each in works.items()}
     for device in works:

@@ -1,7 +1,5 @@
 """Tests that measure time. Nothing else may run at the same time, so `make test-gpu` runs this file alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

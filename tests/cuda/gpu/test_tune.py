@@ -1,7 +1,5 @@
 """Ways are timed on the GPU: when a stream is being captured they can't be. `test_timed` has what is timed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Hopper's instructions on the GPU: products of boxes are exact, so swizzles and descriptors equal the twins'."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

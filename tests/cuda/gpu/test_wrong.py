@@ -1,7 +1,5 @@
 """The broken kernels whose mistake shows on a GPU every time, and does no harm there, are rejected there too."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Kernels are compiled before the tests that need them, on all cores; a test then finds them on the disk."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Iterable, Mapping

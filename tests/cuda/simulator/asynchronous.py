@@ -3,8 +3,6 @@
 The twins are late on purpose: nothing has landed before a wait says so, whatever order the threads run in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Arrays and options for attention on tensor cores, and its results compared with truth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

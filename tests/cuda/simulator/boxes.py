@@ -1,7 +1,5 @@
 """What test_instructions.py runs for boxes of arrays, copies out of shared memory, and the fences that both need."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Kernels in Numba's simulator, in a process of their own: Numba reads the switch when it is first imported."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

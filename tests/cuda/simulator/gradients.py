@@ -1,7 +1,5 @@
 """Gradients of attention by kernels and Configs that a test chooses, compared with truth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial

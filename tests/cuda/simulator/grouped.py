@@ -1,7 +1,5 @@
 """What test_instructions.py runs for cp.async, whose copies land in groups or tell an mbarrier."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

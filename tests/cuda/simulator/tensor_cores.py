@@ -3,8 +3,6 @@
 Who holds what is written here as the ISA has it, element by element: groupID is lane // 4, threadID_in_group lane % 4.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Arrays that are not plain, and streams that are none: refused before anything runs, the first time and later."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from math import prod
@@ -123,9 +121,6 @@ def test_rope_in_place_writes_nothing_where_it_may_not(locked, no_more_launches)
     with pytest.raises(ValueError, match=f"^rope: out {locked}_rotated is read-only"):
         dualops.cuda.rope(**arrays, cos=tables, sin=tables, inplace=True)
     assert all((array == 1).all() for array in arrays.values())
-
-
-# --- streams -------------------------------------------------------------------------------------
 
 
 @every_direction

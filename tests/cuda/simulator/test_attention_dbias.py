@@ -1,7 +1,5 @@
 """attention's dbias on the sm90 rung: what a bias is broadcast over, pieces, what masks hide, which sums are equal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,8 +22,6 @@ from tests.cuda.simulator.attention import FLOOR, named, numbers, widened
 gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
 PLACE = 3  # of dbias among what is returned
 SMALL = DbiasConfig(1, 16)
-TWO_STAGES = DbiasConfig(1, 32, stages=2)
-TWO_WARPGROUPS = DbiasConfig(2, 16, stages=4, overlap=True)
 
 
 def _alone(problem: Any, results: Any, configs: Any) -> list[Any]:
@@ -82,7 +78,7 @@ def test_each_axis_may_be_broadcast(shape, order):
         checked(arrays_for(2, 2, 1, 70, 40), bias=numbers(*shape, seed=9))
 
 
-@pytest.mark.parametrize("config", [TWO_STAGES, TWO_WARPGROUPS], ids=str)
+@pytest.mark.parametrize("config", [DbiasConfig(1, 32, stages=2), DbiasConfig(2, 16, stages=4, overlap=True)], ids=str)
 @pytest.mark.parametrize("shape", [(130, 50), (3, 1, 1), (130, 1), (3, 1, 50)])
 def test_each_config_under_a_causal_mask(shape, config):
     """Tiles that are hidden as a whole lie before, between and after those that are not."""
@@ -98,7 +94,6 @@ def test_neighbours_are_stored_at_once_where_they_lie_so(shape):
 
 
 def test_the_operators_own_tiles():
-    """Several of them, in whole boxes; the bias's rows have an odd length."""
     checked(arrays_for(1, 2, 1, 150, 133, 24, 72), bias=numbers(2, 150, 133, seed=9), causal="top_left")
 
 
@@ -113,7 +108,6 @@ def test_the_operators_own_tiles():
     ids=named,
 )
 def test_options_with_a_bias(params):
-    """Slopes of what comes before it are not its own."""
     with served(SMALL):
         checked(arrays_for(1, 2, 1, 70, 40), bias=numbers(70, 40, seed=9), **params)
         checked(arrays_for(1, 2, 1, 70, 40), bias=numbers(2, 1, 40, seed=9), **params)
@@ -178,7 +172,6 @@ def test_sums_of_a_batch_do_not_depend_on_the_others(shape):
 
 
 def test_dbias_among_other_memory():
-    """Any strides, of the bias and of its gradient."""
     q, k, v, do = arrays_for(1, 2, 1, 70, 40)
     bias = numbers(2, 40, 72, seed=9).transpose(0, 2, 1)[:, 1:71]
     with served(SMALL):

@@ -3,8 +3,6 @@
 Masks and options: `test_attention_gradients`, whose calls make dq too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,7 +82,6 @@ SMALL = (
 
 @pytest.mark.parametrize(("config", "order"), [*zip(SMALL, ("forward", "reversed") * 2)], ids=str)
 def test_each_step_of_the_kernel(config, order):
-    """Several pieces of work a block, of several tiles of keys each."""
     arrays = arrays_for((1, 2, 200, 16), (1, 1, 70, 16), 16)
     instead = {"dq_configs": lambda *_: iter([(config, "small")])}
     with changed("flash_attention", (sm90_backward, instead)), simulator.order(order):

@@ -3,8 +3,6 @@
 Those are in `test_attention_forward` and `test_attention_gradients`.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -13,32 +11,18 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.compiler.offline import absent_problem
-from dualops.cuda.flash_attention.sm90.to_bf16x3 import thirds_of
-from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import in_patches
-from tests.cuda.simulator.attention import checked, numbers
-from tests.cuda.simulator.gradients import arrays_for, checked_arrays as checked_gradient, held
+from tests.cuda.simulator.attention import checked
+from tests.cuda.simulator.gradients import checked_arrays as checked_gradient, held
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
 FLOAT32 = np.float32
 
 
-def some(*shape: int, seed: int = 0) -> np.ndarray:
-    """Numbers that bfloat16 does not have."""
-    return np.random.default_rng(seed).standard_normal(shape).astype(FLOAT32)
-
-
 def arrays(q: tuple[int, ...], k: tuple[int, ...], Dv: int) -> list[np.ndarray]:
-    """q, k, v and do for arrays of these shapes."""
+    """q, k, v and do for arrays of these shapes, of numbers that bfloat16 does not have."""
     shapes = (q, k, (*k[:-1], Dv), (*q[:-1], Dv))
-    return [some(*shape, seed=seed) for seed, shape in enumerate(shapes)]
-
-
-def test_copies_have_three_parts_in_whole_boxes():
-    shapes = {"q": (2, 3, 70, 20), "k": (2, 1, 80, 20), "v": (2, 1, 80, 100)}
-    copies = thirds_of(absent_problem(OPERATORS["flash_attention"], Case("", "float32", shapes, {})), ("q", "v"))
-    assert [meta.shape for meta in copies.values()] == [(2, 3, 70, 192), (2, 1, 80, 384)]
+    return [np.random.default_rng(seed).standard_normal(shape).astype(FLOAT32) for seed, shape in enumerate(shapes)]
 
 
 def test_the_gradient_of_wide_heads_by_a_block_mask():
@@ -61,7 +45,6 @@ def test_parts_are_all_there():
 
 
 def test_tokens_before_heads_and_among_other_memory():
-    """Heads of a group; rows that are not at multiples of 16 bytes."""
     q, k, v, do = (x.transpose(0, 2, 1, 3)[..., 1:] for x in arrays((1, 66, 2, 24), (1, 70, 1, 24), 24))
     out = np.full((1, 2, 66, 30), 7, FLOAT32)
     checked(attend(q, k, v, out=out[..., 3:26]), reference.flash_attention, q, k, v)
@@ -99,11 +82,3 @@ def test_rows_do_not_depend_on_other_rows():
     gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90", causal=True)
     every, one = gradient(q, k, v, *together, do), gradient(q[1:2], k[1:2], v[1:2], *alone, do[1:2])
     assert all(np.array_equal(many[1:2], few) for many, few in zip(every, one, strict=True))
-
-
-def test_bfloat16_has_the_same_results_as_float32_of_its_numbers():
-    """Where one part says it all, but for what float32 keeps of P and of results."""
-    low = [numbers(1, 1, 70, 32, seed=seed) for seed in range(3)]
-    wide = [x.astype(FLOAT32) for x in low]
-    assert np.abs(attend(*wide) - attend(*low).astype(FLOAT32)).max() < 2**-7
-    assert len(arrays_for((1, 1, 2, 8), (1, 1, 2, 8), 8, FLOAT32)) == 4

@@ -1,7 +1,5 @@
 """attention by each form of the tensor-core rungs: widths, Configs, options. Gradients: `test_attention_gradients`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

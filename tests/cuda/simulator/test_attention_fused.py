@@ -2,8 +2,6 @@
 lie one after another.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 from typing import Any
 
@@ -43,7 +41,6 @@ def test_the_order_of_blocks_changes_nothing(D, Sq, order):
 
 @pytest.mark.parametrize(("D", "Sq"), [(128, 70), (64, 140)])
 def test_a_sequence_alone_and_in_a_batch(D, Sq):
-    """The same bits."""
     arrays = given_for(D, 2, 2, Sq, 200)
     with fused():
         together = gradient(*arrays)

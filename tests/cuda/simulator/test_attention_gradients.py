@@ -1,7 +1,5 @@
 """attention's gradient by each kernel of the tensor-core rungs: widths, Configs, masks, options, hidden values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -173,7 +171,6 @@ def test_gradients(way, q, k, Dv, configs, params):
     ids=str,
 )
 def test_sequences(D, Dv, params):
-    """Empty ones, and ends within a tile."""
     configs = {"two": [SMALL], "wide": [SPLIT]}.get(params["way"], [])
     checked_varlen(D, Dv, *configs, **params | ({"way": "two"} if configs else {}))
 

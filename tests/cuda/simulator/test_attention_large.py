@@ -1,7 +1,5 @@
 """Large finite scores on every rung: `tests.cuda.large_scores`, and magnitudes over the whole range of exponents."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gradients of attention where a row is NaN: what it reaches are the keys that it sees, also with scores of -inf."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from tests.cuda.simulator.attention import BFLOAT16, FLOOR, named, numbers, wide
 from tests.cuda.simulator.gradients import served
 
 SQ, SK, ROW, NOT_SCORED, HIDDEN = 20, 24, 7, 5, 11  # the NaN row; a key of score -inf, and one that a mask hides
-NAMES = ("dq", "dk", "dv", "dbias")
 
 
 def hides_one(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -60,7 +57,7 @@ def checked(rung: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarr
     wide = {name: widened(value) for name, value in params.items()}
     truths = reference.flash_attention_backward(*map(widened, arrays), **wide)
     baselines = reference.flash_attention_backward(*arrays, **params)
-    for name, actual, truth, baseline in zip(NAMES, found, truths, baselines):
+    for name, actual, truth, baseline in zip(("dq", "dk", "dv", "dbias"), found, truths, baselines):
         result = spec.compare(actual, truth, baseline, dtype=str(q.dtype), floor=FLOOR, name=name)
         assert result.passed, result.message
     return [x.astype(np.float64) for x in found]
@@ -91,7 +88,6 @@ def test_a_nan_row_reaches_all_that_it_sees(case, rung, dtype):
 
 @pytest.mark.parametrize("case", ["bias, mask_mod", "score_mod"])
 def test_the_same_of_two_kernels(case):
-    """One for dq, one for dk and dv."""
     with served():
         test_a_nan_row_reaches_all_that_it_sees(case, "sm90", BFLOAT16)
 

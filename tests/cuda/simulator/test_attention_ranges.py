@@ -1,7 +1,5 @@
 """Key ranges on every rung: the bits of the same call on a copy of their keys, whose gradients are then summed."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -120,7 +118,6 @@ def test_bits_of_copied_keys_of_float32_by_sm80():
 
 
 def test_few_queries_of_shared_keys():
-    """Keys are split among blocks."""
     arrays = arrays_of((3, 1), 700, "bfloat16", 64, 64, 2, 1)
     compared(arrays, (0, 100), (600, 550), backward=False, kernel="sm90", causal=True)
 

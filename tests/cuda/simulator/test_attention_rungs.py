@@ -1,7 +1,5 @@
 """Which rung takes a call of attention, which rungs refuse it, and whether their tiles fit into shared memory."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -93,9 +91,6 @@ def test_which_rung_takes_a_call(call):
             dualops.cuda.flash_attention(**arrays, **params, kernel=rung)
 
 
-# --- shared memory ---------------------------------------------------------------------------------
-
-
 def test_tiles_of_sm80_fit_into_what_a_block_of_a_consumers_card_has():
     for D in (32, 64, 128, 192, 256):
         assert min(config.shared_bytes(D, D, 2) for config, _ in sm80.configs(D, D, 2, [])) <= CONSUMERS
@@ -109,7 +104,6 @@ def test_tiles_of_sm80_fit_into_what_a_block_of_a_consumers_card_has():
 
 @pytest.mark.parametrize("options", [[], *([option.name] for option in OPTIONS), [option.name for option in OPTIONS]])
 def test_tiles_of_forward_fit(options):
-    """And a slice into a warpgroup's registers."""
     for D, Dv in product(range(64, 257, 64), range(64, 513, 64)):
         for config, _ in [*sm90.configs(D, Dv, options), sm90.short_config(D, Dv, options, 4)]:
             assert config.shared_bytes(D, Dv) <= HOPPER - sm90.SLACK, (D, Dv, config)

@@ -1,7 +1,5 @@
 """attention's sm80 rung: what its cases do not have. Layouts, strips; the rest is in `test_attention_forward`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -42,11 +40,6 @@ def test_one_token():
     checked(attend(*arrays), reference.flash_attention, *arrays)
 
 
-def of_rows(width: int, room: int, first: int, seed: int, dtype: Any) -> np.ndarray:
-    """[1, 1, 36, width], whose rows are `room` elements apart and begin at the element `first` of them."""
-    return numbers(1, 1, 36, room, seed=seed).astype(dtype)[..., first : first + width]
-
-
 @pytest.mark.parametrize(
     ("dtype", "width", "room", "first", "vector"),
     [
@@ -62,7 +55,7 @@ def of_rows(width: int, room: int, first: int, seed: int, dtype: Any) -> np.ndar
     ],
 )
 def test_rows_at_any_place(dtype, width, room, first, vector):
-    q, k, v = (of_rows(width, room, first, seed, dtype) for seed in range(3))
+    q, k, v = (numbers(1, 1, 36, room, seed=seed).astype(dtype)[..., first : first + width] for seed in range(3))
     out = np.full((36, room), 7, q.dtype)
     o = out[None, None, :, first : first + width]
     plan = dualops.cuda.plan("flash_attention", q, k, v, out=o, kernel="sm80")

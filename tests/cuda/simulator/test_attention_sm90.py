@@ -1,7 +1,5 @@
 """attention's sm90 rung: what its cases do not have. Layouts, rows that see nothing, what it refuses."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -62,9 +60,6 @@ def test_a_query_that_is_no_number_is_its_own_affair():
     found = attend(q, k, v)
     assert np.isnan(found[0, 0, 3].astype(np.float32)).all()
     np.testing.assert_array_equal(np.delete(found, 3, axis=2), np.delete(whole, 3, axis=2))
-
-
-# --- wide heads --------------------------------------------------------------------------------------
 
 
 def wide(D: int, Dv: int, Sq: int = 70, Sk: int = 90, B: int = 1, H: int = 1) -> list[Any]:

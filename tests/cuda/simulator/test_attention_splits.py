@@ -1,7 +1,5 @@
 """attention's sm90 rung where queries are few: keys split among blocks, heads of a group in one tile, parts merged."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

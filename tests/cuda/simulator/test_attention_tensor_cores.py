@@ -1,7 +1,5 @@
 """What attention's rungs on tensor cores have in common: sequences, rows by themselves, what a mask hides."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -66,7 +64,10 @@ def test_rows_do_not_depend_on_other_rows(rung, D, Sq, Sk):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize(("rung", "dtype"), [("sm80", BFLOAT16), ("sm80", np.float32), ("sm90", BFLOAT16)])
+@pytest.mark.parametrize(
+    ("rung", "dtype"),
+    [("simt", np.float64), ("simt", np.float32), ("sm80", BFLOAT16), ("sm80", np.float32), ("sm90", BFLOAT16)],
+)
 def test_what_a_mask_hides_stays_where_it_is(rung, dtype, value):
     q, k, v = (numbers(1, 1, *shape, seed=sum(shape)).astype(dtype) for shape in ((40, 16), (50, 16), (50, 24)))
     v[0, 0, 46, 5] = k[0, 0, 47] = value

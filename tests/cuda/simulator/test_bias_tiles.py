@@ -1,7 +1,5 @@
 """Tiles of a bias: whose word is whose, both ways round, at its ends, and which biases come as boxes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

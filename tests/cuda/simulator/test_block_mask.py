@@ -1,7 +1,5 @@
 """Block masks: what makes them, and attention's sm90 rung, which visits what they list."""
 
-from __future__ import annotations
-
 import gc
 from functools import partial
 from typing import Any
@@ -57,9 +55,6 @@ def states(mask_mod: Any, B: int, H: int, Sq: int, Sk: int) -> list[Any]:
     return found
 
 
-# --- made ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mask_mod", MASKS, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("sizes", [(1, 1, 128, 300), (2, 3, 200, 129)])
 def test_lists(mask_mod, sizes):
@@ -98,9 +93,6 @@ def test_nobody_changes_one():
     with pytest.raises(AttributeError):
         setattr(made, "Sq", 6)  # noqa: B010
     assert repr(made).startswith("BlockMask(woven#") and repr(made).endswith(", B=1, H=1, Sq=5, Sk=5)")
-
-
-# --- visited ---------------------------------------------------------------------------------------
 
 
 def arrays(B: int, H: int, Hkv: int, Sq: int, Sk: int, D: int = 16, Dv: int = 24) -> list[Any]:
@@ -214,9 +206,6 @@ def test_few_queries_and_other_rungs_ask_everywhere():
     for rung in ("sm90", "simt", "naive"):
         o = dualops.cuda.flash_attention(*given, mask_mod=in_patches, block_mask=block_mask, kernel=rung)
         checked(o, reference.flash_attention, *given, mask_mod=in_patches)
-
-
-# --- what does not fit -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A block mask's lists by tiles of keys, and the gradient of keys and values, which walks them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -39,9 +37,6 @@ def arrays(B: int, H: int, Hkv: int, Sq: int, Sk: int) -> list[np.ndarray]:
     return [q, k, v, o, np.full((B, H, Sq), 9, np.float32), do]
 
 
-# --- the lists -------------------------------------------------------------------------------------
-
-
 def is_seen(m: int, n: int, Sq: int, Sk: int, right: int) -> bool:
     """Whether a query of a tile stands so that it sees a key of the other one, of those up to `right` after its own."""
     last_query, first_key = min((m + 1) * TILE, Sq) - 1, n * TILE
@@ -74,9 +69,6 @@ def test_lists(own, Hkv, params):
         assert found[b, h_kv, n].tolist() == [len(row), *row, *[0] * (group * q_tiles - len(row))]
 
 
-# --- walked ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("q", "k", "own", "mask_mod"),
     [
@@ -103,7 +95,6 @@ def test_what_a_window_hides_is_left_out(params):
 
 @pytest.mark.parametrize(("Dv", "config"), [(16, DkvApartConfig(32, 2)), (136, None)])
 def test_wide_heads(Dv, config):
-    """Two blocks of keys have a list."""
     checked((1, 1, 140, 16), (1, 100), Dv, config, blocks=(1, 1), mask_mod=patches)
 
 
@@ -122,7 +113,6 @@ def test_float32():
 
 @pytest.mark.parametrize("config", [SMALL, DkvApartConfig(32, 2)], ids=lambda config: type(config).__name__)
 def test_keys_that_nobody_sees(config):
-    """And queries that see nothing: neither are loaded, NaN among them or not."""
     q, k, v, o, lse, do = arrays(1, 1, 1, 2 * TILE, 2 * TILE)
     lists = np.array([[[[1, 1, 0], [0, 0, 0]]]], np.int32)  # the first tile of either, whole
     seen = [x[:, :, :TILE] for x in (q, k, v, o, lse, do)]

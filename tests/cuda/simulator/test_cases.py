@@ -1,7 +1,5 @@
 """Every SIM case and every kernel of every operator, on each rung: threads forward and reversed in turns."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """softmax's kernels by Configs that the SIM cases are too small for: clusters, several rows a block, rings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -25,7 +23,6 @@ from dualops.spec.meta import Strided, itemsize
 from tests.checks import check
 from tests.problems import Layout
 
-DTYPES = ("float64", "bfloat16")
 DIRECTIONS = ("forward", "backward")
 
 
@@ -36,7 +33,7 @@ def in_turns(configs: Sequence[Any], ways: Sequence[str] = DIRECTIONS) -> Any:
 
     def params() -> Iterator[Any]:
         for number, (config, way) in enumerate(product(configs, ways)):
-            for dtype, order in zip(DTYPES, ("forward", "reversed")[:: (-1) ** number], strict=True):
+            for dtype, order in zip(("float64", "bfloat16"), ("forward", "reversed")[:: (-1) ** number], strict=True):
                 yield pytest.param(order, config, way, dtype, id=f"{order}-{config}-{way}-{dtype}")
 
     return pytest.mark.parametrize(("order", "config", "way", "dtype"), list(params()), indirect=["order"])

@@ -1,7 +1,5 @@
 """Who owns what, against the ISA's figures and against the twins of the instructions that have it so."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import suppress
 

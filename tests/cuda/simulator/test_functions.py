@@ -1,7 +1,5 @@
 """Users' functions in the simulator: the kernel's type all the way, and the reference's numbers."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -67,7 +65,6 @@ def test_masks(name):
 
 
 def test_overflow_and_what_is_outside_a_domain_are_numbers_as_on_a_gpu():
-    """math.exp and math.log would raise."""
     user = UserFunction(SCORE_MODS["functions_of_math"], SCORE)
     with np.errstate(all="ignore"):
         assert np.isnan(typed(user, f32)(np.float32(-1e3), 0, 0, 0, 0))

@@ -1,7 +1,5 @@
 """Random problems in the simulator, `--fuzz` of them over all directions: any layout, values, rung and order."""
 
-from __future__ import annotations
-
 from math import prod
 
 from dualops.cuda import simulator

@@ -1,7 +1,5 @@
 """Every instruction's twin against a computation that owes it nothing: fractions, `struct`, Python's own floats."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable
@@ -152,9 +150,6 @@ def run(function: Any, *args: Any, threads: int = 32, blocks: int = 1, cluster: 
     simulator.launch(function, (blocks,), (threads,), args, cluster=cluster)
 
 
-# --- arithmetic --------------------------------------------------------------------------------------
-
-
 @of("ex2_approx_ftz")
 def _ex2():
     for x in [*np.linspace(-130, 130, 500, dtype=np.float32), *(e for e in EDGES if e == e)]:
@@ -299,9 +294,6 @@ def _bits_of_doubles():
         assert bits == struct.unpack("<Q", struct.pack("<d", x))[0] and type(bits) is int
 
 
-# --- conversions -------------------------------------------------------------------------------------
-
-
 def bf16_bits(x: float) -> int:
     """Round half to even on the 32 bits; a NaN stays one."""
     bits = struct.unpack("<I", struct.pack("<f", x))[0]
@@ -365,9 +357,6 @@ def _half(narrow: Any, widen: Any, pack: Any, unpack: Any, bits: Any, value: Any
         other = pattern * 40503 & 0xFFFF
         low, high = unpack(other << 16 | pattern)
         assert same(low, value(pattern)) and same(high, value(other)), (pattern, other)
-
-
-# --- memory ------------------------------------------------------------------------------------------
 
 
 def aligned(count: int, dtype: Any, offset: int = 0) -> np.ndarray:

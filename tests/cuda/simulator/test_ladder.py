@@ -1,7 +1,5 @@
 """softmax's ladder, step by step: ragged rows in every dtype, NaN and infinities in a row, what a step does not do."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import ml_dtypes
@@ -42,7 +40,6 @@ def test_special_values_stay_in_their_row(name):
 
 @pytest.mark.parametrize(("name", "longest"), LONGEST.items())
 def test_a_step_says_which_rows_it_does_not_do(name, longest):
-    """`plan` launches nothing."""
     wide = 2 if name in ("registers", "vectors") else 1  # a float64 takes two registers
     for dtype, most in ((np.float32, longest), (np.float64, longest // wide)):
         assert cuda.plan("softmax_ladder", np.zeros((1, most), dtype), kernel=name).choice.rung == name

@@ -1,7 +1,5 @@
 """Lion's kernels by Configs and alignments that no case has, and its lists: groups, refusals."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -51,9 +49,6 @@ def mixture() -> Lists:
     wide = {BFLOAT16: np.dtype(np.float32)}
     momenta = [numbers(p.shape, wide.get(p.dtype, p.dtype) if i % 8 > 3 else p.dtype) for i, p in enumerate(params)]
     return [params, grads, momenta]
-
-
-# --- kernels ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rung", ["simt", "table"])
@@ -134,9 +129,6 @@ def test_more_strides_than_the_kernels_walk():
     x, y, z = (numbers((3,) * 6, seed=i)[:, ::2, ::2, ::2, ::2, ::2] for i in range(3))
     with pytest.raises(NotImplementedError, match=r"lion: no kernel does .* with strides params \("):
         dualops.cuda.lion(x, y, z, 0.1)
-
-
-# --- lists -----------------------------------------------------------------------------------------------
 
 
 def test_a_list_is_its_tensors_step_after_step(order, launched):

@@ -1,7 +1,5 @@
 """Lion's tables of tensors: what is kept from call to call, and what is written when addresses are others."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

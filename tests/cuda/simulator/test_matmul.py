@@ -1,7 +1,5 @@
 """matmul's tiles that the SIM cases are too small for, and products whose axes fold."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -46,7 +44,6 @@ def launch(config: Any, *arrays: np.ndarray, out: np.ndarray, by: Any = simt, **
     ids=["large-nn", "large-tn", "large-nt", "medium-tt", "medium-nt"],
 )
 def test_tiles(config, dtype, sizes, layout, place, order):
-    """Whole tiles and ragged ones, 16 bytes at a time and element by element."""
     shapes, transposes = shapes_of(*sizes, layout=layout, bias=True)
     case = Case("tiles", dtype, shapes, {**transposes, "activation": "relu"})
     layouts = {"a": place, "b": place}
@@ -56,9 +53,6 @@ def test_tiles(config, dtype, sizes, layout, place, order):
 def test_a_tile_that_threads_cannot_share_is_refused():
     with pytest.raises(ValueError, match="256 threads can't share a slice of 128 x 8 in loads of 8"):
         simt.loader("bfloat16", simt.Reading("depth", 8), Shared("bfloat16", 256).tile(8, 128), 256)
-
-
-# --- folding -------------------------------------------------------------------------------------
 
 
 def bound(dtype: str, shapes: dict[str, tuple[int, ...]], backward: bool = False, **params: Any) -> Any:

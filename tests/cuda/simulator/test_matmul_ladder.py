@@ -3,8 +3,6 @@
 In the tiles that a GPU gets, tests/test_pages.py runs all steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

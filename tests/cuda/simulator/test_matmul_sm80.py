@@ -1,7 +1,5 @@
 """matmul's rung on tensor cores: where slices lie, who loads what of them, each Config, each way to read a factor."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
@@ -149,7 +147,6 @@ def test_a_slice_that_threads_cannot_share():
     ids=str,
 )
 def test_a_lane_loads_what_it_owns(slices, rows, left):
-    """Of the warp's last rows, every step."""
     kind, halves = {2: u16, 4: u32}[slices.itemsize], 4 // slices.itemsize
     side, numbers = fragments(slices, rows, left), np.zeros(slices.size, f"u{slices.itemsize}")
     for row in range(slices.rows):
@@ -304,7 +301,6 @@ def test_ways_to_read(layout, a_vector, b_vector):
 
 @pytest.mark.parametrize("place", [SHIFTED, STEPPED, Layout((1, 0), (0, 0))], ids=["shifted", "stepped", "upright"])
 def test_results_of_any_strides(place, order):
-    """And factors that nothing is side by side in."""
     other = STEPPED if place is STEPPED else SHIFTED
     hold(SMALL, "bfloat16", (35, 42, 40), "nn", other, other, place)
 

@@ -1,7 +1,5 @@
 """matmul's sm90 rung in the simulator: Configs that the SIM cases are too small for, every layout, what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -22,7 +20,6 @@ from dualops.spec.meta import numpy_dtype
 from tests.checks import check
 from tests.problems import Layout
 
-SPEC = OPERATORS["matmul"]
 ROWS_OF_16_BYTES = Layout((0, 1), (0, 8))
 BESIDE_THEM = Layout((0, 1), (0, 3), misalignment=1)
 matmul = partial(dualops.cuda.matmul, kernel="sm90")
@@ -57,7 +54,7 @@ def hold(sizes: tuple[int, int, int], dtype: str, layout: str, places: dict[str,
     batches = {name: options.pop(name) for name in ("a", "b") if name in options}
     shapes, transposes = shapes_of(*sizes, layout=layout, bias=options.pop("bias", False), **batches)
     case = Case("sm90", dtype, shapes, transposes | options)
-    check(SPEC, case, matmul, layouts=places, out_layout=out_layout, ways=("given",))
+    check(OPERATORS["matmul"], case, matmul, layouts=places, out_layout=out_layout, ways=("given",))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The gradient of matmul's bias, sums of columns: 16 bytes at a time and by elements, in a slab and in several."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -109,7 +107,6 @@ def test_rows_are_read_wide_where_each_is_whole_vectors(dy, wide):
 
 @pytest.mark.parametrize("columns", [36, 35])
 def test_sums_are_the_same_bits_wherever_rows_lie(columns, order):
-    """Batches and rows in either order in memory; and a second time."""
     dense = np.random.default_rng(0).standard_normal((3, 50, columns)).astype("float32")
     found = sums(dense)
     np.testing.assert_allclose(found, dense.sum((0, 1), np.float64), rtol=1e-6, atol=1e-6)
@@ -163,7 +160,6 @@ def test_blocks_share_the_rows(dy, slab, blocks):
 
 
 def test_a_slab_of_several_rounds(order, monkeypatch):
-    """The last slab has fewer rows."""
     monkeypatch.setattr(gradient, "SUM_BLOCKS", 2)
     dy = np.random.default_rng(1).standard_normal((299, 8)).astype("float32")
     assert gradient.rows_of(problem_of(ArrayMeta.of_numpy(dy))).slab == 160

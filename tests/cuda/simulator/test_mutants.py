@@ -1,7 +1,5 @@
 """The simulator rejects mutants of every kernel that waits: a sample here, `make mutants` runs them all."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from functools import cache
 
@@ -45,7 +43,6 @@ def test_every_kernel_that_waits_has_mutants():
 
 
 def test_every_verb_that_waits_is_run():
-    """What a ring's kernel reaches in any variant, one of its problems comes to."""
     reached = kernels()
     came = defaultdict(set)
     for problem in RINGS:

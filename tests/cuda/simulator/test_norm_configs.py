@@ -1,7 +1,5 @@
 """The kernels of rms_norm and layer_norm by Configs that the SIM cases are too small for, and results over inputs."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -125,7 +123,6 @@ OVERLAPPING = [
     ids=str,
 )
 def test_ring(monkeypatch, name, config, dtype, backward):
-    """One block or cluster takes all rows, and the ring runs ahead of them."""
     monkeypatch.setattr(norm, "ring_config", lambda *_, **__: config)
     longest, vector = config.cluster * config.columns(dtype), 16 // itemsize(dtype)
     with simulator.order("forward"):
@@ -249,9 +246,6 @@ def test_rows_along_many_axes(name, rung):
     y = getattr(dualops.cuda, name)(x, w, kernel=rung)
     np.testing.assert_allclose(y, getattr(reference, name)(x, w), rtol=1e-5, atol=1e-6)
     assert y.strides[1] < y.strides[2]  # x's memory order
-
-
-# --- results over inputs -----------------------------------------------------------------------------
 
 
 def normal(*shape: int, seed: int, dtype: str) -> np.ndarray:

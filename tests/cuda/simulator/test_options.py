@@ -1,7 +1,5 @@
 """Options in a tile: ranges at the ends of 32 bits, a user's integers of 64, and dropout's weights, four a call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -154,7 +152,6 @@ def test_one_call_of_philox_gives_eight_weights(rows, columns, transposed, order
 
 @pytest.mark.parametrize("share", [SHARE, 31 / 32, 0.99])
 def test_the_weight_of_one_is_that_of_the_eight(share):
-    """Also where fewer stay than two comparisons at once can tell."""
     dropped = round(philox.DRAWS * share)
     chain = chain_with((DROPOUT, Facts(False, dropped > MOST_BOUND)))
     scale = f32(philox.DRAWS / (philox.DRAWS - dropped))
@@ -165,7 +162,6 @@ def test_the_weight_of_one_is_that_of_the_eight(share):
 
 
 def test_integers_of_a_user_are_not_cut():
-    """Two places of 32 bits have a product of 64."""
     far = UserFunction(lambda b, h, i, j: i * j == 70000 * 70001, ("b", "h", "i", "j"))
     chain = chain_with((MASK_MOD, far))
     for i, seen in ((70000, True), (69999, False)):

@@ -1,7 +1,5 @@
 """What is known of a call before it is made: the kernels that it needs, its layouts and all."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The simulator rejects every mutant of the ring kernels' protocol, for the reason that is its mistake."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Records of instructions: all of them have what they need, and one that does not fit together is refused."""
 
-from __future__ import annotations
-
 import inspect
 import re
 
@@ -27,7 +25,6 @@ for each in FAMILIES.values():
 
 @pytest.mark.parametrize("family", sorted({record.family for record in RECORDS.values()}))
 def test_every_record_has_section_docstring_and_twin(family):
-    """And what lanes do together, or in memory, is neither pure nor movable."""
     (chapter,) = (chapter for chapter in CHAPTERS if hasattr(chapter, family))
     for record in (record for record in RECORDS.values() if record.family == family):
         assert re.fullmatch(r"\d+(\.\d+)+", record.section), record.name

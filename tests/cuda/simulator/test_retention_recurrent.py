@@ -1,16 +1,14 @@
 """Retention of one token: which calls move the state by 16 bytes, and that this changes no bit of any result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dualops.cuda
-from dualops.spec import ArrayMeta, retention as SPEC
+from dualops import testing
+from dualops.spec import retention as SPEC
 from dualops.spec.base import Case
-from dualops.spec.meta import compute_dtype, numpy_dtype
 from dualops.spec.retention_cases import options_of
 
 STATES = {"states": 1, "return_state": True}
@@ -47,9 +45,6 @@ def by_vectors(*arrays: Any, **params: Any) -> list[bool]:
     """Of each launch of a state's kernel, whether it moves 16 bytes at a time."""
     names = [step.kernel.identity for step in dualops.cuda.plan("retention", *arrays, **params).steps]
     return ["aligned=True" in name for name in names if "build_recurrent" in name]
-
-
-# --- which road ------------------------------------------------------------------------------------
 
 
 def test_a_state_at_multiples_of_16_bytes_goes_by_vectors():
@@ -98,9 +93,6 @@ def test_calls_that_differ_in_how_the_state_lies_share_no_plan():
         assert results_of(arrays | {"initial_state": x}, params) == expected
 
 
-# --- and that it is none for results ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("dtype", "q", "Dv", "options"),
     [
@@ -120,10 +112,9 @@ def test_vectors_give_the_bits_that_single_numbers_give(dtype, q, Dv, options):
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": "signed", "gamma": 1}, {"steps": 1}], ids=str)
-def test_token_after_token_gives_what_one_call_gives(options):
+def test_token_after_token_gives_the_results_of_all_tokens(options):
     """What one token's kernel leaves, the next one's begins with."""
     arrays, params = problem_of((1, 2, 11, 12), 20, **STATES, **options)
-    whole = dualops.cuda.retention(**arrays, **params)
     states, outs = {name: arrays[name] for name in arrays if name.startswith("initial")}, []
     for t in range(11):
         token = {name: arrays[name][:, :, t : t + 1] for name in ("q", "k", "v", "log_decay") if name in arrays}
@@ -131,11 +122,4 @@ def test_token_after_token_gives_what_one_call_gives(options):
         o, *left = dualops.cuda.retention(**token, **gamma, **states, **params)
         states = dict(zip(states, left, strict=True))
         outs.append(o)
-    for found, expected in zip((np.concatenate(outs, axis=2), *states.values()), whole, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_tests_shift_as_they_say():
-    for dtype in ("float32", "float64"):
-        x = shifted(np.ones((3, 4), numpy_dtype(compute_dtype(dtype))))
-        assert ArrayMeta.of_numpy(x).pointer % 16 == x.itemsize % 16 and x.flags.c_contiguous and (x == 1).all()
+    testing.check("retention", (np.concatenate(outs, axis=2), *states.values()), arrays, params)

@@ -1,7 +1,5 @@
 """Retention's sm80 rung and its gradient: chunks, states, decays, normalizers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Retention's sm90 rung and its gradient: the table of calls, decays, layouts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +19,6 @@ run, gradient = calls_of("sm90")
 
 @pytest.mark.parametrize("row", [*ROWS, *WIDE_ROWS], ids=str)
 def test_each_row(row):
-    """Under the accuracy rule."""
     with changed("retention", *row.changes):
         check(SPEC, row.case, gradient if row.backward else run, backward=row.backward, ways=("given",))
 
@@ -35,19 +32,8 @@ def test_steps_from_slow_to_sudden(least):
     held(run(*arrays, log_decay=logs), *next(expected(arrays, log_decay=logs)))
 
 
-def test_steps_of_one_size_are_a_gamma():
-    """Nearly: sums are made by eights, powers are not."""
-    q, k, v = (numbers(1, 1, 300, 16, seed=seed) for seed in range(3))
-    gamma, logs = np.full(1, 0.97, np.float32), np.full((1, 1, 300), np.log(np.float32(0.97)), np.float32)
-    ours, others = run(q, k, v, log_decay=logs), run(q, k, v, gamma=gamma)
-    assert (
-        np.abs(ours.astype(np.float32) - others.astype(np.float32)) <= 2**-7 * np.abs(others.astype(np.float32)).max()
-    ).all()
-
-
 @pytest.mark.parametrize("Dv", [16, 264])
 def test_tokens_first(Dv):
-    """[B, S, H, D] in memory: the same bits."""
     q, k, v, do = (numbers(1, 40, 2, width, seed=n).transpose(0, 2, 1, 3) for n, width in enumerate((16, 16, Dv, Dv)))
     assert np.array_equal(run(q, k, v), run(*map(np.ascontiguousarray, (q, k, v))))
     ours, others = gradient(q, k, v, do), gradient(*map(np.ascontiguousarray, (q, k, v, do)))
@@ -97,14 +83,10 @@ def test_what_it_does_not_do(D, Dv, params):
     ],
 )
 def test_enough_blocks_are_its_own(B, H, S, rung, forward, backward):
-    """Of sequences, or of segments of two chunks and more."""
     x = np.empty((B, H, S, 8), ml_dtypes.bfloat16)
     plans = dualops.cuda.plan("retention", x, x, x), dualops.cuda.plan("retention", x, x, x, do=x, backward=True)
     for plan, segments in zip(plans, (forward, backward), strict=True):
         assert plan.choice.rung == rung and getattr(plan.choice.config, "segments", 0) == segments
-
-
-# --- wide heads: what no token may reach, blocks. Calls are in the table -----------------------------
 
 
 def test_no_token_of_wide_heads_reaches_one_before_it():
@@ -138,9 +120,6 @@ def test_blocks_of_wide_heads(shape, Dv, forward, backward):
         config: Any = plan.choice.config
         assert plan.choice.rung == "sm90" and config.segments == segments
         assert [step.grid[0] for step in plan.steps] == blocks
-
-
-# --- states of many tokens that are results, by tensor cores that round as a GPU's do: toward zero -----
 
 
 @pytest.mark.parametrize(

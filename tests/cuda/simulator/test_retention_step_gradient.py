@@ -1,7 +1,5 @@
 """log_decay's own gradient on Hopper's tensor cores: decays of all sizes, layouts, NaN. Calls are in the table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes
@@ -43,7 +41,6 @@ def hold(arrays: Arrays, logs: np.ndarray) -> None:
 
 @pytest.mark.parametrize("least", [0.0, -1e-4, -3.0, -40.0, -1e30])
 def test_decays_of_all_sizes(least):
-    """Among them steps that keep all."""
     arrays, logs = inputs(1, 1, 261, 32, 16), logs_of(1, 1, 261, least)
     logs[..., ::5] = 0
     hold(arrays, logs)

@@ -1,7 +1,5 @@
 """Retention with a decay of each step: the sums of log_decay, what they depend on, which kernels are built for it."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 from unittest import mock
@@ -10,14 +8,13 @@ import numpy as np
 import pytest
 
 import dualops.cuda
-from dualops import reference
 from dualops.cuda.compiler.backend import f32
 from dualops.cuda.retention import decays
 from dualops.cuda.retention.decays import exp_of_step
 from dualops.cuda.retention.passes import backward_passes
 from dualops.spec import ArrayMeta, retention as SPEC
 from dualops.spec.meta import Strided, numpy_dtype
-from tests.retention import normal, qkv
+from tests.retention import qkv
 
 
 def logs_of(S: int, dtype: str = "float32") -> np.ndarray:
@@ -76,9 +73,6 @@ def test_a_step_of_a_recurrence_is_rounded_about_once():
     assert float(exp(f32(-1e30))) == 0 and float(exp(f32(0))) == 1
 
 
-# --- calls ---------------------------------------------------------------------------------------
-
-
 def with_logs(S: int = 20) -> dict[str, Any]:
     arrays = {name: x.astype(np.float32) for name, x in qkv(S=S).items()}
     return arrays | {"log_decay": logs_of(2 * 3 * S).reshape(2, 3, S)}
@@ -116,27 +110,3 @@ def test_tensor_cores_do_it():
         dualops.cuda.plan("retention", x, x, x, log_decay=logs, kernel="sm90")
     with pytest.raises(NotImplementedError, match="rung naive does not do"):
         dualops.cuda.plan("retention", x, x, x, do=x, log_decay=logs, backward=True, kernel="naive")
-
-
-@pytest.mark.parametrize("rung", ["naive", "simt"])
-def test_the_state_space_duality_is_one_call(rung):
-    """Mamba-2's C and B are of all heads: strides of 0, no memory."""
-    H, S, D = 3, 20, 5
-    C, B = normal(2, S, D, seed=1), normal(2, S, D, seed=2)
-    dt, A = np.log1p(np.exp(normal(2, H, S, seed=3))), -np.exp(normal(H, 1, seed=4))
-    q, k = (np.broadcast_to(x[:, None], (2, H, S, D)) for x in (C, B))
-    v = dt[..., None] * normal(2, H, S, 4, seed=5)
-    params: dict[str, Any] = {"log_decay": dt * A, "scale": 1.0}
-    found = dualops.cuda.retention(q, k, v, **params, kernel=rung)
-    np.testing.assert_allclose(found, reference.retention(q, k, v, **params), rtol=1e-12, atol=1e-12)
-
-
-def test_decays_of_each_head_give_what_gamma_gives():
-    arrays = {name: x.astype(np.float64) for name, x in with_logs(40).items()}
-    gamma = np.array([1.0, 0.5, 0.97])
-    logs = np.broadcast_to(np.log(gamma)[:, None], (2, 3, 40))
-    q, k, v, do = *(arrays[name] for name in "qkv"), normal(2, 3, 40, 4, seed=9)
-    ours = dualops.cuda.retention_backward(q, k, v, do, log_decay=logs, kernel="simt")
-    theirs = dualops.cuda.retention_backward(q, k, v, do, gamma=gamma, kernel="simt")
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11)

@@ -1,7 +1,5 @@
 """What retention's rungs on tensor cores have in common: what no token may reach, and a head that forgets at once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

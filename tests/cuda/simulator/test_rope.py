@@ -1,7 +1,5 @@
 """rope's kernels: every Config, positions outside the tables, writing over the inputs, and which kernel serves what."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any
@@ -55,9 +53,6 @@ def problem_of(given: dict[str, np.ndarray], **params: Any) -> Problem:
 def launch(step: Step, given: dict[str, np.ndarray], results: dict[str, np.ndarray]) -> None:
     everything = {**given, **results}
     prepare(step, list(everything), devices.current())(list(everything.values()))
-
-
-# --- Configs -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tokens_first", [False, True])
@@ -121,9 +116,6 @@ def test_lanes_follow_how_many_tokens_there_are():
     assert -(-40 // heads) // 2 < found < -(-40 // heads)
 
 
-# --- positions -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rung", SPEC.rungs)
 @pytest.mark.parametrize(("D", "dtype"), [(32, np.int64), (9, np.int32)])
 def test_a_token_without_a_row_becomes_nan_and_nothing_is_read_there(D, dtype, rung):
@@ -154,9 +146,6 @@ def test_where_positions_can_be_seen_they_are_looked_at():
     positions[1] = 3  # the plan is there already
     with pytest.raises(ValueError, match=r"^rope: positions has 3 at \(1,\), cos has Smax=3, expected 0 to 2$"):
         dualops.cuda.rope(**given, positions=positions)
-
-
-# --- in place ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rung", SPEC.rungs)
@@ -210,9 +199,6 @@ def test_a_plan_in_place_serves_no_other_call():
     for found in ((one, two), out):
         for x, y in zip(found, expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
-
-
-# --- what tables are made of ---------------------------------------------------------------------
 
 
 def test_functions_of_half_turns_leave_whole_turns_out_exactly():

@@ -1,7 +1,5 @@
 """An operator on rows needs no kernel of its own: log_softmax, of which only this test knows, by every walk."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

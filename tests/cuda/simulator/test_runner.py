@@ -1,7 +1,5 @@
 """The simulator's runner: who waits for whom, what is out of bounds, in which order threads run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -194,17 +192,6 @@ def test_shared_memory_is_the_blocks_own_and_local_memory_the_threads():
     y = np.zeros(96)
     run(adds, y, blocks=3)
     assert y.tolist() == [100 * b + t for b in range(3) for t in range(32)]
-
-
-def test_two_shared_arrays_of_one_loop_are_one_array_each():
-    def two(y):
-        a, b = cuda.shared.array(1, f32), cuda.shared.array(1, f32)
-        a[0], b[0] = 1, 2
-        y[0] = a[0]
-
-    y = np.zeros(1)
-    run(two, y, threads=1)
-    assert y[0] == 1
 
 
 def test_a_verb_that_asks_for_shared_memory_makes_an_array_wherever_it_is_called():

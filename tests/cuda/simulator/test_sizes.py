@@ -1,7 +1,5 @@
 """Traced sizes: a call of other sizes has the result that it has alone, or an error: it needs another family."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,15 +15,10 @@ from dualops.spec import ArrayMeta, Tag
 from dualops.spec.meta import contiguous_strides
 from tests.cuda.operators import every_direction
 
-HERE = devices.known("sm_90a")
-
 
 def traced(*values: int) -> tuple[Trace, list[Size]]:
     trace = Trace()
     return trace, [trace.size(value) for value in values]
-
-
-# --- one size
 
 
 def test_arithmetic_is_done_again():
@@ -89,14 +82,11 @@ def test_sizes_of_two_calls_do_not_meet():
         _ = a + b
 
 
-# --- whole calls
-
-
 def settle(operation: Operation, call: Call) -> tuple[str, Any]:
     """What says which kernels do a call, and all numbers that its plan has."""
     problem = operation._bind(call)
     results = problem.outputs(operation.outputs)
-    choice = operation.choose(problem, results, HERE, call.rung)
+    choice = operation.choose(problem, results, devices.known("sm_90a"), call.rung)
     steps = [(step.grid, [*leaves(step.args)], step.shared_bytes) for step in choice.steps()]
     metas = (*results.values(), *choice.workspace.values())
     kernels = [step.kernel.identity for step in choice.steps()]

@@ -1,7 +1,5 @@
 """Tiles of rows that come to shared memory as boxes, and a warp's products with them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Where numbers of swizzled tiles lie, against the PTX ISA's atoms, and descriptors against its examples."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualops.cuda.compiler.backend import u32

@@ -1,7 +1,5 @@
 """Tiles of shared memory, how they are filled, and products of them: integers, so that results are exact."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 
@@ -23,9 +21,6 @@ DTYPES = {"float32": (f32, np.float32), "float64": (f64, np.float64)}
 def run(function, shared, *arrays):
     arguments = [flat(array, f"array {i}") for i, array in enumerate(arrays)]
     simulator.launch(function, (1,), (THREADS,), arguments, shared_bytes=shared.nbytes)
-
-
-# --- Shared ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pad", [PAD, 0])
@@ -125,9 +120,6 @@ def test_load_by_vectors(aligned, order):
     x[2, 7] = np.inf
     assert filled(shared, load, x, 4, 12, 3, 4, weights)[1].sum() == 1
     assert not filled(shared, load, x, 4, 12, 2, 4, weights)[1].any()
-
-
-# --- products ----------------------------------------------------------------------------------------
 
 
 def product(shared, mma, add, number, *tiles):

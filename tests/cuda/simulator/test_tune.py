@@ -1,7 +1,5 @@
 """Ways that are timed, here by what a test says, and what calls then take."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -184,7 +182,6 @@ finally:
 
 
 def test_a_child_does_not_keep_the_lock():
-    """One that was forked while it was held, and lives on."""
     printed("-c", FORKS, NUMBA_ENABLE_CUDASIM="1")
 
 
@@ -371,7 +368,6 @@ def test_a_crafted_record_is_none(timed, folder, text):
 
 
 def test_crafted_records_differ_from_whole_ones_in_what_they_say(folder):
-    """`with_way` itself makes a record."""
     path = folder / "tuned" / "softmax" / "key.record"
     cache.write(path, with_way().encode())
     assert records._read(path) == [Record("x", "", "x", {Way("sm90", "a"): 1e-3})]

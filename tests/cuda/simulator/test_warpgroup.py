@@ -5,8 +5,6 @@ registers, and for one that leaves a group running: what `tests/wrong` does not 
 order. On a GPU most of them hang, or are right as often as not.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -48,8 +46,6 @@ def test_rows_that_are_not_there_are_zeros_and_are_not_stored(kind, rows, order)
     y, expected = simulate(kind, rows=rows)
     assert y.tolist() == expected.tolist()
 
-
-# --- mutants --------------------------------------------------------------------------------------------
 
 NAN = "nan|differs"
 STUCK = r"Deadlock: \d+ threads wait forever"

@@ -1,7 +1,5 @@
 """The checker rejects every broken kernel, for the reason that is its mistake, and no other kernel."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

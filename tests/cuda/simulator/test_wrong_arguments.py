@@ -3,8 +3,6 @@
 Values that the reference takes are left out: a call with them would run a kernel.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from dualops import cuda, reference

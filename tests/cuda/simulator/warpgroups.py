@@ -4,8 +4,6 @@ Operands are laid out as the examples of the PTX ISA 9.0, 9.7.15.5.1.2.1.3, have
 strides of each, in elements, then the swizzle as a permutation of bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tests of integrations share in addition to the bridge's fixtures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

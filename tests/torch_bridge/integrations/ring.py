@@ -1,7 +1,5 @@
 """torch's own context_parallel, a ring over its flash attention, on two GPUs; by torch's kernels or by dualops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

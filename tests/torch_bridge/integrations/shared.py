@@ -1,7 +1,5 @@
 """Models of transformers whose tokens are split among processes: what each of these does."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from functools import partial

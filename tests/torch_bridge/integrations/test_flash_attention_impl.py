@@ -1,7 +1,5 @@
 """torch's own switch: on the CPU the functions behind it, on a GPU the kernels that ran."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any

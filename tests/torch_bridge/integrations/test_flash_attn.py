@@ -1,7 +1,5 @@
 """flash-attn's functions: its options, against attention written out; views, caches, and what is refused."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable
@@ -206,23 +204,15 @@ def test_shapes_of_packed_tensors(device: str) -> None:
     qkv, ends = drawn(B, 5, 3, H, D, device=device), torch.tensor([0, 5], dtype=torch.int32, device=device)
     q, kv = qkv[:, :, 0], qkv[:, :, 1:]
     wrong: list[tuple[Any, str]] = [
-        (
-            lambda: flash_attn_qkvpacked_func(kv),
-            "_qkvpacked_func: qkv has shape (2, 5, 2, 4, 8), expected [B, S, 3, H, D]",
-        ),
-        (
-            lambda: flash_attn_kvpacked_func(q, qkv),
-            "_kvpacked_func: kv has shape (2, 5, 3, 4, 8), expected [B, S, 2, H, D]",
-        ),
-        (
-            lambda: flash_attn_varlen_qkvpacked_func(qkv, ends, 5),
-            "_varlen_qkvpacked_func: qkv has shape (2, 5, 3, 4, 8), expected [total, 3, H, D]",
-        ),
-        (
-            lambda: flash_attn_varlen_kvpacked_func(q[0], q[0], ends, ends, 5, 5),
-            "_varlen_kvpacked_func: kv has shape (5, 4, 8), expected [total, 2, H, D]",
-        ),
-    ]
+        (lambda: flash_attn_qkvpacked_func(kv),
+         "_qkvpacked_func: qkv has shape (2, 5, 2, 4, 8), expected [B, S, 3, H, D]"),
+        (lambda: flash_attn_kvpacked_func(q, qkv),
+         "_kvpacked_func: kv has shape (2, 5, 3, 4, 8), expected [B, S, 2, H, D]"),
+        (lambda: flash_attn_varlen_qkvpacked_func(qkv, ends, 5),
+         "_varlen_qkvpacked_func: qkv has shape (2, 5, 3, 4, 8), expected [total, 3, H, D]"),
+        (lambda: flash_attn_varlen_kvpacked_func(q[0], q[0], ends, ends, 5, 5),
+         "_varlen_kvpacked_func: kv has shape (5, 4, 8), expected [total, 2, H, D]"),
+    ]  # fmt: skip
     for call, message in wrong:
         with pytest.raises(ValueError, match=re.escape(message)):
             call()
@@ -287,7 +277,6 @@ def test_flash_attn_with_kvcache(options: dict[str, Any], lengths: str, Sq: int,
 
 
 def test_slopes_with_a_cache(device: str) -> None:
-    """float32 slopes with tensors of float64."""
     q, k, v = qkv(2, 7, device)
     slopes = torch.tensor([0.3, 0.2, 0.1, 0.7], device=device)
     same(
@@ -306,35 +295,19 @@ def test_what_is_not_implemented_is_named(device: str) -> None:
     slopes = torch.ones(B, H, device=device)
     refused: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         (flash_attn_func, (q, k, v), {"alibi_slopes": slopes}, r"flash_attn_func: alibi_slopes has shape \(2, 4\), ex"),
-        (
-            flash_attn_qkvpacked_func,
-            (q[:, :, None].expand(-1, -1, 3, -1, -1),),
-            {"alibi_slopes": slopes},
-            r"flash_attn_qkvpacked_func: alibi_slopes has shape \(2, 4\)",
-        ),
-        (
-            flash_attn_func,
-            (q, k, v, 0.5),
-            {"return_attn_probs": True},
-            "return_attn_probs with dropout_p=0.5 is not impl",
-        ),
-        (
-            flash_attn_varlen_func,
-            (q[0], k[0], v[0], ends, ends, 3, 3),
-            {"block_table": cache},
-            "flash_attn_varlen_func: block_table is given, which is not implemented",
-        ),
+        (flash_attn_qkvpacked_func, (q[:, :, None].expand(-1, -1, 3, -1, -1),), {"alibi_slopes": slopes},
+         r"flash_attn_qkvpacked_func: alibi_slopes has shape \(2, 4\)"),
+        (flash_attn_func, (q, k, v, 0.5), {"return_attn_probs": True},
+         "return_attn_probs with dropout_p=0.5 is not impl"),
+        (flash_attn_varlen_func, (q[0], k[0], v[0], ends, ends, 3, 3), {"block_table": cache},
+         "flash_attn_varlen_func: block_table is given, which is not implemented"),
         *(
             (flash_attn_with_kvcache, (q, k, v), {name: cache}, f"flash_attn_with_kvcache: {name} is given")
             for name in ("cache_batch_idx", "cache_leftpad", "block_table")
         ),
-        (
-            flash_attn_with_kvcache,
-            (q, k, v),
-            {"cache_seqlens": cache, "alibi_slopes": slopes[0]},
-            "alibi_slopes with a tensor cache_seqlens is not implemented",
-        ),
-    ]
+        (flash_attn_with_kvcache, (q, k, v), {"cache_seqlens": cache, "alibi_slopes": slopes[0]},
+         "alibi_slopes with a tensor cache_seqlens is not implemented"),
+    ]  # fmt: skip
     for function, args, more, message in refused:
         with pytest.raises(NotImplementedError, match=message):
             function(*args, **more)
@@ -355,7 +328,6 @@ def test_wrong_calls(device: str) -> None:
 
 
 def test_signatures_are_flash_attns() -> None:
-    """Version 2.8's, by name and in order."""
     common = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs"
     lengths = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
     cache = (

@@ -1,7 +1,5 @@
 """The models that the package's docstring names work in full: tiny ones with random weights, against eager ones."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """`patch` and its undo: one model and no other, all of it or nothing; rope's tables against transformers' own."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from functools import cache, wraps
@@ -20,7 +18,7 @@ from transformers.models.llama import modeling_llama
 from dualops.reference.rope import inverse_frequencies
 from dualops.spec import rope_tables as SPEC_TABLES
 from dualops.spec.meta import ArrayMeta
-from dualops.torch_bridge import rms_norm, rope, rope_tables
+from dualops.torch_bridge import rope, rope_tables
 from dualops.torch_bridge.integrations.transformers import patch, patching, register
 from tests.processes import printed
 
@@ -77,7 +75,6 @@ def test_a_part_of_it(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_models_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same class, and made of the same config."""
     kind, own = FAMILIES["llama"][0], config("llama")
     one, two = kind(own), kind(own)
     before = state_of(two)
@@ -146,7 +143,6 @@ def renamed(function: Any) -> Any:
 
 
 def test_decorated_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once and twice; the decorations stay, and so do arguments' older names."""
     made, ids = model("llama"), tokens(2, 6)
     expected = made(ids).logits
     kind = type(made.model.layers[0].self_attn)
@@ -454,10 +450,3 @@ def test_nothing_of_it_is_imported_unasked() -> None:
         "except ImportError as error:\n    print(error)\n"
     )
     assert printed("-c", script).strip().endswith("needs transformers: pip install 'dualops[transformers]'")
-
-
-def test_rms_norm_of_a_tiny_row_is_llamas() -> None:
-    """Where eps counts."""
-    norm = modeling_llama.LlamaRMSNorm(4, eps=1e-2)
-    x = torch.full((1, 4), 1e-2)
-    torch.testing.assert_close(rms_norm(x, norm.weight, eps=1e-2), norm(x))

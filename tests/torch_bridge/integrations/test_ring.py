@@ -1,7 +1,5 @@
 """torch's own context_parallel over dualops, by `activate_flash_attention_impl`. Needs two GPUs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The drop-in compared with torch's own function."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re
@@ -80,7 +78,6 @@ SIZES = {"B": 2, "H": 3, "Sq": 4, "Sk": 5, "D": 6, "Dv": 2}
 @pytest.mark.parametrize("ndim", [2, 3, 4])
 @pytest.mark.parametrize("option", ["none", "is_causal", "scale", "dropout_p", "bool mask", "mask", "mask of keys"])
 def test_empty_axes(option: str, ndim: int) -> None:
-    """Every set of axes of size 0."""
     empty_axes(option, ndim, "cpu")
 
 

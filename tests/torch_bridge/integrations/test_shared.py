@@ -1,7 +1,5 @@
 """`patch` with context_parallel: a model on several processes computes what it does on one."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hugging Face models on dualops' operators, compared with eager ones: what they compute, trained and generating."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -26,9 +24,6 @@ ROPES: dict[str, dict[str, Any]] = {
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
 }
-
-
-# --- training ------------------------------------------------------------------------------------
 
 
 @every_family
@@ -103,8 +98,6 @@ def test_autocast(family: str, device: str) -> None:
     all_close(ours, eager, exact)
 
 
-# --- packed sequences ----------------------------------------------------------------------------
-
 LENGTHS = (4, 1, 6)
 
 
@@ -171,9 +164,6 @@ def test_positions_are_read_once_a_forward(device: str, monkeypatch: pytest.Monk
     assert len(calls) == 2
 
 
-# --- generation ----------------------------------------------------------------------------------
-
-
 @every_family
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generate(family: str, cache: str, device: str) -> None:
@@ -211,9 +201,6 @@ def test_a_cache_that_grows_by_several_tokens(family: str, kind: str, device: st
         pair.call(logits)
         if kind == "dynamic":
             close(logits(pair.ours), pair.eager(ids).logits, pair.exact(ids).logits)
-
-
-# --- compilation ---------------------------------------------------------------------------------
 
 
 def compiled(model: Any) -> Any:

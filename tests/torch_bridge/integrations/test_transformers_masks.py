@@ -1,7 +1,5 @@
 """Masks as the mask function makes them, read by attention, against the dense mask that they stand for."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,14 +42,11 @@ def tracing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_that_lie_apart(device: str) -> None:
-    """Eager attention takes any strides."""
     q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in qkv(5, 5, device))
     found, _ = attention(layer(), q, k, v, None)
     close = torch.testing.assert_close
     close(found, truth(q, k, v, torch.ones(5, 5, device=device).tril().bool()), rtol=1e-12, atol=1e-12)
 
-
-# --- every form ----------------------------------------------------------------------------------
 
 CASES = [  # queries, keys, position of the first query, position of the first key
     (5, 5, 0, 0),
@@ -123,9 +118,6 @@ def test_no_mask_is_made_where_none_is_needed() -> None:
     assert shape(**window, kv_length=9) == (0, 6, 1)  # keys that do not exist yet
     assert shape(q_length=1, q_offset=2, attention_mask=padding("left", B, 6, "cpu").bool()) == (B, 1, 1, 6)
     assert shape(mask_function=lambda b, h, q, k: (q + k) % 2 == 0) == (1, 1, 6, 6)
-
-
-# --- masks that transformers makes from its own arguments -----------------------------------------
 
 
 def masks_of(create: str, family: str, **more: Any) -> tuple[Any, Tensor]:
@@ -219,9 +211,6 @@ def test_attention_to_another_sequence(Sk: int) -> None:
     q, k, v = qkv(5, Sk)
     found, _ = attention(layer(causal=False), q, k, v, made)
     torch.testing.assert_close(found, truth(q, k, v, kept[:, None, None]), rtol=1e-12, atol=1e-12)
-
-
-# --- attention by itself -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("heads", [1, H])
