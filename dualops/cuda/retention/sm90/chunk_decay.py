@@ -44,12 +44,12 @@ from ...compiler.backend import Members, cuda, f32, i32, kept_noun, members, u32
 from ...launch.views import number_type, start
 from ...ptx.arithmetic import bits_of_f32, f32_of_bits
 from ...ptx.memory import ld_shared_b32, ld_shared_v2_f32, st_shared_v4_b32
+from ...ptx.warp import bar_warp_sync
 from ...tile.epilogue import opaque_f32
 from ...tile.numbers import LOG2_E, numbers
-from ...tile.pipeline import pipeline
+from ...tile.pipeline import arrivals, arrives, places
 from ...tile.products import opaque_i32, recomputed_i32
 from ...tile.rows import FULL_WARP, shfl_idx_f32
-from ...tile.second_barrier import second_barrier
 from ...tile.unrolled import local_array
 from ..decays import LEAST_KEPT, decay, exp_of_step
 from .config import CHUNK, DECAY_TABLES, DTYPE
@@ -158,7 +158,7 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
     """The verbs for tables from byte `at` on, read by `warps` warps. back: tokens see those after them. `i` numbers the
     chunks of a block. tables: shared memory, and the array of the eights in it.
     """
-    pipe, written = pipeline(1, 0, warps), second_barrier(1, 0, writers=1)
+    place = places(1, arrivals(1), arrivals(warps))
     num, LOG2, SMALLEST = numbers(f32), f32(LOG2_E), f32(LEAST)
     exp_of, LOG_2 = exp_of_step(DTYPE), f32(1 / LOG2_E)
 
@@ -242,26 +242,27 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
         known(smem, own, end + behind if back else begin + before, EACH, lane)
 
     @verb
-    def put(tables, barriers, i, own, logs, place, rows):
+    def put(tables, barriers, i, own, logs, chunk_at, rows):
         """Write the tables of the chunk that begins with m0; by a warp, not the first."""
-        b, h, m0 = place
+        b, h, m0 = chunk_at
         _fetch(own, logs, b, h, m0, rows)
-        pipe.claim(barriers, i)
+        place.claim(barriers, i)
         _write(tables, own, i32(rows - m0))
-        written.hand(barriers.full, i)
+        place.hand(barriers, i)
 
     @verb
     def release(barriers, i):
         """Release the tables after the lanes of my warp have read them."""
-        written.leave()
-        pipe.release(barriers, i)
+        bar_warp_sync(FULL_WARP)
+        if arrives():
+            place.free(barriers, i)
 
     return members(
         locals(),
         own=local_array(EACH, f32),  # () -> for the logarithms that a lane has loaded
-        barriers=pipe.barriers,  # () -> in shared memory; once in a kernel, by all threads
-        init=pipe.init,  # (barriers): by one thread, before the `start` of a pipeline
-        wait=pipe.wait,  # (barriers, i): until they are written
+        barriers=place.barriers,  # () -> in shared memory; once in a kernel, by all threads
+        init=place.init,  # (barriers): by one thread, before the `start` of a pipeline
+        wait=place.take,  # (barriers, i): until they are written
     )
 
 
