@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..compiler.backend import Members, i32, i64, kept_noun, members, types, verb
+from ..compiler.backend import Members, i32, i64, kept_noun, types, verb
 from ..launch.step import Step
 from ..launch.views import boundary, by_token, number_type, strided, whole
 from ..tile.storage import storage
@@ -173,11 +173,10 @@ def spans(varlen: bool) -> Members:
     """
 
     @verb
-    def _batch(lengths, b, Sq, Sk):
-        return i64(0), i64(0), i32(Sq), i32(Sk)
-
-    @verb
-    def _part(lengths, b, Sq, Sk):
+    def of_batch(lengths, b, Sq, Sk):
+        """Return first query, first key, Sq and Sk of batch b, 0 if it is not served. Sq, Sk: of the longest."""
+        if not varlen:
+            return i64(0), i64(0), i32(Sq), i32(Sk)
         ends_q, ends_k, k_starts, served = lengths
         q_first, k_first = boundary(ends_q, b), boundary(k_starts, b)
         Sq, Sk = i32(boundary(ends_q, b + 1) - q_first), i32(boundary(ends_k, b + 1) - boundary(ends_k, b))
@@ -186,17 +185,8 @@ def spans(varlen: bool) -> Members:
         return i64(q_first), i64(k_first), Sq, Sk
 
     @verb
-    def _batch_out(lengths, b):
-        return i64(0)
+    def key_out(lengths, b):
+        """Return the row of dk and dv of the first key. Key ranges have rows of their own, as they may share keys."""
+        return i64(boundary(lengths[1], b)) if varlen else i64(0)
 
-    @verb
-    def _part_out(lengths, b):
-        return i64(boundary(lengths[1], b))
-
-    return members(
-        locals(),
-        # (lengths, b, Sq, Sk of the longest) -> first query, first key, Sq and Sk of batch b, 0 if it is not served
-        of_batch=_part if varlen else _batch,
-        # (lengths, b) -> row of dk and dv of the first key; key ranges have rows of their own, as they may share keys
-        key_out=_part_out if varlen else _batch_out,
-    )
+    return locals()

@@ -15,7 +15,7 @@ from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_f32
 from ..tile.rows import FULL_WARP, vote_any
 from ..tile.softmax_rows import SoftmaxRows, largest_unsigned_word
-from ..tile.unrolled import one_after_another
+from ..tile.unrolled import unrolled
 from .fragment_scores import FragmentScores
 from .options import OptionChain
 
@@ -119,44 +119,29 @@ def _of_scores(softmax: SoftmaxRows, score: FragmentScores) -> Exponents:
 
 def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) -> Exponents:
     num, LOG2, LN2, (rate_of, size_of, curve) = numbers(f32), f32(LOG2_E), f32(1 / LOG2_E), chain.curve
-    groups = [range(first, first + GROUP) for first in range(0, score.size, GROUP)]
+    groups = range(0, score.size, GROUP)
 
     @verb
     def factors(options, scale):
         return softmax.units((num.one, LN2)), scale * rate_of(options), size_of(options) * LOG2
 
-    def measured(group: range) -> Callable[..., None]:
-        FIRST, END = group.start, group.stop
-
-        @verb
-        def some(least, scores, _, __):
-            for e in range(FIRST, END, 2):
-                least[e // 2 % 2] = largest_unsigned_word(least[e // 2 % 2], scores[e], scores[e + 1])
-
-        return some
-
-    measure = one_after_another([measured(group) for group in groups])
-
-    def from_first(group: range, some: Callable[..., None]) -> Callable[..., None]:
-        FIRST = group.start
-
-        @verb
-        def make(scores, base, numbers, _):
-            some(scores, base, numbers, FIRST)
-
-        return make
+    @unrolled(groups)
+    def measure(least, scores, first):
+        for e in range(first, first + GROUP, 2):
+            least[e // 2 % 2] = largest_unsigned_word(least[e // 2 % 2], scores[e], scores[e + 1])
 
     def through(less: Callable[..., Any]) -> Callable[..., None]:
         """Return the verb that turns products into probabilities of scores on the curve. less: the curve's verb
         (product, numbers, row maximum) -> the exponent of 2.
         """
 
+        @unrolled(groups)
         @called_verb
-        def some(scores, base, numbers, first):
+        def make(scores, base, numbers, first):
             for e in range(GROUP):
                 scores[first + e] = num.exp2(less(scores[first + e], numbers, base[e // 2 % 2]))
 
-        make, ANY = one_after_another([from_first(group, some) for group in groups]), less is curve.any
+        ANY = less is curve.any
 
         @verb
         def exponentials(largest, scores, rows, numbers, options, where):
@@ -165,7 +150,7 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
                 new_max[h] = num.maximum(row_max[h], curve.any(new_max[h], numbers, num.zero))
                 rows.rescale[h] = num.exp2(row_max[h] - new_max[h])
                 row_max[h] = new_max[h]
-            make(scores, row_max, numbers, 0)
+            make(scores, row_max, numbers)
             if ANY:  # a hidden score is far from 0
                 score.clear(scores, options, where)
             softmax.add(rows.row_sum, scores, rows.rescale)
@@ -196,7 +181,7 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
         for h in range(2):
             nothing[h], least[h] = num.minus_inf, num.zero
         softmax.new_max(new_max, scores, nothing)
-        measure(least, scores, 0, 0)
+        measure(least, scores)
         for h in range(2):
             if score.there(where, h):  # rows beyond the last query may be another sequence's
                 largest = num.maximum(largest, num.maximum(new_max[h], abs(least[h])))

@@ -11,7 +11,7 @@ from ..launch.views import start
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES as LANES
-from ..tile.unrolled import one_after_another
+from ..tile.unrolled import one_after_another, unrolled
 from .options import OptionChain
 from .score_coords import is_marked, mark, my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
 from .score_masks import dropout_mask, fragment_keys
@@ -78,27 +78,24 @@ def fragment_scores(
     keeping = dropout_mask(chain, places, quads, transposed=transposed, parts=parts)
     keys, NEAR = fragment_keys(chain, places, columns, transposed=transposed), chain.near_score is not None
 
+    MARKS = bent or mark_hidden
+
     @verb
-    def _minus_inf():
-        return num.minus_inf
+    def _masked():
+        return mark() if MARKS else num.minus_inf
+
+    @verb
+    def _is_masked(score):
+        return is_marked(score) if MARKS else score == num.minus_inf
 
     @verb
     def _zero():
         return num.zero
 
     @verb
-    def _is_minus_inf(score):
-        return score == num.minus_inf
-
-    masked, is_masked = (mark, is_marked) if bent or mark_hidden else (_minus_inf, _is_minus_inf)
-
-    @verb
-    def _units_of_scores(scale):
-        return LOG2, num.one
-
-    @verb
-    def _units_of_products(scale):
-        return scale * LOG2, scale
+    def units(scale):
+        """Return what turns a number of `scores` into its exponent to base 2, and into its score."""
+        return (LOG2, num.one) if chain.scores else (scale * LOG2, scale)
 
     @verb
     def _before(column):
@@ -107,23 +104,23 @@ def fragment_scores(
         count = 2 * (u32(column) // u32(8)) + min(u32(column) % u32(8), u32(2))
         return u32(u64(u64(0xFFFFFFFF) << u64(count)) >> u64(32))
 
-    def hidden(h: int, value: Callable[[], Any]) -> Callable[..., None]:
-        @verb
-        def shown_by_ranges(options, where):
-            mine = i32(places.origin(where) + my_column())
-            first, end = places.seen(options, where, i32(my_row() + 8 * h))
-            return _before(i32(end - mine)) & ~_before(i32(first - mine))
+    @verb
+    def _shown_by_ranges(options, where, h):
+        mine = i32(places.origin(where) + my_column())
+        first, end = places.seen(options, where, i32(my_row() + 8 * h))
+        return _before(i32(end - mine)) & ~_before(i32(first - mine))
 
-        @verb
-        def shown_by_keys(options, where, seen):
-            shown = keys.of_row(seen, h)
-            if not places.within(options, where):
-                shown &= shown_by_ranges(options, where)
-            return shown
+    @verb
+    def _shown_by_keys(options, where, seen, h):
+        shown = keys.of_row(seen, h)
+        if not places.within(options, where):
+            shown &= _shown_by_ranges(options, where, h)
+        return shown
 
-        @verb
-        def hide(scores, options, seen, where):
-            shown = shown_by_keys(options, where, seen) if chain.picks_keys else shown_by_ranges(options, where)
+    def hidden(value: Callable[[], Any]) -> Callable[..., None]:
+        @unrolled(range(2))
+        def hide(scores, options, seen, where, h):
+            shown = _shown_by_keys(options, where, seen, h) if chain.picks_keys else _shown_by_ranges(options, where, h)
             for j in range(quads):
                 for e in range(2):
                     if shown & u32(1 << (2 * j + e)) == u32(0):
@@ -137,25 +134,19 @@ def fragment_scores(
         for j in range(quads):
             for e in range(2):
                 if shown & u32(1 << (2 * j + e)) == u32(0):
-                    scores[4 * j + e] = masked()
-                    scores[4 * j + e + 2] = masked()
+                    scores[4 * j + e] = _masked()
+                    scores[4 * j + e + 2] = _masked()
 
-    def picked(j: int, h: int) -> Callable[..., None]:
-        @verb
-        def pick(scores, options, _, where):
-            row, first = i32(my_row() + 8 * h), places.first(where)
-            distance = places.ahead(where, row, first)
-            for e in range(2):
-                at = places.at(where, row, first, 8 * j + e, distance)
-                if not is_masked(scores[4 * j + 2 * h + e]) and not chain.pick(options, at):
-                    scores[4 * j + 2 * h + e] = masked()
+    pairs, hide, hide_probs = [(j, h) for j in range(quads) for h in range(2)], hidden(_masked), hidden(_zero)
 
-        return pick
-
-    pairs = [(j, h) for j in range(quads) for h in range(2)]
-    pick = one_after_another([picked(*pair) for pair in pairs])
-    hide = one_after_another([hidden(h, masked) for h in range(2)])
-    hide_probs = one_after_another([hidden(h, _zero) for h in range(2)])
+    @unrolled(pairs)
+    def _pick(scores, options, where, j, h):
+        row, first = i32(my_row() + 8 * h), places.first(where)
+        distance = places.ahead(where, row, first)
+        for e in range(2):
+            at = places.at(where, row, first, 8 * j + e, distance)
+            if not _is_masked(scores[4 * j + 2 * h + e]) and not chain.pick(options, at):
+                scores[4 * j + 2 * h + e] = _masked()
 
     @verb
     def clear(probs, options, where):
@@ -187,20 +178,14 @@ def fragment_scores(
         elif chain.picks or not places.within(options, where):
             hide(scores, options, seen, where)
             if chain.picks:
-                pick(scores, options, seen, where)
+                _pick(scores, options, where)
 
     @cache
     def slopes_of(*, near: bool) -> Callable[..., Any]:
         """Return the verb for the probabilities and slopes of a pair of products (`pair_slopes`). It is
         compiled once, and all pairs call it.
         """
-        own = pair_slopes(chain, places, near=near, skips=False, word=word)
-
-        @called_verb
-        def slopes(products, held, options, scale, bases, where, j, h):
-            return own(products, held, options, scale, bases, where, j, h)
-
-        return slopes
+        return called_verb(pair_slopes(chain, places, near=near, skips=False, word=word))
 
     def pair(j: int, h: int, near: bool) -> PairProbabilities:
         slopes = slopes_of(near=near and j in change.near_quads)
@@ -279,33 +264,26 @@ def fragment_scores(
                 quad = u32(u32(found >> bits(32 * (j // 8))) >> u32(4 * (j % 8)))
                 for e in range(4):
                     if (quad & u32(1 << e)) == u32(0):
-                        scores[4 * j + e] = masked()
+                        scores[4 * j + e] = _masked()
 
-    def weighed(first: int, end: int) -> Callable[..., None]:
-        @verb
-        def weigh_some(scores, options, scale, where):
-            for j in range(first, end, 2):
-                corner = places.at_inside(where, my_row(), places.first(where), 8 * j, f32(0))
-                near, far = chain.weights(options, corner)
-                for e in range(4):
-                    scores[4 * j + e] *= near[e]
-                    scores[4 * j + 4 + e] *= far[e]
-
-        return weigh_some
-
-    weigh_all = one_after_another([weighed(*group) for group in groups])
+    @unrolled(groups)
+    def _weigh(scores, options, where, first, end):
+        for j in range(first, end, 2):
+            corner = places.at_inside(where, my_row(), places.first(where), 8 * j, f32(0))
+            near, far = chain.weights(options, corner)
+            for e in range(4):
+                scores[4 * j + e] *= near[e]
+                scores[4 * j + 4 + e] *= far[e]
 
     @verb
     def weigh(scores, options, where):
         """Multiply numbers in the layout of probabilities by the weights of dropout."""
         if chain.weighs:
-            weigh_all(scores, options, f32(1), where)
+            _weigh(scores, options, where)
 
     return members(
         locals(),
         size=4 * quads,  # scores of a thread
-        # (scale) -> what turns a number of `scores` into its exponent to base 2, and into its score
-        units=_units_of_scores if chain.scores else _units_of_products,
         # of `fragment_score_mod`
         fetches=change.fetches,
         held=change.held,

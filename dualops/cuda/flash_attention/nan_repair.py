@@ -24,7 +24,7 @@ from ..tile.numbers import numbers
 from ..tile.products import opaque_i32
 from ..tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32, shfl_idx_i32, vote_any
 from ..tile.storage import storage
-from ..tile.unrolled import one_after_another
+from ..tile.unrolled import nothing, unrolled
 from .arguments import Variant
 from .fragment_scores import LANES
 from .options import OptionChain, pair_places
@@ -93,35 +93,27 @@ def warp_row(dtype: str, width: int, acc_size: int) -> Members:
         for slot in range(slots):
             own[slot] = num.zero
 
-    def add_slot(slot: int) -> Callable[..., None]:
-        @verb
-        def add(own, factor, x, place):
-            column = i32(place[1] + 32 * slot + cuda.threadIdx.x % 32)
-            if column < width:
-                own[slot] += factor * mem.load(x, place[0] + column)
+    @unrolled(range(slots))
+    def add(own, factor, x, place, slot):
+        """Add a row of x. place: where it begins, and its first column."""
+        column = i32(place[1] + 32 * slot + cuda.threadIdx.x % 32)
+        if column < width:
+            own[slot] += factor * mem.load(x, place[0] + column)
 
-        return add
-
-    def put_slot(slot: int) -> Callable[..., None]:
-        @verb
-        def put(acc, own, upper, lower):
-            for j in range(4):
-                for e in range(2):
-                    value = shfl_idx_f32(own[slot], i32(8 * j + my_column() + e), FULL_WARP)
-                    if upper:
-                        acc[16 * slot + 4 * j + e] = value
-                    if lower:
-                        acc[16 * slot + 4 * j + 2 + e] = value
-
-        return put
+    @unrolled(range(slots))
+    def put(acc, own, upper, lower, slot):
+        """Write own to acc, if it is my upper row, or my lower one."""
+        for j in range(4):
+            for e in range(2):
+                value = shfl_idx_f32(own[slot], i32(8 * j + my_column() + e), FULL_WARP)
+                if upper:
+                    acc[16 * slot + 4 * j + e] = value
+                if lower:
+                    acc[16 * slot + 4 * j + 2 + e] = value
 
     return members(
         locals(),
         slots=max(slots, 1),  # numbers of `own`
-        # (own, factor, x, place): add a row of x. place: where it begins, and its first column
-        add=one_after_another([add_slot(slot) for slot in range(slots)]),
-        # (acc, own, upper, lower): write own to acc, if it is my upper row, or my lower one
-        put=one_after_another([put_slot(slot) for slot in range(slots)]),
         zero_or_nan=non_finite_of(acc_size),  # (acc) -> for my upper row and my lower one: 0, or NaN if not finite
     )
 
@@ -147,12 +139,8 @@ def nan_repair(
     pair, of_row = _pairs(chain, variant), warp_row(variant.dtype, variant.D if gradient else variant.Dv, acc_size)
     SLOTS = of_row.slots
 
-    @verb
-    def _nothing(acc, lse, x, task, row, column, work):
-        pass
-
     if not gradient and not passes and all(option.name in HIDING_NOTHING for option, _ in variant.having.variants):
-        return members(locals(), repair=_nothing)
+        return members(locals(), repair=nothing(7))
 
     @verb
     def _is_finite(x):

@@ -200,14 +200,12 @@ def _fetcher(dtype: str) -> tuple[Callable[..., Any], Any]:
 
 def _reader_at(dtype: str, order: str) -> Callable[..., Any]:
     """Return the verb that reads an element of a Strided array along batch, head, query and key."""
-    mem, STEP = storage(dtype), order == ""
+    mem, STEP, PAIRS = storage(dtype), order == "", order == "pairs"
 
     @verb
     def read(array, at):
+        if PAIRS:
+            return mem.load_of_pair(array.data, _row(array, at) + i64(at.j) - at.odd, at.odd)
         return mem.load(array.data, _row(array, at) + i64(at.j) * (array.strides[3] if STEP else 1))
 
-    @verb
-    def read_of_pair(array, at):
-        return mem.load_of_pair(array.data, _row(array, at) + i64(at.j) - at.odd, at.odd)
-
-    return read_of_pair if order == "pairs" else read
+    return read

@@ -27,7 +27,7 @@ from ..launch.views import start
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES
-from ..tile.unrolled import local_array, one_after_another
+from ..tile.unrolled import local_array, unrolled
 from .options import OptionChain
 from .score_coords import min_or_nan
 
@@ -137,24 +137,18 @@ def lse_delta_of(block_q: int, stages: int, chain: OptionChain) -> Members:
         """Return the shared array of the stages; once in a kernel, by all threads."""
         return cuda.shared.array(SIZE, f32, alignment=16)
 
-    def fetch_one(n: int, which: int) -> Callable[..., None]:
-        @verb
-        def fetch(own, x, task, tile):
-            h, m0 = tile
-            m = i32(m0 + i32(my_lane()) + 32 * n)
-            own[2 * n + which] = num.zero
-            if m < task.Sq:  # the address is computed each time: a thread that loads has no register to keep it
-                own[2 * n + which] = x.data[start(x, opaque_i32(task.b), h, task.q_first + m)]
-
-        return fetch
-
-    fetch_lse, fetch_delta = (one_after_another([fetch_one(n, which) for n in range(PER_LANE)]) for which in range(2))
+    @unrolled(range(PER_LANE))
+    def _fetch(own, x, task, h, m0, which, n):
+        m = i32(m0 + i32(my_lane()) + 32 * n)
+        own[2 * n + which] = num.zero
+        if m < task.Sq:  # the address is computed each time: a thread that loads has no register to keep it
+            own[2 * n + which] = x.data[start(x, opaque_i32(task.b), h, task.q_first + m)]
 
     @verb
     def fetch(own, x, task, h, m0):
         """Start to load lse and delta of the queries from m0 on; by all lanes of a warp."""
-        fetch_lse(own, x.lse, task, (h, m0))
-        fetch_delta(own, x.delta, task, (h, m0))
+        _fetch(own, x.lse, task, h, m0, 0)
+        _fetch(own, x.delta, task, h, m0, 1)
 
     @verb
     def put(slots, stage, own):

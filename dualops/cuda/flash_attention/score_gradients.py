@@ -23,7 +23,7 @@ from ..tile.a_fragment import WORDS
 from ..tile.numbers import numbers
 from ..tile.products import opaque_f32
 from ..tile.softmax_rows import ROWS, SoftmaxRows, pairs_of
-from ..tile.unrolled import local_array, one_after_another
+from ..tile.unrolled import local_array, one_after_another, unrolled
 from ..tile.warpgroup_exchange import EIGHT, Handover
 from .fragment_scores import FragmentScores, my_row
 from .options import OptionChain
@@ -44,22 +44,18 @@ def rows_of_queries(acc_size: int) -> Members:
             if i < task.Sq:
                 found[h] = x.data[start(x, task.b, task.h, task.q_first + i)]
 
-    def scaled(h: int) -> Callable[..., None]:
-        @verb
-        def scale(acc, factor, lse, _):
-            seen = lse[h] != num.minus_inf
-            for j in range(quads):
-                acc[4 * j + 2 * h] = acc[4 * j + 2 * h] * factor if seen else num.zero
-                acc[4 * j + 2 * h + 1] = acc[4 * j + 2 * h + 1] * factor if seen else num.zero
-
-        return scale
-
-    scale_both = one_after_another([scaled(h) for h in range(ROWS)])
-
     @verb
-    def scale(acc, factor, lse):
+    def clear(acc):
+        for n in range(acc_size):
+            acc[n] = num.zero
+
+    @unrolled(range(ROWS))
+    def scale(acc, factor, lse, h):
         """Turn dS @ K into dq; 0 if a row sees nothing."""
-        scale_both(acc, factor, lse, 0)
+        seen = lse[h] != num.minus_inf
+        for j in range(quads):
+            acc[4 * j + 2 * h] = acc[4 * j + 2 * h] * factor if seen else num.zero
+            acc[4 * j + 2 * h + 1] = acc[4 * j + 2 * h + 1] * factor if seen else num.zero
 
     return members(locals(), pair=local_array(ROWS, f32))
 
@@ -91,24 +87,19 @@ def gradient_of_queries(
             rows.exp2(scores, base, factor)
         rows.settle(scores)
 
-    def of_row(h: int) -> Callable[..., None]:
-        @verb
-        def d_scores(scores, d_probs, delta, _):
-            for j in range(quads):
-                scores[4 * j + 2 * h] *= d_probs[4 * j + 2 * h] - delta[h]
-                scores[4 * j + 2 * h + 1] *= d_probs[4 * j + 2 * h + 1] - delta[h]
-
-        return d_scores
-
-    both_rows = one_after_another([of_row(h) for h in range(ROWS)])
+    @unrolled(range(ROWS))
+    def _d_scores(scores, d_probs, delta, h):
+        for j in range(quads):
+            scores[4 * j + 2 * h] *= d_probs[4 * j + 2 * h] - delta[h]
+            scores[4 * j + 2 * h + 1] *= d_probs[4 * j + 2 * h + 1] - delta[h]
 
     @verb
     def d_scores(scores, d_probs, options, where, delta):
         """Turn P into dS."""
         score.weigh(d_probs, options, where)
-        both_rows(scores, d_probs, delta, 0)
+        _d_scores(scores, d_probs, delta)
 
-    return members(locals(), pair=own.pair, read=own.read, scale=own.scale)
+    return members(locals(), pair=own.pair, read=own.read, clear=own.clear, scale=own.scale)
 
 
 def d_scores_apart(score: FragmentScores, box: Handover, size: int) -> Callable[..., None]:
@@ -116,22 +107,17 @@ def d_scores_apart(score: FragmentScores, box: Handover, size: int) -> Callable[
     numbers of P * slope into a place of the box.
     """
 
-    def of_eight(first: int) -> Callable[..., None]:
-        @verb
-        def some(d_probs, smem, place, delta):
-            probs = cuda.local.array(EIGHT, f32)
-            box.get(probs, smem, place, first)
-            for n in range(EIGHT):
-                d_probs[first + n] = probs[n] * (d_probs[first + n] - delta[n // 2 % ROWS])
-
-        return some
-
-    all_eights = one_after_another([of_eight(first) for first in range(0, size, EIGHT)])
+    @unrolled(range(0, size, EIGHT))
+    def d_scores_of_eight(d_probs, smem, place, delta, first):
+        probs = cuda.local.array(EIGHT, f32)
+        box.get(probs, smem, place, first)
+        for n in range(EIGHT):
+            d_probs[first + n] = probs[n] * (d_probs[first + n] - delta[n // 2 % ROWS])
 
     @verb
     def d_scores(d_probs, smem, place, options, where, delta):
         score.weigh(d_probs, options, where)
-        all_eights(d_probs, smem, place, delta)
+        d_scores_of_eight(d_probs, smem, place, delta)
 
     return d_scores
 
@@ -221,70 +207,48 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
         scores[2 * n], scores[2 * n + 1] = bent
         put_in_step(packed, n % WORDS, probs[0], probs[1])
 
-    def d_scores_from(first: int) -> Callable[..., None]:
-        @verb
-        def some(d_probs, probs, options_and_kept, place):
-            options, kept = options_and_kept
-            slots, at = place
-            delta, growth = cuda.local.array(4, f32), score.growth(options)
-            num.load_four(delta, 0, slots, i32(at + first // 2))
-            for n in range(first, first + 8):
-                if chain.weighs:
-                    d_probs[n] *= score.weight(kept, growth, n)
-                d_probs[n] = probs[n] * (d_probs[n] - delta[(n - first) // 4 * 2 + n % 2])
-
-        return some
-
-    def packs_from(first: int) -> Callable[..., None]:
-        @verb
-        def some(packed, values, _, __):
-            for n in range(first // 2, first // 2 + 4):
-                put(packed, n, values[2 * n], values[2 * n + 1])
-
-        return some
-
-    probabilities = probabilities_of_keys(chain, score, columns, _keep_pair)
-    all_d_scores, all_packs = (
-        one_after_another([made(first) for first in eights]) for made in (d_scores_from, packs_from)
-    )
+    @unrolled(eights)
+    def _d_scores(d_probs, probs, options, kept, place, first):
+        slots, at = place
+        delta, growth = cuda.local.array(4, f32), score.growth(options)
+        num.load_four(delta, 0, slots, i32(at + first // 2))
+        for n in range(first, first + 8):
+            if chain.weighs:
+                d_probs[n] *= score.weight(kept, growth, n)
+            d_probs[n] = probs[n] * (d_probs[n] - delta[(n - first) // 4 * 2 + n % 2])
 
     @verb
     def d_scores(d_probs, probs, options, kept, place):
         """Turn dP into dS."""
-        all_d_scores(d_probs, probs, (options, score.again(kept)), place)
+        _d_scores(d_probs, probs, options, score.again(kept), place)
 
-    @verb
-    def pack(packed, values):
-        all_packs(packed, values, 0, 0)
+    @unrolled(eights)
+    def pack(packed, values, first):
+        for n in range(first // 2, first // 2 + 4):
+            put(packed, n, values[2 * n], values[2 * n + 1])
 
-    def forget_row(h: int) -> Callable[..., None]:
-        @verb
-        def forget(d_scores, where, _, __):
-            if not score.there(where, h):
-                zero = opaque_f32(num.zero)  # else each number of each tile would be selected by a condition
-                for n in range(columns // 8):
-                    d_scores[4 * n + 2 * h] = zero
-                    d_scores[4 * n + 2 * h + 1] = zero
-
-        return forget
-
-    forget_both = one_after_another([forget_row(h) for h in range(2)])
+    @unrolled(range(2))
+    def _forget(d_scores, where, h):
+        if not score.there(where, h):
+            zero = opaque_f32(num.zero)  # else each number of each tile would be selected by a condition
+            for n in range(columns // 8):
+                d_scores[4 * n + 2 * h] = zero
+                d_scores[4 * n + 2 * h + 1] = zero
 
     @verb
     def forget_others(d_scores, where):
         """Make rows 0 that may be another sequence's keys, since dq sums over a tile's keys."""
         if score.passes(where):
-            forget_both(d_scores, where, 0, 0)
+            _forget(d_scores, where)
 
-    steps = tuple(_sixteens(score, columns, _keep_in_step, False))
     return members(
         locals(),
         # (packed, scores, given, kept, place): scores become P * slope, and weight * P is packed. given: `Given`. kept:
         # as in `dropout_mask`
-        probabilities=probabilities,
+        probabilities=probabilities_of_keys(chain, score, columns, _keep_pair),
         # ((packed, scores), given, place, kept): `probabilities` of 16 columns each, packed as the left factor of one
         # step; without near scores and without dropout
-        steps=steps,
+        steps=tuple(_sixteens(score, columns, _keep_in_step, False)),
     )
 
 
@@ -301,31 +265,10 @@ def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, column
 
     probabilities_and_bent = probabilities_of_keys(chain, score, columns, _keep_pair)
 
-    def weights_from(first: int) -> Callable[..., None]:
-        @verb
-        def some(values, growth, kept, _):
-            for n in range(first, first + EIGHT):
-                values[n] *= score.weight(kept, growth, n)
-
-        return some
-
-    def d_scores_from(first: int) -> Callable[..., None]:
-        @verb
-        def some(d_probs, smem, place, statistics):
-            slots, at = statistics
-            delta, probs = cuda.local.array(4, f32), cuda.local.array(EIGHT, f32)
-            num.load_four(delta, 0, slots, i32(at + first // 2))
-            box.get(probs, smem, place, first)
-            for n in range(4):
-                for e in range(2):
-                    i = first + 2 * n + e
-                    d_probs[i] = probs[2 * n + e] * (d_probs[i] - delta[n // 2 * 2 + e])
-
-        return some
-
-    all_weights, all_d_scores = (
-        one_after_another([made(first) for first in eights]) for made in (weights_from, d_scores_from)
-    )
+    @unrolled(eights)
+    def _weigh(values, growth, kept, first):
+        for n in range(first, first + EIGHT):
+            values[n] *= score.weight(kept, growth, n)
 
     @verb
     def probabilities(scores, bent, given, place):
@@ -335,11 +278,18 @@ def split_gradient(chain: OptionChain, score: FragmentScores, dtype: str, column
     @verb
     def weigh(values, options, kept):
         if chain.weighs:
-            all_weights(values, score.growth(options), kept, 0)
+            _weigh(values, score.growth(options), kept)
 
-    @verb
-    def d_scores(d_probs, smem, probs_at, place):
+    @unrolled(eights)
+    def d_scores(d_probs, smem, probs_at, place, first):
         """Turn weight * dP into dS, with P * slope from a place of the box."""
-        all_d_scores(d_probs, smem, probs_at, place)
+        slots, at = place
+        delta, probs = cuda.local.array(4, f32), cuda.local.array(EIGHT, f32)
+        num.load_four(delta, 0, slots, i32(at + first // 2))
+        box.get(probs, smem, probs_at, first)
+        for n in range(4):
+            for e in range(2):
+                i = first + 2 * n + e
+                d_probs[i] = probs[2 * n + e] * (d_probs[i] - delta[n // 2 * 2 + e])
 
     return members(locals(), pack=own.pack)

@@ -10,7 +10,6 @@ are packed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..compiler.backend import Members, cuda, f32, i32, members, noun, u32, u64, verb
@@ -18,7 +17,7 @@ from ..tile.numbers import numbers
 from ..tile.products import opaque_i32
 from ..tile.rows import FULL_WARP, shfl_idx_i32, vote_ballot
 from ..tile.softmax_rows import LANES
-from ..tile.unrolled import one_after_another
+from ..tile.unrolled import unrolled
 from .options import OptionChain
 from .score_coords import Places, my_row
 
@@ -45,37 +44,34 @@ def fragment_keys(chain: OptionChain, places: Places, columns: int, *, transpose
         return i32(chain.pick(options, places.at(where, row, column, 0, NOTHING)))
 
     @verb
-    def _ask_nothing(options, where):
-        return i32(0)
-
-    @verb
-    def _ask_columns(options, where):
-        lane, row = u32(cuda.threadIdx.x) % u32(32), my_row()
+    def ask(options, where):
+        """Return the argument of `sees`, which may still be in flight from memory; 0 if masks depend on more than
+        keys.
+        """
+        row = my_row()
+        if not chain.picks_keys:
+            return i32(0)
+        if transposed:
+            column = places.first(where)
+            return i32(_asked(options, where, row, column) + 2 * _asked(options, where, i32(row + 8), column))
+        lane = u32(cuda.threadIdx.x) % u32(32)
         first = i32(where.n0 + i32(lane // u32(2) * u32(8) + lane % u32(2)))
         a, b = _asked(options, where, row, first), _asked(options, where, row, i32(first + 2))
         c, d = _asked(options, where, row, i32(first + 4)), _asked(options, where, row, i32(first + 6))
         return i32(a + 2 * b + 4 * c + 8 * d)
 
     @verb
-    def _ask_rows(options, where):
-        row, column = my_row(), places.first(where)
-        return i32(_asked(options, where, row, column) + 2 * _asked(options, where, i32(row + 8), column))
-
-    @verb
-    def _sees_nothing(asked):
-        return Seen(u32(0), u32(0))
-
-    @verb
-    def _sees_columns(asked):
+    def sees(asked):
+        """Return `Seen`; nothing if masks depend on more than keys."""
+        if not chain.picks_keys:
+            return Seen(u32(0), u32(0))
+        if transposed:
+            return Seen(u32(asked), vote_ballot(i32(asked == 3), FULL_WARP))
         c = u32(cuda.threadIdx.x) % u32(LANES)
         of_0, of_1 = vote_ballot(i32(asked & 1), FULL_WARP), vote_ballot(i32(asked & 2), FULL_WARP)
         of_2, of_3 = vote_ballot(i32(asked & 4), FULL_WARP), vote_ballot(i32(asked & 8), FULL_WARP)
         low, high = (of_1 if c % u32(2) else of_0), (of_3 if c % u32(2) else of_2)
         return Seen(high if c >= u32(2) else low, u32(u32(of_0 & of_1) & u32(of_2 & of_3)))
-
-    @verb
-    def _sees_rows(asked):
-        return Seen(u32(asked), vote_ballot(i32(asked == 3), FULL_WARP))
 
     @verb
     def of_row(seen, h):
@@ -89,15 +85,7 @@ def fragment_keys(chain: OptionChain, places: Places, columns: int, *, transpose
         """Return whether no key is hidden."""
         return u32(seen.every & ALL) == ALL
 
-    ask, sees = (_ask_rows, _sees_rows) if transposed else (_ask_columns, _sees_columns)
-    if not chain.picks_keys:
-        ask, sees = _ask_nothing, _sees_nothing
-    return members(
-        locals(),
-        # both do nothing if masks depend on more than keys
-        ask=ask,  # (options, where) -> the argument of `sees`, which may still be in flight from memory
-        sees=sees,  # (asked) -> `Seen`
-    )
+    return locals()
 
 
 WORDS = 16  # with two bits each, which fill 32
@@ -166,49 +154,35 @@ def dropout_mask(
         bit = n % 32 // 2 + n % 2 * HALF
         return (u32(kept >> word(32 * (n // 32))) & u32(1 << bit)) != u32(0)
 
-    def keeps_from(first: int) -> Callable[..., None]:
-        """For every other probability. Their bits are neighbours, and the assembler turns seven at once into
-        predicates.
-        """
-        count = min(WORDS, 2 * quads - first // 2)
-
-        @verb
-        def some(probs, kept, _, __):
-            for n in range(count):
-                if not _stays(kept, first + 2 * n):
-                    probs[first + 2 * n] = num.zero
-
-        return some
-
-    keep_all = one_after_another([keeps_from(first + e) for first in range(0, 4 * quads, 2 * WORDS) for e in range(2)])
+    # for every other probability: their bits are neighbours, and the assembler turns seven at once into predicates
+    @unrolled(first + e for first in range(0, 4 * quads, 2 * WORDS) for e in range(2))
+    def _keep(probs, kept, first):
+        for n in range(min(WORDS, 2 * quads - first // 2)):
+            if not _stays(kept, first + 2 * n):
+                probs[first + 2 * n] = num.zero
 
     @verb
     def keep(probs, kept):
         """Make the dropped probabilities 0."""
         if chain.weighs:
-            keep_all(probs, kept, 0, 0)
+            _keep(probs, kept)
 
-    def drop_from(n: int) -> Callable[..., None]:
-        @verb
-        def some_packed(probs, options, where, seed):
-            corner = places.at_inside(where, my_row(), places.first(where), i32(0), f32(0))
-            a, b, c, d = chain.keeps(options, corner, seed, i32(0), i32(n))
-            for part in range(parts):
-                first = 4 * n + 2 * quads * part
-                probs[first] &= a
-                probs[first + 1] &= b
-                probs[first + 2] &= c
-                probs[first + 3] &= d
-
-        return some_packed
-
-    drop_all = one_after_another([drop_from(n) for n in range(quads // 2)])
+    @unrolled(range(quads // 2))
+    def _drop(probs, options, where, seed, n):
+        corner = places.at_inside(where, my_row(), places.first(where), i32(0), f32(0))
+        a, b, c, d = chain.keeps(options, corner, seed, i32(0), i32(n))
+        for part in range(parts):
+            first = 4 * n + 2 * quads * part
+            probs[first] &= a
+            probs[first + 1] &= b
+            probs[first + 2] &= c
+            probs[first + 3] &= d
 
     @verb
     def drop(probs, options, where, seed):
         """Make dropped packed probabilities 0, without bits from before."""
         if chain.weighs:
-            drop_all(probs, options, where, seed)
+            _drop(probs, options, where, seed)
 
     @verb
     def growth(options):

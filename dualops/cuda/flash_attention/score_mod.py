@@ -12,7 +12,7 @@ from ...spec.attention import At
 from ..compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP, vote_any
-from ..tile.unrolled import local_array, one_after_another
+from ..tile.unrolled import local_array, one_after_another, unrolled
 from .options import OptionChain
 from .saved_lse import exponent_of
 from .score_coords import Places, is_marked, max_or_nan, my_row
@@ -41,10 +41,10 @@ def fragment_score_mod(
     quads, num, word, DOWN = groups[-1][1], numbers(f32), word or _own_word, 8 if places.steady else 0
 
     def changed(
-        place: Callable[..., At], first: int, end: int, score: Callable[..., Any] = chain.score
+        place: Callable[..., At], some: list[tuple[int, int]], score: Callable[..., Any] = chain.score
     ) -> Callable[..., None]:
-        @verb
-        def change(scores, options, scale, where):
+        @unrolled(some)
+        def change(scores, options, scale, where, first, end):
             for j in range(first, end):
                 for h in range(2):
                     row, key, down = i32(my_row() + 8 * h), places.first(where), DOWN * h
@@ -55,29 +55,18 @@ def fragment_score_mod(
 
         return change
 
-    change, change_inside = (
-        one_after_another([changed(make, *group) for group in groups]) for make in (places.at, places.at_inside)
-    )
+    change, change_inside = changed(places.at, groups), changed(places.at_inside, groups)
 
     # every other group: its arithmetic overlaps special functions of the others
     NEAR, near_groups = chain.near_score is not None, groups[::2]
     near_quads = tuple(j for group in near_groups for j in range(*group))
-    change_near = one_after_another(
-        [
-            changed(places.at, *group, score=chain.near_score if NEAR and group in near_groups else chain.score)
-            for group in groups
-        ]
-    )
+    scores_of = [chain.near_score if NEAR and group in near_groups else chain.score for group in groups]
+    change_near = one_after_another([changed(places.at, [group], score) for group, score in zip(groups, scores_of)])
 
-    def greater_of(j: int, h: int) -> Callable[..., None]:
-        @verb
-        def greater(most, scores, scale, where):
-            for e in range(2):
-                most[0] = max_or_nan(most[0], abs(scores[4 * j + 2 * h + e]))
-
-        return greater
-
-    greatest_upper, greatest_lower = (one_after_another([greater_of(j, h) for j in near_quads]) for h in range(2))
+    @unrolled(near_quads)
+    def _greatest(most, scores, h, j):
+        for e in range(2):
+            most[0] = max_or_nan(most[0], abs(scores[4 * j + 2 * h + e]))
 
     @verb
     def near(scores, options, scale, where):
@@ -87,29 +76,25 @@ def fragment_score_mod(
         most = cuda.local.array(1, f32)
         most[0] = num.zero
         if there(where, 0):
-            greatest_upper(most, scores, scale, i32(0))
+            _greatest(most, scores, 0)
         if there(where, 1):
-            greatest_lower(most, scores, scale, i32(0))
+            _greatest(most, scores, 1)
         return not vote_any(i32(not most[0] * scale <= chain.near_bound(options)), FULL_WARP)
 
-    def changed_held(first: int, end: int) -> Callable[..., None]:
-        @verb
-        def change(both, options, scale, where):
-            scores, held = both
-            for j in range(first, end):
-                for h in range(2):
-                    row, key = i32(my_row() + 8 * h), places.first(where)
-                    distance = places.ahead(where, row, key)
-                    for e in range(2):
-                        at = places.at(where, row, key, 8 * j + e, distance)
-                        score = scores[4 * j + 2 * h + e] * scale
-                        scores[4 * j + 2 * h + e] = chain.score_fetched(score, options, at, word(held, 2 * j + h), e)
+    @unrolled(groups)
+    def _change_held(scores, held, options, scale, where, first, end):
+        for j in range(first, end):
+            for h in range(2):
+                row, key = i32(my_row() + 8 * h), places.first(where)
+                distance = places.ahead(where, row, key)
+                for e in range(2):
+                    at = places.at(where, row, key, 8 * j + e, distance)
+                    score = scores[4 * j + 2 * h + e] * scale
+                    scores[4 * j + 2 * h + e] = chain.score_fetched(score, options, at, word(held, 2 * j + h), e)
 
-        return change
-
-    def fetched(place: Callable[..., At], first: int, end: int) -> Callable[..., None]:
-        @verb
-        def fetch_some(held, options, scale, where):
+    def fetched(place: Callable[..., At]) -> Callable[..., None]:
+        @unrolled(groups)
+        def fetch_some(held, options, where, first, end):
             for j in range(first, end):
                 for h in range(2):
                     row, key = i32(my_row() + 8 * h), places.first(where)
@@ -117,10 +102,7 @@ def fragment_score_mod(
 
         return fetch_some
 
-    change_held = one_after_another([changed_held(*group) for group in groups])
-    fetch_some, fetch_inside = (
-        one_after_another([fetched(make, *group) for group in groups]) for make in (places.at, places.at_inside)
-    )
+    fetch_some, fetch_inside = fetched(places.at), fetched(places.at_inside)
     WORDS = 2 * quads if fetches else 1
 
     @verb
@@ -128,9 +110,9 @@ def fragment_score_mod(
         """Start to read it."""
         if fetches:
             if places.inside(where):
-                fetch_inside(held, options, f32(1), where)
+                fetch_inside(held, options, where)
             else:
-                fetch_some(held, options, f32(1), where)
+                fetch_some(held, options, where)
 
     @verb
     def through(scores, options, scale, where):
@@ -146,7 +128,7 @@ def fragment_score_mod(
     def through_held(scores, held, options, scale, where):
         """Turn products into scores, with what `fetch` has read."""
         if fetches:
-            change_held((scores, held), options, scale, where)
+            _change_held(scores, held, options, scale, where)
         else:
             through(scores, options, scale, where)
 
@@ -184,17 +166,11 @@ def pair_slopes(
     num, exponent = numbers(f32), exponent_of(chain)
     through, slope = (chain.near_score, chain.near_slope) if near else (chain.score, chain.slope)
 
-    @verb
-    def no_word(held, number):
-        return u32(0)
+    IN_WORDS, word = word is not None and chain.fetches, word or _own_word
 
     @verb
-    def score_read(score, options, at, bits, e):
-        return through(score, options, at)
-
-    word_of, score_of = no_word, score_read
-    if word is not None and chain.fetches:
-        word_of, score_of = word, chain.score_fetched
+    def score_of(score, options, at, bits, e):
+        return chain.score_fetched(score, options, at, bits, e) if IN_WORDS else through(score, options, at)
 
     @verb
     def prob_of_seen(product, options, scale, base, at, bits, e):
@@ -230,7 +206,9 @@ def pair_slopes(
     @verb
     def pair(products, held, options, scale, bases, where, j, h):
         row, first = i32(my_row() + 8 * h), places.first(where)
-        distance, bits = places.ahead(where, row, first), word_of(held, 2 * j + h)
+        distance, bits = places.ahead(where, row, first), u32(0)
+        if IN_WORDS:
+            bits = word(held, 2 * j + h)
         at = places.at(where, row, first, 8 * j, distance)
         neighbour = places.at(where, row, first, 8 * j + 1, distance)
         one = prob_of(products[0], options, scale, bases[0], at, bits, 0)

@@ -87,11 +87,8 @@ def backward_configs(problem: Problem) -> Iterator[tuple[BackwardConfigs, str]]:
             dkv, dq = BackwardConfig(4, 4, min_blocks=2), BackwardConfig(8, 4)
             yield BackwardConfigs(dkv, dq, medium_dbias), "64 x 64 scores a block for dkv, 128 x 64 for dq"
         if max(p.D, p.Dv) <= 64:
-            tile = BackwardConfig(4, 4)
-            yield (
-                BackwardConfigs(tile, tile, medium_dbias),
-                "64 x 64 scores a block: options need registers, or two blocks do not fit",
-            )
+            tile, why = BackwardConfig(4, 4), "options need registers, or two blocks do not fit"
+            yield BackwardConfigs(tile, tile, medium_dbias), f"64 x 64 scores a block: {why}"
         if max(p.D, p.Dv) <= 128:
             # dkv 10.2; 64 x 64 6.8 and 128 x 32 5.9, both in more than 250 registers. dq 5.3; 64 x 32 5.1
             dkv = BackwardConfig(2, 4) if rich(p) else BackwardConfig(8, 2)

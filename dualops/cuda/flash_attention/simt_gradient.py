@@ -227,9 +227,8 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
         for h in range(h_kv * work.group, (h_kv + 1) * work.group):
             for m0 in range(m_first // config.columns * config.columns, m_end, config.columns):
                 others = Pair(lines(x.q, b, h, q_first + m0, Sq - m0), lines(x.do, b, h, q_first + m0, Sq - m0))
-                non_finite_q, non_finite_do = of.compute(
-                    smem, found, mine, others, work, Where(b, h, m0, n0, Sq, Sk, offset)
-                )
+                where = Where(b, h, m0, n0, Sq, Sk, offset)
+                non_finite_q, non_finite_do = of.compute(smem, found, mine, others, work, where)
                 for j in range(config.tile_columns):
                     m = m0 + lane + LANES * j
                     lse, delta = of.statistics(x, b, h, q_first + m, m < Sq)

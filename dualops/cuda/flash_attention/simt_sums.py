@@ -53,10 +53,8 @@ def build_delta(variant: Variant, with_dlse: bool, aligned: bool) -> Kernel:
         blocks = (S + ROWS - 1) // ROWS
         head, m0 = cuda.blockIdx.x // blocks, cuda.blockIdx.x % blocks * ROWS + line
         b, h = i64(head // H), i64(head % H)
-        some_o, some_do = (
-            cuda.local.array(EACH * source.vector, mem.number),
-            cuda.local.array(EACH * source.vector, mem.number),
-        )
+        some_o = cuda.local.array(EACH * source.vector, mem.number)
+        some_do = cuda.local.array(EACH * source.vector, mem.number)
         totals = cuda.local.array(EACH, mem.number)
         for r in range(EACH):
             totals[r] = num.zero
@@ -109,10 +107,8 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
         tid = cuda.threadIdx.x
         line = tid // LANES
         Sq, Sk = work.Sq, work.Sk
-        kv_blocks, q_blocks = (
-            (bias.Sk + config.columns - 1) // config.columns,
-            (bias.Sq + config.rows - 1) // config.rows,
-        )
+        kv_blocks = (bias.Sk + config.columns - 1) // config.columns
+        q_blocks = (bias.Sq + config.rows - 1) // config.rows
         n_own = cuda.blockIdx.x % kv_blocks * config.columns
         m_own = cuda.blockIdx.x // kv_blocks % q_blocks * config.rows
         head = cuda.blockIdx.x // kv_blocks // q_blocks

@@ -6,7 +6,8 @@ registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from ..compiler.backend import cuda, f32, verb
@@ -14,15 +15,15 @@ from ..compiler.backend import cuda, f32, verb
 Verb = Callable[[Any, Any, Any, Any], None]
 
 
-@verb
-def _nothing(a, b, c, d):
-    pass
+def nothing(count: int) -> Callable[..., None]:
+    """Return the verb of `count` parameters that does nothing."""
+    return verb(_calls(count, ())(None))
 
 
 def one_after_another(verbs: Sequence[Verb]) -> Verb:
     """Return a verb that calls these verbs in order, each with the same four arguments."""
     if not verbs:
-        return _nothing
+        return nothing(4)
     if len(verbs) == 1:
         return verbs[0]
     half = len(verbs) // 2
@@ -34,6 +35,32 @@ def one_after_another(verbs: Sequence[Verb]) -> Verb:
         second(a, b, c, d)
 
     return both
+
+
+def unrolled(numbers: Iterable[int | tuple[int, ...]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator of a verb whose last parameters are numbers, constants where it is inlined: the verb without these
+    parameters that calls it for each of the given numbers, or tuples of them, in order. They can't index a tuple.
+    """
+    rows = tuple(each if isinstance(each, tuple) else (each,) for each in numbers)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        count = function.__code__.co_argcount - (len(rows[0]) if rows else 1)
+        every = verb(_calls(count, rows)(function))
+        every.__name__, every.__qualname__, every.__doc__ = function.__name__, function.__qualname__, function.__doc__
+        return every
+
+    return decorate
+
+
+@cache
+def _calls(count: int, rows: tuple[tuple[int, ...], ...]) -> Callable[..., Any]:
+    """Return the function (verb) -> the verb of `count` parameters that calls it with them and each row."""
+    names = [f"argument_{n}" for n in range(count)]
+    calls = [f"        verb({', '.join([*names, *map(str, row)])})" for row in rows] or ["        pass"]
+    text = ["def made(verb):", f"    def every({', '.join(names)}):", *calls, "    return every"]
+    scope: dict[str, Any] = {}
+    exec("\n".join(text), scope)
+    return scope["made"]
 
 
 def local_array(size: int, number: Any) -> Callable[..., Any]:

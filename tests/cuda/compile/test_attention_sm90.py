@@ -22,7 +22,7 @@ from dualops.cuda.flash_attention.sm90.dkv_config import (
     dkv_configs,
     fused_configs,
 )
-from dualops.cuda.flash_attention.sm90.dkv_split import build_dkv_split, build_dkv_split_f32
+from dualops.cuda.flash_attention.sm90.dkv_split import build_dkv_split
 from dualops.cuda.flash_attention.sm90.dq import build_dq
 from dualops.cuda.flash_attention.sm90.dq_config import dbias_configs, dq_configs
 from dualops.cuda.flash_attention.sm90.dq_split import build_dq_split_f32
@@ -86,7 +86,7 @@ def _gradient_f32(found: Variant, stored: str, boxes: bool) -> Built:
     widths = found.D, found.Dv
     (dq, dkv), _ = gradient_configs(*widths, names(found))
     if max(widths) > 64:
-        kernels: list[Kernel] = [build_dq_split_f32(dq, found), build_dkv_split_f32(dkv, found)]
+        kernels: list[Kernel] = [build_dq_split_f32(dq, found), build_dkv_split(dkv, found)]
     else:
         kernels = [build_dq(dq, found, ""), build_dkv(dkv, found, "", "")]
     rooms = dq.shared_bytes(*widths), dkv.shared_bytes(*widths)

@@ -33,7 +33,7 @@ LEFT_TO_CHECK = {
         *("flash_attention.sm80.dkv.build_dkv", "flash_attention.sm80.dq.build_dq"),
         *("flash_attention.sm90.dkv.build_dkv", "flash_attention.sm90.dq.build_dq"),
         *("flash_attention.sm90.dkv_split.build_dkv_split", "flash_attention.sm90.fused.build_fused"),
-        *("flash_attention.sm90.dkv_split.build_dkv_split_f32", "flash_attention.sm90.dq_split.build_dq_split_f32"),
+        "flash_attention.sm90.dq_split.build_dq_split_f32",
         *("retention.sm90.chunks.build_chunks", "retention.sm90.wide.build_wide", "retention.sm80.rows.build_rows"),
     )
 }

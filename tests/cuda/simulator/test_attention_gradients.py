@@ -121,8 +121,7 @@ def by_mma_sync() -> Iterator[Row]:
     yield of((1, 1, 70, 64), (1, 70), 64, dtype="float16", causal=True)
     for configs in (
         (Sm80DqConfig(1, 64), Sm80DkvConfig(2, 64)),
-        (Sm80DqConfig(2, 64, held=False), Sm80DkvConfig(1, 32, k_held=True)),
-        (Sm80DqConfig(1, 32), Sm80DkvConfig(1, 32, k_held=True, v_held=True)),
+        (Sm80DqConfig(2, 64), Sm80DkvConfig(1, 32)),
     ):  # tiles that fill each stage twice
         yield of((1, 1, 150, 24), (1, 150), 40, configs)
     for (Sq, Sk), params in product((FEW_SEEN, MANY_HIDDEN), MASKS):

@@ -11,6 +11,7 @@ from dualops.cuda.compiler.backend import Namespace, cuda, f32, f64
 from dualops.cuda.launch.step import flat
 from dualops.cuda.tile.products import mma_ab, mma_abt, mma_atb
 from dualops.cuda.tile.shared import PAD, Lines, Part, Shared
+from dualops.cuda.tile.unrolled import nothing, unrolled
 from dualops.cuda.tile.vector_load import by_vectors
 
 LANES = 4
@@ -261,3 +262,20 @@ def test_a_noun_has_the_members_of_its_kind():
     assert "columns" not in Plain.__annotations__
     with pytest.raises(TypeError, match="Special: rows given or declared, expected both"):
         Special(columns=2)
+
+
+def test_unrolled_verbs_are_called_for_each_row_of_numbers():
+    @unrolled([(1, 2), (3, 4)])
+    def add(to, a, b):
+        to.append((a, b))
+
+    @unrolled(())
+    def add_none(to, a):
+        to.append(a)
+
+    found: list[tuple[int, int]] = []
+    add(found)
+    add_none(found)
+    nothing(2)(found, 0)
+    assert add.__name__ == "add"
+    assert found == [(1, 2), (3, 4)]

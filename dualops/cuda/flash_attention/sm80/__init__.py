@@ -87,7 +87,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     for config, reason in dq_configs(D, Dv, options):
         dq_bytes = config.min_blocks * config.shared_bytes(D, Dv)
         for dkv_config, dkv_reason in dkv_configs(D, Dv, options):
-            dkv_bytes = dkv_config.min_blocks * (dkv_config.shared_bytes(D, Dv) + dkv_config.statistics_bytes)
+            dkv_bytes = dkv_config.shared_bytes(D, Dv) + dkv_config.statistics_bytes
             configs = BackwardConfigs(config, dkv_config, others)
             steps, needed = partial(backward_steps, p, results, configs), max(dq_bytes, dkv_bytes)
             found = simt.backward_workspace(p)

@@ -78,9 +78,8 @@ class Sm80Config(_Groups):
         k_size, v_size = q_boxes * k.size, v_boxes * v.size
         v_at = k_at + STAGES * k_size
         rows = 4 * self.threads // 32 * WarpRowsLayout(across).size
-        return Tiles(
-            q, k, v, q_boxes, v_boxes, k_at, v_at, k_size, v_size, max(itemsize * (v_at + STAGES * v_size), rows)
-        )
+        nbytes = max(itemsize * (v_at + STAGES * v_size), rows)
+        return Tiles(q, k, v, q_boxes, v_boxes, k_at, v_at, k_size, v_size, nbytes)
 
     def shared_bytes(self, D: int, Dv: int, itemsize: int) -> int:
         tiles = self.tiles(D, Dv, itemsize)
@@ -154,14 +153,10 @@ class Sm80DqTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Sm80DqConfig(_Groups):
-    """A block has 64 queries for each of `groups` of four warps, and block_kv keys at a time in each of two stages.
-
-    held: a thread keeps its shares of Q and dO in registers.
-    """
+    """A block has 64 queries for each of `groups` of four warps, and block_kv keys at a time in each of two stages."""
 
     groups: int
     block_kv: int
-    held: bool = True
     min_blocks: int = 1
 
     @property
@@ -222,17 +217,10 @@ class Sm80DkvTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Sm80DkvConfig(_Groups):
-    """A block has 64 keys for each of `groups` of four warps, and block_q queries at a time in each of its stages.
-
-    k_held, v_held: a thread keeps its share of K, or V, in registers.
-    """
+    """A block has 64 keys for each of `groups` of four warps, and block_q queries at a time in each of two stages."""
 
     groups: int
     block_q: int
-    k_held: bool = False
-    v_held: bool = False
-    min_blocks: int = 1
-    stages: int = 2
 
     @property
     def block_kv(self) -> int:
@@ -241,7 +229,7 @@ class Sm80DkvConfig(_Groups):
     @property
     def statistics_bytes(self) -> int:
         """Bytes of shared memory for lse and delta, in addition to the tiles."""
-        return 4 * self.stages * 2 * LANES * lane_columns(self.block_q)
+        return 4 * STAGES * 2 * LANES * lane_columns(self.block_q)
 
     def tiles(self, D: int, Dv: int) -> Sm80DkvTiles:
         """Return the tiles for heads of these widths."""
@@ -253,9 +241,9 @@ class Sm80DkvConfig(_Groups):
         q_size, do_size = k_boxes * q.size, v_boxes * do.size
         v_at = k_boxes * k.size
         q_at = v_at + v_boxes * v.size
-        do_at = q_at + self.stages * q_size
+        do_at = q_at + STAGES * q_size
         rows = 4 * self.threads // 32 * WarpRowsLayout(max(along, along_v)).size
-        nbytes = max(ITEMSIZE * (do_at + self.stages * do_size), rows)
+        nbytes = max(ITEMSIZE * (do_at + STAGES * do_size), rows)
         return Sm80DkvTiles(
             k, v, q, do, q_steps, do_steps, k_boxes, v_boxes, v_at, q_at, do_at, q_size, do_size, nbytes
         )

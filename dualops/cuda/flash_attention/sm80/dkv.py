@@ -2,7 +2,7 @@
 
 A block has BLOCK_KV keys of one key head, a warp 16 of them, and takes all queries that see them, one tile of BLOCK_Q
 queries after another, so that every sum has one owner and one order. Rows are keys, columns queries. One stage of
-shared memory is multiplied while the others are filled (cp.async).
+shared memory is multiplied while the other is filled (cp.async).
 
     1  start the copies of K, V and the first tile of queries that see some of the keys
     2  for each query head of the group, for each tile of queries that see some of the keys:
@@ -18,12 +18,10 @@ shared memory is multiplied while the others are filled (cp.async).
 P.T and dS.T never leave registers: packed in pairs, accumulators are the left factors of 5 and 8, which read dO and Q
 along their other axis.
 
-A tile that sees no key is not loaded, and masks are applied only in tiles that they cut. A P.T of 0 times a NaN in Q or
-dO is a NaN even if a mask hides it: rows that are not finite are recomputed (`nan_repair`).
+Masked tiles, and rows that are not finite: as in `forward`, but any such row of dk and dv is recomputed.
 
 Shared memory: `Sm80DkvConfig.tiles`, 2 * (BLOCK_KV + 2 * BLOCK_Q) * (D + Dv) bytes. Registers: BLOCK_Q / 2 of S.T and
-of dP.T, a quarter of BLOCK_Q packed, D / 2 + Dv / 2 of dk and dv, D / 4 and Dv / 4 of K and V where they are held, and
-about 40.
+of dP.T, a quarter of BLOCK_Q packed, D / 2 + Dv / 2 of dk and dv, and about 40.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from ..score_gradients import gradient_of_keys
 from ..score_mod import Given
 from ..tile_scheduler import key_rows_of, tile_after, tile_count, tiled_work_type, walk_by_keys
 from ..tiles import where_of
-from .config import ROWS, Sm80DkvConfig, Sm80DkvTiles
+from .config import ROWS, STAGES, Sm80DkvConfig, Sm80DkvTiles
 from .rows import GradientVectors, output_of, q_copies
 
 
@@ -61,7 +59,7 @@ class Mine(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A warp's rows of K and V: where they begin, and what a thread holds of them."""
+    """A warp's rows of K and V: where they begin, and what a thread reads of them for a step."""
 
     k_place: Any
     v_place: Any
@@ -75,8 +73,8 @@ def dkv_tiles(
 ) -> Members:
     """The verbs of a block's tiles of queries. columns: of lse and delta. aligned: as of `build_dkv`."""
     dtype, chain = variant.dtype, chain_of(variant.having, variant.dtype, gradient=True)
-    kq = strip_abt(dtype, tile.k, tile.q, tile.k_boxes, held=config.k_held)
-    vdo = strip_abt(dtype, tile.v, tile.do, tile.v_boxes, held=config.v_held)
+    kq = strip_abt(dtype, tile.k, tile.q, tile.k_boxes, held=False)
+    vdo = strip_abt(dtype, tile.v, tile.do, tile.v_boxes, held=False)
     pdo, dsq = strip_ab(dtype, tile.do_steps, tile.v_boxes), strip_ab(dtype, tile.q_steps, tile.k_boxes)
     score = fragment_scores(chain, config.block_q, apart=False, bent=chain.bends, transposed=True)
     gradient = gradient_of_keys(chain, score, dtype, config.block_q)
@@ -142,16 +140,10 @@ def build_dkv(
     """
     mem, tile = storage(variant.dtype), config.tiles(variant.D, variant.Dv)
     task_of, copies = walk_by_keys(config, variant), q_copies(config, variant, tile, vectors)
-    columns = lse_delta_of(config.block_q, config.stages, chain_of(variant.having, variant.dtype, gradient=True))
+    columns = lse_delta_of(config.block_q, STAGES, chain_of(variant.having, variant.dtype, gradient=True))
     tiles = dkv_tiles(config, variant, tile, columns, (dk_aligned, dv_aligned))
 
-    @kernel(
-        *[array_type(variant)] * 2,
-        gradient_inputs_type(variant),
-        tiled_work_type(variant),
-        threads=config.threads,
-        min_blocks=config.min_blocks,
-    )
+    @kernel(*[array_type(variant)] * 2, gradient_inputs_type(variant), tiled_work_type(variant), threads=config.threads)
     def flash_attention_dkv_sm80(dk, dv, x, work):
         smem, slots = cuda.shared.array(0, mem.element, alignment=128), columns.slots()
         task = task_of(cuda.blockIdx.x, work)

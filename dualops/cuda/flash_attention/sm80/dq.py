@@ -4,7 +4,7 @@ A block has BLOCK_Q queries of one head, a warp 16 of them. Two stages of shared
 values each: one is filled (cp.async) while the other is multiplied.
 
     1  start the copies of Q, dO and the last tile of keys that some of the queries see
-    2  a warp's rows of Q and dO to registers, or read again for each tile; lse and delta of a thread's two rows
+    2  a warp's rows of Q and dO to registers; lse and delta of a thread's two rows
     3  for each tile, the last first:
     4      start the copies of the tile before it, to the other stage
     5      scores [16, BLOCK_KV] = Q @ K.T, through the options; -inf if masked
@@ -18,12 +18,10 @@ values each: one is filled (cp.async) while the other is multiplied.
 K of a tile is read twice: by its rows for the scores, by its columns for dq. dS never leaves registers: packed in
 pairs, accumulators are the left factor of 9.
 
-A tile that no query sees is not loaded, and masks are applied only in tiles that they cut. What a mask hides has P = 0,
-and 0 times a NaN in K or V is a NaN: a row that is not finite is recomputed (`nan_repair`). A row that sees no key has
-lse = -inf, and gets zeros.
+Masked tiles, and rows that are not finite: as in `forward`. A row that sees no key has lse = -inf, and gets zeros.
 
 Shared memory: `Sm80DqConfig.tiles`, 2 * (BLOCK_Q + 2 * BLOCK_KV) * (D + Dv) bytes. Registers: BLOCK_KV / 2 scores, as
-many of dP, and dS in half as many, D / 2 of acc, D / 4 + Dv / 4 of Q and dO where they are held, and about 40.
+many of dP, and dS in half as many, D / 2 of acc, D / 4 + Dv / 4 of Q and dO, and about 40.
 """
 
 from __future__ import annotations
@@ -72,8 +70,8 @@ class Left(NamedTuple):
 def dq_tiles(config: Sm80DqConfig, variant: Variant, tile: Sm80DqTiles, aligned: bool) -> Members:
     """The verbs of a block's tiles of keys. row: the first of four warps."""
     dtype, chain = variant.dtype, chain_of(variant.having, variant.dtype, gradient=True)
-    qk = strip_abt(dtype, tile.q, tile.k, tile.q_boxes, held=config.held)
-    dov = strip_abt(dtype, tile.do, tile.v, tile.v_boxes, held=config.held)
+    qk = strip_abt(dtype, tile.q, tile.k, tile.q_boxes, held=True)
+    dov = strip_abt(dtype, tile.do, tile.v, tile.v_boxes, held=True)
     dsk = strip_ab(dtype, tile.k_right, tile.q_boxes)
     rows, keys = softmax_rows(dtype, qk.size, dsk.size), range_of(config.block_kv).keys
     score = fragment_scores(chain, config.block_kv, apart=False, bent=chain.scores)

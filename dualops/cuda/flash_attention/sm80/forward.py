@@ -46,7 +46,7 @@ from ...tile.products import opaque_f32, recomputed_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
 from ...tile.strips import APART, strip_ab, strip_abt
-from ...tile.unrolled import one_after_another
+from ...tile.unrolled import unrolled
 from ..arguments import Variant, array_type, inputs_type, statistic_type
 from ..fragment_scores import FragmentScores, fragment_scores, my_row, store_lse
 from ..nan_repair import nan_repair
@@ -57,15 +57,14 @@ from .config import ROW_BYTES, ROWS, Sm80Config, Tiles
 from .rows import KeyHead, Vectors, kv_copies, output_of
 
 
-def part_of(size: int, strip: int) -> Callable[..., Any]:
-    """Return the verb (acc) -> a strip's `size` numbers."""
-    FIRST = size * strip
+def part_of(size: int) -> Callable[..., Any]:
+    """Return the verb (acc, strip) -> a strip's `size` numbers."""
 
     @verb
-    def take(acc):
+    def take(acc, strip):
         part = cuda.local.array(size, f32)
         for e in range(size):
-            part[e] = acc[FIRST + e]
+            part[e] = acc[size * strip + e]
         return part
 
     return take
@@ -75,24 +74,17 @@ def scores_of_strips(score: FragmentScores, size: int, strips: int) -> FragmentS
     """Return the verbs of tiles with `size` scores of a thread in each strip. Several strips exclude dropout."""
     if strips == 1:
         return score
+    take = part_of(size)
 
-    def each(of_tile: Callable[..., None]) -> Callable[..., None]:
-        def of_strip(strip: int) -> Callable[..., None]:
-            take, FIRST, FURTHER = part_of(size, strip), size * strip, APART * strip
+    @unrolled(range(strips))
+    def finish(scores, options, scale, where, strip):
+        part, m0 = take(scores, strip), i32(where.m0 + APART * strip)
+        where = Where(where.b, where.h, m0, where.n0, where.Sq, where.Sk, where.offset)
+        score.finish(part, options, scale, where)
+        for e in range(size):
+            scores[size * strip + e] = part[e]
 
-            @verb
-            def one(scores, options, scale, where):
-                part = take(scores)
-                m0 = i32(where.m0 + FURTHER)
-                of_tile(part, options, scale, Where(where.b, where.h, m0, where.n0, where.Sq, where.Sk, where.offset))
-                for e in range(size):
-                    scores[FIRST + e] = part[e]
-
-            return one
-
-        return one_after_another([of_strip(strip) for strip in range(strips)])
-
-    return score.but(finish=each(score.finish))
+    return score.but(finish=finish)
 
 
 class StripsTo(NamedTuple):
@@ -204,22 +196,17 @@ def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: b
         pv.put(mine.probs, mine.scores)
         pv.add(mine.acc, mine.probs, smem, i32(tile.v_at + stage * tile.v_size))  # acc [16, Dv] += P @ V
 
-    def end_of(strip: int) -> Callable[..., None]:
-        take = part_of(acc_size, strip)
+    take = part_of(acc_size)
 
-        @verb
-        def end(acc, row_max, to, _):
-            mine, row = take(acc), i32(to.row + ROWS * strip)
-            upper, lower = row_max[2 * strip], row_max[2 * strip + 1]
-            if with_lse:
-                store_lse(to.lse, to.task, i32(row + my_row()), upper)
-                store_lse(to.lse, to.task, i32(row + my_row() + 8), lower)
-            nan_rows.repair(mine, (upper, lower), to.x, to.task, row, i32(0), to.work)
-            output.store(cuda.shared.array(0, f32, alignment=128), to.o, mine, to.task, row)
-
-        return end
-
-    end_all = one_after_another([end_of(strip) for strip in range(STRIPS)])
+    @unrolled(range(STRIPS))
+    def _end(acc, row_max, to, strip):
+        mine, row = take(acc, strip), i32(to.row + ROWS * strip)
+        upper, lower = row_max[2 * strip], row_max[2 * strip + 1]
+        if with_lse:
+            store_lse(to.lse, to.task, i32(row + my_row()), upper)
+            store_lse(to.lse, to.task, i32(row + my_row() + 8), lower)
+        nan_rows.repair(mine, (upper, lower), to.x, to.task, row, i32(0), to.work)
+        output.store(cuda.shared.array(0, f32, alignment=128), to.o, mine, to.task, row)
 
     @verb
     def store(mine, to):
@@ -235,7 +222,7 @@ def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: b
         if chain.sinks:
             rows.scale(mine.acc, mine.rescale)
         rows.divide(mine.acc, mine.row_sum, score.growth(to.work.options))
-        end_all(mine.acc, mine.row_max, to, 0)
+        _end(mine.acc, mine.row_max, to)
 
     return locals()
 

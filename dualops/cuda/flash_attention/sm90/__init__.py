@@ -75,7 +75,7 @@ def _short_config(p: Problem, options: Sequence[str], room: int) -> tuple[Sm90Co
 
 
 def _choice(p: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config, reason: str) -> Choice:
-    steps = partial(split_steps if config.split else forward_steps, p, results, config)
+    steps = partial(forward_steps, p, results, config)
     maps = forward_maps(p, {**p.arrays, **results}, config)
     return Choice("sm90", config, reason, steps, workspace(p, config), maps=maps)
 
@@ -119,6 +119,8 @@ def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90C
 
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
+    if config.split:
+        return [cleared(1), *split_launches(problem, results, config)]
     return after_counter(forward_step(problem, results, config), is_static(config, variant(problem)))
 
 
@@ -133,10 +135,6 @@ def forward_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm9
     args = (maps, bias_maps, "counter", to, Inputs(*arrays), tiled_work(p, section_of(p, static), sizes(p)))
     blocks = heads * cdiv(p.Sq, config.block_q) * config.slices
     return Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
-
-
-def split_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
-    return [cleared(1), *split_launches(problem, results, config)]
 
 
 def split_launches(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:

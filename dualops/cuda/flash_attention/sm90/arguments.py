@@ -97,15 +97,19 @@ def boxed_maps(
     }
 
 
+def lines_of(config: Any) -> dict[str, int]:
+    """Return the lines of a box of each array that a gradient's kernel loads."""
+    return {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
+
+
 def gradient_maps(
     problem: Problem, metas: Mapping[str, ArrayMeta], config: Any, kernel: str, results: Sequence[str]
 ) -> dict[str, Mapped]:
     """Return the tensor maps of a gradient's launch, by names of its own. metas: of the problem's arrays and
     results.
     """
-    lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
-    lines |= {name: ROWS for name in results if how_stored(metas, name, is_varlen(problem)) == "boxes"}
-    maps = boxed_maps(problem, metas, lines, f"{kernel}_")
+    stored = {name: ROWS for name in results if how_stored(metas, name, is_varlen(problem)) == "boxes"}
+    maps = boxed_maps(problem, metas, lines_of(config) | stored, f"{kernel}_")
     return maps | {f"{kernel}_bias_map": bias_map(problem, config.bias)} if config.bias else maps
 
 

@@ -34,7 +34,7 @@ from .config import SLACK, padded, widths
 from .dbias import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dkv import build_dkv
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig, FusedConfig, dkv_configs, fused_configs
-from .dkv_split import build_dkv_split, build_dkv_split_f32
+from .dkv_split import build_dkv_split
 from .dq import build_dq
 from .dq_config import AnyDqConfig, DbiasConfig, DqThirdsConfig, dq_configs
 from .dq_split import build_dq_split_f32
@@ -80,12 +80,8 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
             others, _ = next(simt.backward_configs(p))
             dbias, of_dbias = dbias_choice(p, results, device)
             configs = FusedConfigs(config, others, dbias)
-            found, maps = (
-                fused_workspace(p, config),
-                gradient_maps(p, {**p.arrays, **results}, config, "fused", ALL_RESULTS),
-            )
-            if dbias is not None:
-                found, maps = found | dbias_workspace(p, dbias), maps | dbias_maps(p, dbias)
+            found = fused_workspace(p, config) | dbias_workspace(p, dbias)
+            maps = gradient_maps(p, {**p.arrays, **results}, config, "fused", ALL_RESULTS) | dbias_maps(p, dbias)
             note = f"dq, dk and dv: {reason}, dq added in float32{of_dbias}"
             steps = partial(fused_steps, p, results, configs)
             yield Choice("sm90", configs, note, steps, found, maps=maps)
@@ -203,8 +199,6 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
     if isinstance(config, DkvConfig):
         build = build_dkv(config, variant(p), stored["dk"], stored["dv"], packed)
         bias_maps = ((("dkv_bias_map",) if config.bias else ()),)
-    elif isinstance(config, DkvThirdsConfig):
-        build = build_dkv_split_f32(config, variant(p), packed)
     else:
         build = build_dkv_split(config, variant(p), stored["dk"], stored["dv"], packed)
     section = section_of_queries(p, packed=packed)
@@ -255,10 +249,9 @@ def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Devi
             others, _ = next(simt.backward_configs(p))
             dbias, of_dbias = dbias_choice(p, results, device)
             configs = BackwardConfigs(config, dkv_config, others, dbias)
-            found, metas = workspace(p), {**p.arrays, **results}
+            found, metas = workspace(p) | dbias_workspace(p, dbias), {**p.arrays, **results}
             maps = gradient_maps(p, metas, config, "dq", ("dq",)) | gradient_maps(p, metas, dkv_config, "dkv", RESULTS)
-            if dbias is not None:
-                found, maps = found | dbias_workspace(p, dbias), maps | dbias_maps(p, dbias)
+            maps |= dbias_maps(p, dbias)
             steps = partial(backward_steps, p, results, configs)
             yield Choice("sm90", configs, f"dq: {reason}; dk and dv: {dkv_reason}{of_dbias}", steps, found, maps=maps)
 

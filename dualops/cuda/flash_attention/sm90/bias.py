@@ -42,7 +42,7 @@ from ...tile.pipeline import pipeline
 from ...tile.products import recomputed_i32
 from ...tile.storage import fetch_global_b32
 from ...tile.swizzle import Operand
-from ...tile.unrolled import local_array
+from ...tile.unrolled import local_array, nothing
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant
 from ..options import Having, OptionChain, chain_of
@@ -217,35 +217,32 @@ class BiasStages(Namespace):
     release: Callable[..., None]  # (barriers, i, warpgroup): my tile, once scores have changed
 
 
+@verb
+def _no_barriers():
+    return i32(0)
+
+
+@verb
+def _words_alone(smem, barriers, words, i, warpgroup):
+    return words
+
+
+NO_STAGES = BiasStages(
+    maps_type=types.Tuple([]),
+    word=None,
+    barriers=_no_barriers,
+    init=nothing(1),
+    prefetch=nothing(1),
+    bring=nothing(7),
+    words=local_array(1, u32),
+    wait=_words_alone,
+    release=nothing(3),
+)
+
+
 def bias_stages(variant: Variant, operand: Operand | None, at: int, stages: int, consumers: int) -> BiasStages:
     """The verbs of a kernel whose first stage begins at byte `at`. operand: a tile; None without a bias in boxes."""
-    return _stages(variant, operand, at, stages, consumers) if operand else _no_stages()
-
-
-def _no_stages() -> BiasStages:
-    @verb
-    def barriers():
-        return i32(0)
-
-    @verb
-    def init(barriers):
-        pass
-
-    @verb
-    def bring(smem, maps, barriers, options, task, n0, i):
-        pass
-
-    words = local_array(1, u32)
-
-    @verb
-    def wait(smem, barriers, words, i, warpgroup):
-        return words
-
-    @verb
-    def release(barriers, i, warpgroup):
-        pass
-
-    return BiasStages.from_locals(locals(), maps_type=types.Tuple([]), word=None, prefetch=init)
+    return _stages(variant, operand, at, stages, consumers) if operand else NO_STAGES
 
 
 def _stages(variant: Variant, operand: Operand, at: int, stages: int, consumers: int) -> BiasStages:
@@ -311,17 +308,8 @@ def bias_dkv(variant: Variant, operand: Operand | None, at: int, loaders_warp: i
 
 def _no_tiles() -> BiasDkv:
     @verb
-    def prefetch(maps):
-        pass
-
-    @verb
-    def bring(smem, stage, maps, options, place, full):
-        pass
-
-    words = local_array(1, u32)
-
-    @verb
     def held(smem, stage, words):
         return words
 
-    return BiasDkv.from_locals(locals(), maps_type=types.Tuple([]), nbytes=0, word=None)
+    verbs = {"prefetch": nothing(1), "bring": nothing(6), "words": local_array(1, u32), "held": held}
+    return BiasDkv(maps_type=types.Tuple([]), nbytes=0, word=None, **verbs)

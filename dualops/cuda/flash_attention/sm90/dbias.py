@@ -60,7 +60,7 @@ from ..fragment_scores import fragment_scores
 from ..options import chain_of, having
 from ..score_gradients import rows_of_queries
 from ..tiles import Where
-from .arguments import MAPS_TYPE, boxed_maps, maps_of
+from .arguments import MAPS_TYPE, boxed_maps, lines_of, maps_of
 from .bias import bias_registers, in_words
 from .bias_tile_scheduler import BiasExtent, Broadcast, bias_walk, pieces_of, visits_of_tile
 from .config import SLACK, padded, widths
@@ -315,10 +315,12 @@ def _in_vectors(to: ArrayMeta, config: DbiasConfig) -> bool:
     )
 
 
-def dbias_workspace(problem: Problem, config: DbiasConfig) -> dict[str, ArrayMeta]:
+def dbias_workspace(problem: Problem, config: DbiasConfig | None) -> dict[str, ArrayMeta]:
     """Return the parts of sums in float32, if there are several: of pieces, and of each warp if the bias has
     one row.
     """
+    if config is None:
+        return {}
     p, one, pieces = problem, broadcast_of(problem), _pieces(problem, config)
     if not one.row and pieces == 1:
         return {}
@@ -326,9 +328,9 @@ def dbias_workspace(problem: Problem, config: DbiasConfig) -> dict[str, ArrayMet
     return {PARTS: ArrayMeta(shape, "float32", contiguous_strides(shape), p.arrays["q"].device, 0)}
 
 
-def dbias_maps(problem: Problem, config: DbiasConfig) -> dict[str, Mapped]:
+def dbias_maps(problem: Problem, config: DbiasConfig | None) -> dict[str, Mapped]:
     """Return the tensor maps of the launch, by names of its own."""
-    return boxed_maps(problem, problem.arrays, config.box_lines, "dbias_")
+    return boxed_maps(problem, problem.arrays, lines_of(config), "dbias_") if config else {}
 
 
 def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: DbiasConfig) -> Sequence[Step]:

@@ -21,7 +21,7 @@ from ...tile.numbers import LOG2_E, numbers
 from ...tile.rows import FULL_WARP, lane_reductions, transposed, vote_any
 from ...tile.softmax_rows import LANES, ROWS as THREAD_ROWS
 from ...tile.storage import storage
-from ...tile.unrolled import one_after_another
+from ...tile.unrolled import one_after_another, unrolled
 from ...tile.warpgroup import ROWS
 from ..saved_lse import exponent_less, is_large, lowered
 from ..score_coords import is_marked, my_column, my_row
@@ -76,32 +76,24 @@ def gradient_of_bias(size: int) -> Members:
             for e in range(4):
                 totals[4 * j + e] += probs[4 * j + e] * (d_probs[4 * j + e] - delta[e // 2])
 
-    def probabilities_of(h: int) -> Callable[..., None]:
-        @verb
-        def probabilities(scores, where, base, _):
-            there = where.m0 + my_row() + 8 * h < where.Sq
-            for j in range(quads):
-                for e in range(2):
-                    score = scores[4 * j + 2 * h + e]
-                    prob = num.exp2(exponent_less(score, base[h]))
-                    # a NaN row makes all keys that it sees NaN
-                    counts = (score != num.minus_inf) | (prob != num.zero)
-                    scores[4 * j + 2 * h + e] = prob if counts & (not is_marked(score)) & there else NOT_THERE
+    @unrolled(range(THREAD_ROWS))
+    def _probabilities(scores, where, base, h):
+        there = where.m0 + my_row() + 8 * h < where.Sq
+        for j in range(quads):
+            for e in range(2):
+                score = scores[4 * j + 2 * h + e]
+                prob = num.exp2(exponent_less(score, base[h]))
+                # a NaN row makes all keys that it sees NaN
+                counts = (score != num.minus_inf) | (prob != num.zero)
+                scores[4 * j + 2 * h + e] = prob if counts & (not is_marked(score)) & there else NOT_THERE
 
-        return probabilities
-
-    def added_of(h: int) -> Callable[..., None]:
-        @verb
-        def add(totals, probs, d_probs, delta):
-            for j in range(quads):
-                for e in range(2):
-                    i = 4 * j + 2 * h + e
-                    total = totals[i] + probs[i] * (d_probs[i] - delta[h])
-                    totals[i] = totals[i] if probs[i] < num.zero else total
-
-        return add
-
-    both_rows = one_after_another([probabilities_of(h) for h in range(THREAD_ROWS)])
+    @unrolled(range(THREAD_ROWS))
+    def _add_counted(totals, probs, d_probs, delta, h):
+        for j in range(quads):
+            for e in range(2):
+                i = 4 * j + 2 * h + e
+                total = totals[i] + probs[i] * (d_probs[i] - delta[h])
+                totals[i] = totals[i] if probs[i] < num.zero else total
 
     @verb
     def probabilities(scores, where, base, all_count):
@@ -109,16 +101,14 @@ def gradient_of_bias(size: int) -> Members:
         if all_count:
             _exponentials(scores, base)
         else:
-            both_rows(scores, where, base, 0)
-
-    add_counted = one_after_another([added_of(h) for h in range(THREAD_ROWS)])
+            _probabilities(scores, where, base)
 
     @verb
     def add(totals, probs, d_probs, delta, all_count):
         if all_count:
             _add_all(totals, probs, d_probs, delta)
         else:
-            add_counted(totals, probs, d_probs, delta)
+            _add_counted(totals, probs, d_probs, delta)
 
     return locals()
 
@@ -191,36 +181,24 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors:
         rows = (places[0], places[1], upper < extent.Sq_bias, lower < extent.Sq_bias)
         store_all(to, totals, rows, (i32(part.n0 + my_column()), extent.Sk_bias))
 
-    def sum_of_row(h: int) -> Callable[..., None]:
-        @verb
-        def store(to, totals, part, extent):
-            m, total = i32(_first_row(part) + 8 * h), totals[2 * h] + totals[2 * h + 1]
-            for j in range(1, quads):
-                total += totals[4 * j + 2 * h] + totals[4 * j + 2 * h + 1]
-            total = row_lanes.sum(total)
-            if (m < extent.Sq_bias) & (cuda.threadIdx.x % LANES == 0):
-                mem.store(to.data, _start(to, part) + i64(m) * to.strides[3], total)
+    @unrolled(range(2))
+    def _sums_of_rows(to, totals, part, extent, h):
+        m, total = i32(_first_row(part) + 8 * h), totals[2 * h] + totals[2 * h + 1]
+        for j in range(1, quads):
+            total += totals[4 * j + 2 * h] + totals[4 * j + 2 * h + 1]
+        total = row_lanes.sum(total)
+        if (m < extent.Sq_bias) & (cuda.threadIdx.x % LANES == 0):
+            mem.store(to.data, _start(to, part) + i64(m) * to.strides[3], total)
 
-        return store
-
-    def sums_of_columns(first: int, end: int) -> Callable[..., None]:
-        @verb
-        def store(to, totals, own, columns):
-            for j in range(first, end):
-                for e in range(2):
-                    n, total = i32(columns[0] + 8 * j + e), totals[4 * j + e] + totals[4 * j + 2 + e]
-                    for step in range(3):
-                        total += num.shuffle(total, LANES << step, FULL_WARP)
-                    if (n < columns[1]) & (cuda.threadIdx.x % 32 < LANES):
-                        mem.store(to.data, own + i64(n) * to.strides[4], total)
-
-        return store
-
-    all_columns = one_after_another([sums_of_columns(j, min(j + GROUP, quads)) for j in range(0, quads, GROUP)])
-
-    @verb
-    def _sum_of_rows(to, totals, part, extent):
-        all_columns(to, totals, _start(to, part), (i32(part.n0 + my_column()), extent.Sk_bias))
+    @unrolled((first, min(first + GROUP, quads)) for first in range(0, quads, GROUP))
+    def _sums_of_columns(to, totals, part, extent, first, end):
+        for j in range(first, end):
+            for e in range(2):
+                n, total = i32(part.n0 + my_column() + 8 * j + e), totals[4 * j + e] + totals[4 * j + 2 + e]
+                for step in range(3):
+                    total += num.shuffle(total, LANES << step, FULL_WARP)
+                if (n < extent.Sk_bias) & (cuda.threadIdx.x % 32 < LANES):
+                    mem.store(to.data, _start(to, part) + i64(n) * to.strides[4], total)
 
     @verb
     def _sum_of_all(to, totals, part, extent):
@@ -231,13 +209,10 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors:
         if cuda.threadIdx.x % 32 == 0:
             mem.store(to.data, _start(to, part), total)
 
-    if one.column:
-        store = _sum_of_all if one.row else one_after_another([sum_of_row(h) for h in range(2)])
-    else:
-        store = _sum_of_rows if one.row else _store_tile
+    stores = (_store_tile, _sums_of_rows), (_sums_of_columns, _sum_of_all)
     return members(
         locals(),
-        store=store,  # (to, totals, part, extent): `to` has PLACES strides
+        store=stores[one.row][one.column],  # (to, totals, part, extent): `to` has PLACES strides
     )
 
 

@@ -23,14 +23,13 @@ Both multiply D + Dv columns a tile, whatever D and Dv are. Shared memory is nea
 float16 (`tile.warpgroup_exchange`). As bfloat16, P would be rounded before dS is: dk then has 1.2 times the baseline's
 error, and single elements more than twice.
 
-float32 (`build_dkv_split_f32`) has three parts of bfloat16 for each number, and six products for each
+float32 (`DkvThirdsConfig`) has three parts of bfloat16 for each number, and six products for each
 (`tile.split_bf16x3`). Tensor cores round sums toward zero, so threads add them: dk or dv of 128 columns, and the sums
 to add, take all registers of a warpgroup. Here a warpgroup waits for each of its products, while the other one's run. A
 tile of 48 queries has 36 KiB of Q and as many of dO, so that three fit: Q has two stages, since the last product needs
 it.
 
-Tiles that no key is seen from are not loaded, and masks are evaluated only in tiles that they cut (`visible_tiles`). A
-P.T of 0 times a NaN in Q or dO is NaN even if a mask hides it: rows that are not finite are recomputed (`nan_repair`).
+Masked tiles, and rows that are not finite: as in `dkv`.
 
 Shared memory: `DkvApartConfig.tiles`, 2 * (D + Dv) * (64 + stages * BLOCK_Q) + places * 128 * BLOCK_Q bytes, twice the
 latter if P is exact; `DkvThirdsConfig.tiles`, 6 * (64 * (D + Dv) + BLOCK_Q * (stages * D + do_stages * Dv)) + 256 *
@@ -236,10 +235,18 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
     )
 
 
-def build_split(
-    config: DkvApartConfig | DkvThirdsConfig, variant: Variant, stored: tuple[str, str], packed: bool
+@builds
+def build_dkv_split(
+    config: DkvApartConfig | DkvThirdsConfig,
+    variant: Variant,
+    dk_stored: str = "",
+    dv_stored: str = "",
+    packed: bool = False,
 ) -> Kernel:
-    """Return the kernel of a Config. Raises ValueError as `split_tiles`."""
+    """flash_attention_dkv_split_sm90(maps, to, x, work), with the records of `build_dkv`; for float32
+    flash_attention_dkv_split_f32_sm90. Raises ValueError for options with slopes if the Config is not exact.
+    """
+    stored = dk_stored, dv_stored
     role, tiles = roles(CONSUMERS, most=not config.thirds), split_tiles(config, variant)
     task_of = walk_by_keys(config, variant, packed=packed)
     dk_results = results_of_keys(variant, (tiles.dk_size, 0), tiles.dk_at, stored, 1)
@@ -280,19 +287,3 @@ def build_split(
             dk_results.store(smem, to, (dk.acc, dk.acc), task, i32(0), x, work)
 
     return flash_attention_dkv_split
-
-
-@builds
-def build_dkv_split(
-    config: DkvApartConfig, variant: Variant, dk_stored: str, dv_stored: str, packed: bool = False
-) -> Kernel:
-    """flash_attention_dkv_split_sm90(maps, to, x, work), with the records of `build_dkv`. Raises ValueError for options
-    with slopes if the Config is not exact.
-    """
-    return build_split(config, variant, (dk_stored, dv_stored), packed)
-
-
-@builds
-def build_dkv_split_f32(config: DkvThirdsConfig, variant: Variant, packed: bool = False) -> Kernel:
-    """flash_attention_dkv_split_f32_sm90(maps, to, x, work), with the records of `build_dkv`."""
-    return build_split(config, variant, ("", ""), packed)

@@ -21,9 +21,7 @@ dS is the left factor of 4 in registers, which are free when dP needs them. 7 ov
 products; warpgroups may take turns to start theirs. K is read twice: by its rows for the scores, by its columns for dq.
 A bias that is copied as boxes (`bias`) is read during 7; otherwise it is read from memory, score by score.
 
-Tiles that no query sees are not loaded, and masks are evaluated only in tiles that they cut (`visible_tiles`). Masked
-elements have P = 0, and 0 times a NaN in K or V is NaN: rows that are not finite are recomputed (`nan_repair`). A row
-that sees nothing has lse = -inf, and gets zeros.
+Masked tiles, and rows that are not finite: as in `forward`. A row that sees nothing has lse = -inf, and gets zeros.
 
 Shared memory: `DqConfig.tiles`, 2 * (BLOCK_Q * (q_stages * (D + Dv) + D) + stages * BLOCK_KV * (D + Dv)) bytes, BLOCK_Q
 * D less if dq overwrites Q, and 2 * bias_stages * BLOCK_Q * BLOCK_KV for the bias. Registers: BLOCK_KV / 2 scores and
@@ -36,28 +34,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...compiler.backend import (
-    Kernel,
-    Members,
-    Noun,
-    builds,
-    cuda,
-    f32,
-    i32,
-    i64,
-    kernel,
-    members,
-    noun,
-    pointer,
-    u8,
-    u32,
-    verb,
-)
-from ...tile.numbers import numbers
+from ...compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, members, noun, pointer, u8, u32, verb
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
+from ...tile.warpgroup_exchange import Handover
 from ..arguments import Variant, gradient_inputs_type
 from ..fragment_scores import fragment_scores
 from ..score_gradients import gradient_of_queries
@@ -73,7 +55,7 @@ from .tile_scores import OwnRows, scores_of_queries
 from .visible_tiles import kv_tiles_of, q_and_do
 
 
-def dq_loads(config: AnyDqConfig, variant: Variant, others: Noun | None = None) -> KvLoads:
+def dq_loads(config: AnyDqConfig, variant: Variant, others: Handover | None = None) -> KvLoads:
     """Return what dq's kernels load. others: as of `kv_loads`."""
     visits = kv_tiles_of(config.block_q, config.block_kv, variant)
     items = work_items(walk_by_queries(config, variant, visits.between, gradient=True), config.q_stages + 1)
@@ -109,7 +91,7 @@ def dq_tiles(config: DqConfig, variant: Variant, load: KvLoads) -> Members:
     chains = chains_of(variant, words=config.bias_stages > 0, gradient=True)
     tiles, dtype, thirds = config.tiles(*widths(variant)), factors(variant.dtype), config.thirds
     qk, dov = warpgroup_mma(dtype, tiles.q, tiles.k, thirds), warpgroup_mma(dtype, tiles.do, tiles.v, thirds)
-    dsk, takers, num = register_mma(dtype, tiles.k_right, thirds), config.consumers if config.turns else 1, numbers(f32)
+    dsk, takers = register_mma(dtype, tiles.k_right, thirds), config.consumers if config.turns else 1
     rows, bent = softmax_rows(variant.dtype, qk.size, dsk.size), chains.whole.scores
     score = fragment_scores(chains.of_tile, config.block_kv, bent=bent, word=load.bias.word, others=variant.varlen)
     gradient = gradient_of_queries(chains.of_tile, score, rows, qk.size, dsk.size)
@@ -137,11 +119,6 @@ def dq_tiles(config: DqConfig, variant: Variant, load: KvLoads) -> Members:
         dsk.wait(item.sums)
         load.k.release(mine.bars.k, filling)
         dsk.collect(mine.acc, item.sums)
-
-    @verb
-    def clear(acc):
-        for n in range(dsk.size):
-            acc[n] = num.zero
 
     def tile_of(*, first: bool) -> Callable[..., Any]:
         """Return the verb (own, mine, item, pending, filling, adds) -> `Pending` of the next tile, for an item's first
@@ -195,6 +172,7 @@ def dq_tiles(config: DqConfig, variant: Variant, load: KvLoads) -> Members:
         first=tile_of(first=True),  # verbs of `tile_of`
         later=tile_of(first=False),
         scores_of=scores_of,
+        clear=gradient.clear,
         turn=turns(takers),
         size=dsk.size,
         at=tiles.dq_at,

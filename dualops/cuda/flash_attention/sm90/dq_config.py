@@ -178,9 +178,8 @@ class DbiasConfig(TilesConfig):
     and warpgroups take turns to start both products.
 
     For a bias [4, 1, S, S], B = 4, H = 16, S = 4096, D = 128, including delta (H200, 2026-11-26, before the test
-    whether all scores of a warp count): 1.28 ms with both, 1.30 without turns, 1.29 with neither; 1.34
-    when Q and K had two stages, and dO and V one. Clusters that share K and V did not pay: 1.29 with two blocks, 1.39
-    with four. Loads alone take 0.79, and all else without them 1.17.
+    whether all scores of a warp count): 1.28 ms with both, 1.30 without turns, 1.29 with neither; 1.34 when Q and K had
+    two stages, and dO and V one. Clusters that share K and V: 1.29 with two blocks, 1.39 with four.
     """
 
     consumers: int
@@ -203,11 +202,6 @@ class DbiasConfig(TilesConfig):
         query_bytes, key_bytes = max(q.nbytes, do.nbytes), max(k.nbytes, v.nbytes)
         keys_at = self.stages * query_bytes
         return DbiasTiles(q, do, k, v, query_bytes, key_bytes, keys_at, keys_at + self.stages * key_bytes)
-
-    @property
-    def box_lines(self) -> dict[str, int]:
-        """Rows of a box of each array."""
-        return {"q": self.block_q, "k": self.block_kv, "do": self.block_q, "v": self.block_kv}
 
 
 FEWER_KEYS, LEAST_KEYS = 112, 64

@@ -27,22 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...compiler.backend import (
-    Kernel,
-    Members,
-    builds,
-    cuda,
-    f32,
-    i32,
-    i64,
-    kept_noun,
-    kernel,
-    members,
-    noun,
-    u8,
-    u32,
-    verb,
-)
+from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, u8, u32, verb
 from ...ptx.async_copy import (
     cp_async_bulk_commit_group,
     cp_async_bulk_store,
@@ -75,13 +60,7 @@ def draw(counter):
     return i32(atom_add_i64(counter, i64(0), i64(1)))
 
 
-@verb
-def all_added(flags, flag, count):
-    """Wait until `count` blocks have added; then threads of this block that called this may read the sum."""
-    wait_for_i64(flags, flag, i64(count))
-
-
-@kept_noun
+@noun
 def store_queue(count: int, warps: int) -> Members:
     """The verbs of places that `warps` warps fill together."""
     own = places(count, arrivals(warps), 1)
@@ -164,14 +143,12 @@ def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
     tiles = packed_tiles(block_q)
 
     @verb
-    def of_batch(task, H, h, tile, q_tiles):
+    def place(task, H, h, tile, q_tiles):
+        if varlen:
+            return i64(h) * q_tiles + i32(tiles.after(task.q_first, task.b) + tile)
         return i64(task.b * H + h) * q_tiles + tile
 
-    @verb
-    def of_sequence(task, H, h, tile, q_tiles):
-        return i64(h) * q_tiles + i32(tiles.after(task.q_first, task.b) + tile)
-
-    return of_sequence if varlen else of_batch
+    return place
 
 
 @noun
@@ -254,7 +231,7 @@ def added_dq(config: FusedConfig, variant: Variant) -> Members:
         acc = cuda.local.array(SIZE, f32)
         tile = place_of(task, work.extent.H, task.h, i32(task.m0 // config.block_q), sums.tiles)
         at = (tile * PARTS + part) * FRAGMENTS + 4 * cuda.threadIdx.x
-        all_added(sums.flags, 1 + tile, task.count)
+        wait_for_i64(sums.flags, 1 + tile, i64(task.count))
         for n in range(0, SIZE, 4):
             source.load(acc, n, sums.data, at + 128 * n, task.count != 0, NONE)
         return acc

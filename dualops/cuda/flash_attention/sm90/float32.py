@@ -5,7 +5,7 @@ a sixth of that of 16 bits. A launch (`to_bf16x3`) writes the parts of q, k, v a
 plan, one and a half times their own: a row has all upper parts, in whole boxes, then the middle and the lower ones. So
 it is loaded and multiplied like any row of 16 bits, three times as wide, and V is read by columns, which tf32
 tensor cores can't do. The kernels are those of 16 bits (`forward`, `dq`, `dkv`). The gradient of heads wider than 64
-has its own (`build_dq_split_f32`, `build_dkv_split_f32`): two warpgroups share the work for a tile, as results and the
+has its own (`build_dq_split_f32`, `build_dkv_split`): two warpgroups share the work for a tile, as results and the
 sums to add take the registers of both.
 """
 
@@ -18,11 +18,11 @@ from ....spec import ArrayMeta, Problem
 from ...launch.device import Device
 from ...launch.plans import Choice
 from ...launch.step import Step
-from ...launch.tensor_map import Mapped
 from .. import simt
 from ..arguments import has_usual_scale, is_varlen, variant
 from ..options import having
 from . import backward, forward_steps as kernel_steps
+from .arguments import lines_of
 from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES, SLACK, Sm90Config, are_many, widths
 from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig
 from .dq_config import AnyDqConfig, DqConfig, DqThirdsConfig
@@ -94,7 +94,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
         return
     others, _ = next(simt.backward_configs(p))
     configs = backward.BackwardConfigs(dq, dkv, others)
-    maps = {**_maps(p, "dq", dq.block_q, dq.block_kv), **_maps(p, "dkv", dkv.block_q, dkv.block_kv)}
+    maps = thirds_maps(p, lines_of(dq), "dq_") | thirds_maps(p, lines_of(dkv), "dkv_")
     workspace = {**thirds_of(p, GRADIENT_SPLIT), **backward.workspace(p)}
     steps = partial(backward_steps, p, results, configs)
     yield Choice("sm90", configs, reason, steps, workspace, maps=maps)
@@ -122,10 +122,6 @@ def gradient_configs(D: int, Dv: int, options: Sequence[str]) -> tuple[tuple[Any
         f"dq: {dq.block_q} queries by {keys} keys; dk and dv: {dkv.block_kv} keys by {queries} queries; in three parts "
         f"each{note}"
     )
-
-
-def _maps(problem: Problem, kernel: str, queries: int, keys: int) -> dict[str, Mapped]:
-    return thirds_maps(problem, {"q": queries, "do": queries, "k": keys, "v": keys}, f"{kernel}_")
 
 
 def backward_steps(

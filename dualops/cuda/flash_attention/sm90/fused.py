@@ -4,11 +4,13 @@ A block has 128 keys of one key head, 64 for each of two consumer warpgroups, an
 tile of BLOCK_Q queries after another (`dq_sums.TileOrder`). Rows are keys, columns queries, as in `dkv`, which has the
 same products but the last: dq is a sum over the keys of many blocks.
 
-    producers                                  consumers 1  one thread loads K and V                3  wait for K and V
-    2  for each query head of the group, for   for each tile, 64 queries at a time: each tile of queries that see some
-    of   4  S.T [64, 64] = K @ Q.T, dP.T [64, 64] = V @ dO.T; overlapped with the the keys: it loads Q and dO, and a
-    second: P.T = exp2(S.T - lse) warp loads lse and delta                5  dv [64, Dv] += P.T @ dO, overlapped: dS.T =
-    P.T * (dP.T - delta), which goes, rounded, to shared memory; dk [64, D] += dS.T @ Q
+    producers                                  consumers
+    1  one thread loads K and V                3  wait for K and V
+    2  for each query head of the group, for   for each tile, 64 queries at a time:
+       each tile of queries that see some of   4  S.T [64, 64] = K @ Q.T, dP.T [64, 64] = V @ dO.T; overlapped with
+       the keys: it loads Q and dO, and a         the second: P.T = exp2(S.T - lse)
+       warp loads lse and delta                5  dv [64, Dv] += P.T @ dO, overlapped: dS.T = P.T * (dP.T - delta),
+                                                  which goes, rounded, to shared memory; dk [64, D] += dS.T @ Q
                                                6  both warpgroups meet; dq [64, 64] = dS @ K, for all 128 keys, each its
                                                   columns or its queries; during the last dk it goes to shared memory
     8  a thread adds dq to its sum in memory   7  dk *= scale; dk leaves through K's place, dv through V's
@@ -23,7 +25,8 @@ The sum of a tile's dq has one order, whichever blocks run when: number r waits 
 Blocks draw their work, a head's first keys before the next ones, and visit tiles from the last one on. So each waits
 only for blocks that started earlier, and follows the previous one at a tile's distance. Or, with a causal mask or a
 window, a head's last keys come first, and blocks visit tiles from the first one that sees their keys. Then, under a
-causal mask, no block waits at its start, and the longest blocks come last (`FusedConfig.ascends`). With `by_steps`, P.T
+causal mask, no block waits at its start, except near the first query, and the longest blocks come last
+(`FusedConfig.ascends`). With `by_steps`, P.T
 of 16 queries is multiplied as soon as it is there, overlapped with the next exponentials (`products.probs_by_steps`).
 dq lies in memory in the layout of registers; `dq_sums.build_dq_convert` turns it into rows.
 

@@ -30,7 +30,7 @@ from ...tile.swizzle import Operand
 from ..arguments import Variant
 from ..options import chain_of
 from ..saved_lse import lse_delta_of
-from .bias import BiasPlace, bias_dkv, bias_stages
+from .bias import NO_STAGES, BiasPlace, bias_dkv, bias_stages
 from .bias_tile_scheduler import BiasWalk
 from .config import Sm90Config, widths
 from .dkv_config import AnyDkvConfig, DkvThirdsConfig, FusedConfig
@@ -38,7 +38,6 @@ from .dq_config import AnyDqConfig
 from .schedule import WorkItems
 from .visible_tiles import KvTiles, QTiles, q_tiles_of
 
-Loaded = Noun  # of `loaded`
 KvLoads = Noun  # of `kv_loads`
 QLoads = Noun  # of `q_loads`
 
@@ -157,21 +156,6 @@ class KeyBarriers(NamedTuple):
 
 
 @noun
-def no_barriers() -> Members:
-    """The verbs of nothing else to wait for."""
-
-    @verb
-    def barriers():
-        return i32(0)
-
-    @verb
-    def init(barriers):
-        pass
-
-    return locals()
-
-
-@noun
 def q_loads(
     config: AnyDkvConfig | FusedConfig, variant: Variant, visits: QTiles | None = None, others: Noun | None = None
 ) -> Members:
@@ -181,7 +165,7 @@ def q_loads(
     lse and delta have the second barrier.
     """
     tiles, warps = config.tiles(*widths(variant)), config.warps
-    visits, others = visits or q_tiles_of(config.block_q, variant), others or no_barriers()
+    visits, others = visits or q_tiles_of(config.block_q, variant), others or NO_STAGES
     bias, VARLEN = bias_dkv(variant, config.bias, tiles.bias_at, warps), variant.varlen
     DO_APART = isinstance(config, DkvThirdsConfig)
     chain = chain_of(variant.having, variant.dtype, gradient=True)

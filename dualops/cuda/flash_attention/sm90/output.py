@@ -12,6 +12,7 @@ from ...launch.views import start
 from ...tile.boxes import Corner
 from ...tile.epilogue import NEAR, box_output, line_output, st_global_kept_v4_b32
 from ...tile.numbers import numbers
+from ...tile.unrolled import nothing
 from ..arguments import Variant, array_type, statistic_type
 from ..fragment_scores import LANES, my_row, store_lse
 from ..nan_repair import nan_repair, nan_repair_keys
@@ -24,6 +25,7 @@ from .loads import KvLoads
 from .split_kv import PARTS_TYPE, part_start, serial_of
 from .visible_tiles import Queries
 
+_nothing = nothing(0)
 STORED = ("boxes", "vectors", "elements")  # how o gets to memory: the first that its layout allows
 
 
@@ -189,11 +191,6 @@ def _boxes(dtype: str, columns: int, at: int, over_q: int) -> Output:
 @verb
 def _store_whole(lse, task, row, value, rest):
     store_lse(lse, task, row, value)
-
-
-@verb
-def _nothing():
-    pass
 
 
 def _rows(dtype: str, width: int, columns: int, at: int, over_q: int, vectors: bool) -> Output:

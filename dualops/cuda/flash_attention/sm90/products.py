@@ -42,30 +42,26 @@ def register_a(
     WORDS = registers.words if held else 1
 
     @verb
-    def _take(words, smem, a_at, part):
-        first = own.first(i32(a_at + part * ROWS * SPAN), cuda.threadIdx.x)
-        for step in range(STEPS):
-            own.load(words, WORDS_OF_STEP * step, smem, first, step)
+    def take(words, smem, a_at, part):
+        """Read the part of A that is held, if it is."""
+        if held:
+            first = own.first(i32(a_at + part * ROWS * SPAN), cuda.threadIdx.x)
+            for step in range(STEPS):
+                own.load(words, WORDS_OF_STEP * step, smem, first, step)
 
     @verb
-    def _start_held(acc, words, smem, a_at, b_at, part):
-        registers.add(acc, words, smem, b_at, i32(0))
-
-    @verb
-    def _take_nothing(words, smem, a_at, part):
-        pass
-
-    @verb
-    def _start_shared(acc, words, smem, a_at, b_at, part):
-        shared.start(acc, smem, a_at, b_at, part)
+    def start(acc, words, smem, a_at, b_at, part):
+        """Start acc = A @ B.T."""
+        if held:
+            registers.add(acc, words, smem, b_at, i32(0))
+        else:
+            shared.start(acc, smem, a_at, b_at, part)
 
     return members(
         locals(),
         words=local_array(WORDS, u32),  # () -> for the part of A that is held
         size=shared.size,  # accumulators of a thread
         fragment=shared.fragment,  # () -> a local array for them
-        take=_take if held else _take_nothing,  # (words, smem, a_at, part)
-        start=_start_held if held else _start_shared,  # (acc, words, smem, a_at, b_at, part): acc = A @ B.T
         wait_but_one=shared.wait_but_one,  # (acc)
         wait_but=shared.wait_but,  # (acc, count): all but the last `count` products, a constant
         wait=shared.wait,  # (acc)

@@ -111,12 +111,11 @@ def work_items(
         return walk.task(number, work), column
 
     @verb
-    def _draw(counter, number):
+    def draw(counter, number):
+        """Return the number of the block's next item."""
+        if static:
+            return i32(number + cuda.gridDim.x)
         return i32(cuda.gridDim.x + atom_add_i64(counter, WORD, i64(1)))
-
-    @verb
-    def _share(counter, number):
-        return i32(number + cuda.gridDim.x)
 
     @verb
     def _place(n):
@@ -162,11 +161,7 @@ def work_items(
         mbarrier_wait_cta(slots.full, i32(u32(n) % COUNT), u32(n) // COUNT & 1)
         return again(slots, n, extent)
 
-    return members(
-        locals(),
-        draw=_share if static else _draw,  # (counter, number) -> the number of the block's next item
-        following=following,
-    )
+    return members(locals(), following=following)
 
 
 FIRST_BARRIER = 4  # of the named barriers; the first ones are `epilogue`'s
@@ -213,11 +208,6 @@ def counter_of(problem: Problem, static: bool) -> dict[str, ArrayMeta]:
     return {} if static else {"counter": ArrayMeta((count,), "int64", (1,), problem.arrays["q"].device, 0)}
 
 
-def word_of(config: Sm90Config, variant: Variant) -> int:
-    """Return which of the counter's words a launch has: 1 if it splits keys of varlen, as another launch has word 0."""
-    return int(config.split and variant.varlen)
-
-
 def cleared(count: int) -> Step:
     """Return the launch that clears `count` of the counter's words."""
     return Step(build_writer(count), (1,), ("counter", 0, (0,) * count))
@@ -240,7 +230,7 @@ def items_of(config: Sm90Config, variant: Variant, visits: KvTiles) -> WorkItems
         width=config.columns(variant.Dv),
         following=_following_of(config, chain) if config.serial else _nothing_more,
         static=is_static(config, variant),
-        word=word_of(config, variant),
+        word=int(config.split and variant.varlen),  # 1 if keys of varlen are split: another launch has word 0
     )
 
 

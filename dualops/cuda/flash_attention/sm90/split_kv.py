@@ -23,14 +23,11 @@ total of two rows, and its part of acc.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ...compiler.backend import (
     Kernel,
     Members,
-    Namespace,
-    Noun,
     builds,
     cuda,
     f32,
@@ -38,6 +35,8 @@ from ...compiler.backend import (
     i64,
     kept_noun,
     kernel,
+    members,
+    noun,
     pointer,
     types,
     verb,
@@ -46,6 +45,7 @@ from ...launch.views import start, strided
 from ...tile.numbers import fma_rn, numbers
 from ...tile.rows import FULL_WARP, shfl_idx_f32
 from ...tile.storage import storage
+from ...tile.unrolled import nothing
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant, array_type, spans, statistic_type
 from ..fragment_scores import LANES, my_row
@@ -58,9 +58,6 @@ LEAST_TILES = 4
 OF_LANE = 2  # splits of each lane that merges
 MOST_SPLITS = 32 * OF_LANE
 PARTS_TYPE = strided("float32", 4)  # results of splits, along split, batch, head and token
-
-
-Splits = Noun  # of `splits_of`
 
 
 def most_splits(keys: Any, block_kv: int) -> Any:
@@ -212,27 +209,21 @@ EACH = 128  # threads with rows of a block
 MOST_BLOCKS = 256  # blocks with kept state; each takes one work item after another
 
 
-class Serial(Namespace):
-    """The verb, and the type of `OutputTo.kept`: a pointer, or nothing for other kernels."""
-
-    kept_type: Any
-    add: Callable[..., None]  # (to, acc, found, task, row, column, options): adds a split; after the last one it stores
-
-
 def kept_shape(config: Sm90Config, Dv: int) -> tuple[int, int, int]:
     """Return the shape of what is kept: blocks, numbers per thread, threads."""
     return MOST_BLOCKS, 4 + ROWS * config.columns(Dv) // EACH, EACH
 
 
-def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries: Queries, with_lse: bool) -> Serial:
-    """Return the verbs for forward's kernel."""
+@noun
+def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries: Queries, with_lse: bool) -> Members:
+    """The verb for forward's kernel, and the type of `OutputTo.kept`: a pointer, or nothing for other kernels."""
     if not config.serial:
-        return Serial(kept_type=types.Tuple([]), add=_nothing)
+        return members({}, kept_type=types.Tuple([]), add=nothing(7))
     (_, SIZE, _), QUADS, WIDTH = kept_shape(config, variant.Dv), config.columns(variant.Dv) // 8, variant.Dv
     mem, num, split = storage(variant.dtype), numbers(f32), splits_of(config.block_kv)
 
     @verb
-    def before(kept, at, task, row, options):
+    def _before(kept, at, task, row, options):
         """Return most and total so far."""
         if task.split == 0:
             sink = chain.sink(options, i64(queries.head(task, row)))
@@ -240,7 +231,7 @@ def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries:
         return kept[at], kept[at + EACH]
 
     @verb
-    def store(o, acc, h, inverse, task, row, column):
+    def _store(o, acc, h, inverse, task, row, column):
         near, token = i32(column + 2 * (cuda.threadIdx.x % LANES)), task.q_first + queries.query(task, row)
         at = start(o, task.b, queries.head(task, row), token)
         for j in range(QUADS):
@@ -250,11 +241,12 @@ def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries:
 
     @verb
     def add(to, acc, found, task, row, column, options):
+        """Add a split. Store after the last one."""
         kept, mine = to.kept[0], i64(cuda.blockIdx.x) * (SIZE * EACH) + cuda.threadIdx.x
         last = task.split + 1 == split.count(task.Sk)
         for h in range(2):
             r, at = i32(row + my_row() + 8 * h), i64(mine + 2 * EACH * h)
-            was, total = before(kept, at, task, r, options)
+            was, total = _before(kept, at, task, r, options)
             most = num.maximum(was, found.lse[h])
             share, weight = shares_of(was, most, found.lse[h], found.rest[h])
             total = join(total, share, weight, num.one)
@@ -266,14 +258,9 @@ def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries:
                     acc[n] = join(num.zero if task.split == 0 else kept[at], share, weight, acc[n])
                     kept[at] = acc[n]
             if last and queries.there(task, r):
-                store(to.o, acc, h, inverse_of(total), task, r, column)
+                _store(to.o, acc, h, inverse_of(total), task, r, column)
                 if with_lse and column == 0 and cuda.threadIdx.x % LANES == 0:
                     token = task.q_first + queries.query(task, r)
                     to.lse.data[start(to.lse, task.b, queries.head(task, r), token)] = lse_of(most, total)
 
-    return Serial(kept_type=types.Tuple([pointer(f32)]), add=add)
-
-
-@verb
-def _nothing(to, acc, found, task, row, column, options):
-    pass
+    return members(locals(), kept_type=types.Tuple([pointer(f32)]))
