@@ -239,7 +239,8 @@ def _cases() -> tuple[Case, ...]:
     one: Row = {"q": (2, 4, 300, 128), "dtypes": ("bfloat16",), "tags": test, "return_lse": True}
     add("one_kernel_softcap", kv=(2, 330), **one, softcap=1.5)
     add("one_kernel_alibi", kv=(2, 330), **one, arrays={"alibi_slopes": (4,)})
-    add("one_kernel_bias", kv=(2, 336), **one, arrays={"bias": (2, 1, 300, 336)})
+    biased: Row = {**one, "tags": test | build, "arrays": {"bias": (2, 1, 300, 336)}}
+    add("one_kernel_bias", kv=(2, 336), **biased)
     add("one_kernel_dropout", kv=(2, 330), **one, dropout_p=0.3, arrays={"seed": ()})
     add("one_kernel_documents", kv=(2, 330), **one, mask_mod=documents)
     add("d96v72", (1, 2, 260, 96), (2, 200), ("float16",), {Tag.TEST, Tag.EDGE}, Dv=72, return_lse=True)
