@@ -1,5 +1,7 @@
 """`make sanitize` with a tool that only pretends: who gets which cases, and what is said of what goes wrong."""
 
+import os
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ from tests.cuda.gpu.cover import covered_by
 from tests.cuda.gpu.warm import kernels_of_tests
 from tests.cuda.operators import DIRECTIONS, Direction
 
+SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
 # plays compute-sanitizer and the process under it; what a case is called says what becomes of it
 TOOL = f"""#!{sys.executable}
 import os, sys, time
@@ -169,7 +172,9 @@ def test_the_cases_that_have_all_pairs(monkeypatch):
 
 
 def test_in_the_copy_all_lanes_arrive(tmp_path):
-    """racecheck's kernels differ in nothing else, and are not those that are on the disk."""
+    """racecheck's kernels differ in nothing else, and are not those that are on the disk. Their mbarriers count as many
+    arrivals as there are.
+    """
     tree = sanitize.where_all_lanes_arrive(tmp_path)
     pipeline = "import dualops.cuda.tile.pipeline as p; print(p.ARRIVING_LANES, p.arrivals(4))"
     key = "; from dualops.cuda.compiler.sources import digest; print(digest(frozenset([p.__name__])))"
@@ -188,3 +193,14 @@ def test_in_the_copy_all_lanes_arrive(tmp_path):
         if path.read_text() != (sanitize.ROOT / path.relative_to(tree)).read_text()
     ]
     assert changed == [tree / "dualops/cuda/tile/pipeline.py"]
+    shutil.copy(sanitize.ROOT / "pyproject.toml", tree)
+    for file, word in (
+        ("test_retention_sm90.py", "each_row and steps and 130"),
+        ("test_attention_gradients.py", "own and 66"),
+        ("test_norm_configs.py", "test_ring and float32"),
+    ):
+        words = ["-m", "pytest", "-q", "-p", "no:xdist", f"tests/cuda/simulator/{file}", "-k", word]
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tree, env=os.environ | SIMULATED, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout

@@ -58,7 +58,7 @@ def _calls(count: int, rows: tuple[tuple[int, ...], ...]) -> Callable[..., Any]:
     names = [f"argument_{n}" for n in range(count)]
     calls = [f"        verb({', '.join([*names, *map(str, row)])})" for row in rows] or ["        pass"]
     text = ["def made(verb):", f"    def every({', '.join(names)}):", *calls, "    return every"]
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"__name__": __name__}
     exec("\n".join(text), scope)
     return scope["made"]
 
