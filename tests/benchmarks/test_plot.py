@@ -62,6 +62,9 @@ def record_peers(folder: Path, times: dict[str, float | None], roof: float) -> N
     (folder / "softmax.json").write_text(json.dumps({"operator": "softmax", "runs": runs}))
 
 
+LENGTHS = work._lengths  # as they are, without the next fixture
+
+
 @pytest.fixture(autouse=True)
 def lengths_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some: which a case has is known once its arrays are drawn, which are half a gigabyte. See test_comparison.py."""
@@ -165,7 +168,7 @@ class TestTable:
 
 
 def test_the_pages_have_what_plot_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_lengths", work._lengths)
+    monkeypatch.setattr(work, "_lengths", LENGTHS)
     peers = peer_runs(ROOT / "benchmarks" / "peer_results")
     for place, content in (("README.md", headlines.table(peers)), ("docs/pages/numbers.md", plot.summary(peers))):
         page = (ROOT / place).read_text("utf-8")

@@ -76,8 +76,8 @@ def test_facts_count_as_pairs_do(calls, needs, kernels):
         return set().union(*(facts[name] for name, wanted in needs.items() if wanted <= chosen))
 
     every = set().union(*facts.values())
-    few, without = choose(needs, kernels, (), 60, facts).kernels, choose(needs, kernels, (), 60).kernels
-    assert len(few) <= 60 and len(covered(without)) < len(covered(few)) <= len(every)
+    few, without = choose(needs, kernels, (), 80, facts).kernels, choose(needs, kernels, (), 80).kernels
+    assert len(few) <= 80 and len(covered(without)) < len(covered(few)) <= len(every)
 
 
 def test_what_is_chosen_does_not_depend_on_the_order(needs, kernels):

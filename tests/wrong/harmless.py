@@ -19,7 +19,7 @@ HARMLESS = {
     r"warpgroup_mma\.start > warpgroup_mma\._issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was "
     "started just before it, behind a fence of its own, and no register was touched in between",
     r"((flash_attention_(fused|dkv)|retention(_wide)?)_sm90 (.*\.release > )?second_barrier\.leave > "
-    r"bar_warp_sync|retention_sm90 dlog_decay: decay_tables\.release > bar_warp_sync#[12]|"
+    r"bar_warp_sync|retention_sm90 (dlog_decay: )?decay_tables\.release > bar_warp_sync(#[12])?|"
     r"flash_attention_dkv_split_sm90 .*(dv_tile > .*|dk_tile > )second_barrier\.leave > bar_warp_sync(#2)?): left "
     r"out": "products, which all lanes "
     "issue, lie between what they read and the release: the barrier says so to the memory model",
