@@ -139,7 +139,7 @@ def bar_sync(number, threads):
 
 @instruction("(i32, i32) -> void", "barrier.cta.sync {number}, {threads};", section="9.7.13.1", convergent=True)
 def barrier_sync(number, threads):
-    """Wait as `bar_sync` does. Warps may wait in different branches: with `bar_sync`, synccheck reports these."""
+    """Like `bar_sync`, but warps may call it in different branches. synccheck reports such calls of `bar_sync`."""
     thread = current()
     thread.block.named_barrier(number, threads).wait(thread.scheduler)
 

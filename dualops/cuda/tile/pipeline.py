@@ -44,7 +44,7 @@ class Barriers(NamedTuple):
 
 
 Pipeline = Noun  # of `pipeline`
-ARRIVING_LANES = 1  # of a warp: 1 or 32
+ARRIVING_LANES = 1  # of each warp; 1 or 32
 
 
 def arrivals(warps: int) -> int:
@@ -100,7 +100,7 @@ def places(count: int, writers: int, readers: int) -> Members:
 
     @verb
     def free(barriers, i):
-        """Signal that the place has been read; by each of the `readers` arrivals."""
+        """Signal that the place has been read; `readers` threads call it."""
         mbarrier_arrive(barriers.empty, i32(u32(i) % COUNT))
 
     return locals()

@@ -38,8 +38,8 @@ def one_after_another(verbs: Sequence[Verb]) -> Verb:
 
 
 def unrolled(numbers: Iterable[int | tuple[int, ...]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator of a verb whose last parameters are numbers, constants where it is inlined: the verb without these
-    parameters that calls it for each of the given numbers, or tuples of them, in order. They can't index a tuple.
+    """Return a decorator for a verb whose last parameters are constants. The new verb lacks these parameters. It calls
+    the old one for each of `numbers` in order, each a number or a tuple of numbers. They can't index a tuple.
     """
     rows = tuple(each if isinstance(each, tuple) else (each,) for each in numbers)
 

@@ -26,9 +26,9 @@ Blocks draw their work, a head's first keys before the next ones, and visit tile
 only for blocks that started earlier, and follows the previous one at a tile's distance. Or, with a causal mask or a
 window, a head's last keys come first, and blocks visit tiles from the first one that sees their keys. Then, under a
 causal mask, no block waits at its start, except near the first query, and the longest blocks come last
-(`FusedConfig.ascends`). With `by_steps`, P.T
-of 16 queries is multiplied as soon as it is there, overlapped with the next exponentials (`products.probs_by_steps`).
-dq lies in memory in the layout of registers; `dq_sums.build_dq_convert` turns it into rows.
+(`FusedConfig.ascends`). With `by_steps`, P.T of 16 queries is multiplied as soon as it is there, overlapped with the
+next exponentials (`products.probs_by_steps`). dq lies in memory in the layout of registers; `dq_sums.build_dq_convert`
+turns it into rows.
 
 Varlen: rows after the last key are the next sequence's keys. They get dS = 0, since dq sums over them. Tiles are
 packed (`tile_scheduler`), and so are dq's sums. So there are as many blocks and sums as tokens need, and a sequence has
