@@ -74,19 +74,26 @@ def test_what_it_does_not_do(D, Dv, params):
 
 
 @pytest.mark.parametrize(
-    ("B", "H", "S", "rung", "forward", "backward"),
+    ("B", "H", "S", "forward", "backward", "with_log_decay"),
     [
-        (4, 4, 8, "sm90", 1, 1),
-        (1, 2, 8, "simt", 0, 0),
-        (2, 16, 8192, "sm90", 4, 1),  # three passes at once are enough for the gradient
-        (1, 8, 16384, "sm90", 16, 16),
+        (4, 4, 8, ("sm90", 1), ("sm90", 1), ("sm90", 1)),
+        (1, 2, 8, ("simt", 0), ("simt", 0), ("simt", 0)),
+        (1, 8, 256, ("sm80", 0), ("sm80", 0), ("sm80", 0)),  # others need one launch a pass
+        (1, 8, 257, ("sm90", 1), ("sm90", 1), ("sm90", 1)),
+        (1, 8, 512, ("sm90", 1), ("sm90", 1), ("sm90", 1)),
+        (1, 8, 1536, ("sm80", 0), ("sm90", 1), ("sm90", 1)),
+        (1, 4, 4096, ("sm80", 0), ("sm80", 0), ("sm90", 1)),
+        (1, 2, 4097, ("sm80", 0), ("sm80", 0), ("sm80", 0)),
+        (2, 16, 8192, ("sm90", 4), ("sm90", 1), ("sm90", 1)),  # three passes at once are enough for the gradient
+        (1, 8, 16384, ("sm90", 16), ("sm90", 16), ("sm90", 16)),
     ],
 )
-def test_enough_blocks_are_its_own(B, H, S, rung, forward, backward):
-    x = np.empty((B, H, S, 8), ml_dtypes.bfloat16)
-    plans = dualops.cuda.plan("retention", x, x, x), dualops.cuda.plan("retention", x, x, x, do=x, backward=True)
-    for plan, segments in zip(plans, (forward, backward), strict=True):
-        assert plan.choice.rung == rung and getattr(plan.choice.config, "segments", 0) == segments
+def test_enough_blocks_or_short_sequences_are_its_own(B, H, S, forward, backward, with_log_decay):
+    x, logs = np.empty((B, H, S, 24), ml_dtypes.bfloat16), np.zeros((B, H, S), np.float32)
+    do = {"do": x, "backward": True}
+    for options, wanted in (({}, forward), (do, backward), ({**do, "log_decay": logs}, with_log_decay)):
+        choice = dualops.cuda.plan("retention", x, x, x, **options).choice
+        assert (choice.rung, getattr(choice.config, "segments", 0)) == wanted
 
 
 def test_no_token_of_wide_heads_reaches_one_before_it():

@@ -54,7 +54,9 @@ from .wide import build_wide
 WIDEST = 128  # D and Dv of `chunks`
 BLOCKS = 128  # sequences are cut into segments for this many blocks, on every GPU, for equal bits
 LEAST_CHUNKS = 2  # of a segment
-LEAST_BLOCKS = 16  # with fewer, other rungs come first
+LEAST_BLOCKS = 16  # with fewer, other rungs come first, unless a sequence is short
+ONE_CHUNK = 256  # tokens for which other rungs need one launch a pass
+SHORT = 512  # tokens that a block walks in the time of their launches
 # the arrays in the roles of q, k, v and o, for each pass of `passes`
 FORWARD = (("q", "k", "v", "o"),)
 BACKWARD = (("do", "v", "k", "dq"), ("k", "q", "do", "dv"), ("v", "do", "q", "dk"))
@@ -83,7 +85,9 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device,
     config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
     blocks = [int(p.B * p.H * config.slices(*each)) for each in widths]
     segments = segments_of(p, blocks)
-    if (min(blocks) * segments < LEAST_BLOCKS) != few:
+    passes = 8 if "dlog_decay" in results else len(blocks)  # others need as many launches for log_decay's gradient
+    short = ONE_CHUNK < p.Sk <= SHORT * passes and "state" not in results  # a state in three parts takes longer
+    if (min(blocks) * segments < LEAST_BLOCKS and not short) != few:
         return
     loaded, stored = _loaded(roles), [names[-1] for names in roles]
     if wide and (stepwise or any(is_shared(metas[name]) for name in loaded)):
@@ -98,7 +102,7 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device,
     if "dlog_decay" in results:
         room = max(room, *(config.shared_bytes(*each, True) + SLACK for each in widths))
     if room <= device.shared_memory_per_block:
-        reason = "few sequences, most of the GPU rests" if few else "enough sequences"
+        reason = "few sequences, most of the GPU rests" if few else "enough sequences, or short ones"
         what = "a sequence" if segments == 1 else f"one of {segments} segments of a sequence"
         of = f"a slice of {what}" if wide else what
         why = f"a block walks {of} in chunks of {config.chunk} tokens, the state in registers: {reason}"
@@ -106,7 +110,8 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device,
         yield Choice("sm90", config, why, steps, made, maps=_maps(p, metas, roles, config.chunk))
 
 
-# tiles for forward and gradient; few: if few sequences leave most of the GPU idle, and simt's many blocks come first
+# tiles for forward and gradient; few: if few long sequences leave most of the GPU idle, and the many blocks of other
+# rungs come first
 choices, few_choices = (partial(_choices, few=few) for few in (False, True))
 
 
