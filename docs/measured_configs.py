@@ -59,8 +59,6 @@ FORWARD = [  # sm90/config.py, 2026-11-22
     Measured("B=1 H=8 S=16384 D=256 causal=True", Sm90Config(2, 80, q_stages=1, o_over_q=True), 701),
     Measured(D256, Sm90Config(2, 80, turns=False, q_stages=1, o_over_q=True), 647 / 1.05),  # compared with "turns"
     Measured(D256 + CAUSAL, Sm90Config(2, 80, turns=False, q_stages=1, o_over_q=True), 593 / 1.04),
-    Measured(D128, Sm80Config(1, 64, min_blocks=2, strips=2), 369),
-    Measured(D128 + CAUSAL, Sm80Config(1, 64, min_blocks=2, strips=2), 351),
     Measured(D128, Sm80Config(1, 64, min_blocks=2), 369 * 0.93 / 1.03),
     Measured(D128 + CAUSAL, Sm80Config(1, 64, min_blocks=2), 351 * 1.04 / 1.10),
 ]

@@ -43,7 +43,7 @@ def _work(
     scores, blocks = products[0].rows * products[0].columns, 1
     warp, groups = None, getattr(config, "consumers", CONSUMERS)
     if isinstance(config, SM80):
-        blocks, warp = getattr(config, "min_blocks", 1), (16 * getattr(config, "strips", 1), 0)
+        blocks, warp = getattr(config, "min_blocks", 1), (16, 0)
         groups = blocks * config.groups
     step = units(gpu, products, scores, INSTRUCTIONS * scores, copied + handed, warp)
     wait = waits(step, exposed, groups, getattr(config, "turns", False), times)

@@ -233,7 +233,6 @@ def _attention() -> Iterator[Problem]:
     # tiles of keys that fill each stage twice; results of two boxes
     for name, dtype, config, (Sq, Sk, D, Dv) in (
         ("four tiles", "bfloat16", AttentionSm80Config(1, 32), (70, 100, 32, 72)),
-        ("two strips", "bfloat16", AttentionSm80Config(1, 32, strips=2), (140, 100, 32, 72)),
         ("four tiles", "float32", AttentionSm80Config(1, 16), (20, 50, 32, 40)),
     ):
         shapes = {"q": (1, 1, Sq, D), "k": (1, 1, Sk, D), "v": (1, 1, Sk, Dv)}

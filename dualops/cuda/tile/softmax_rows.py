@@ -72,7 +72,7 @@ def pairs_of(dtype: str, words: int) -> Callable[..., None]:
     return put_all_parts if dtype == "float32" else put
 
 
-def _each(of_row: Callable[[int], Callable[..., None]], rows: int) -> Callable[..., None]:
+def each(of_row: Callable[[int], Callable[..., None]]) -> Callable[..., None]:
     """Return a verb of three arguments that handles one row after the other; a loop would be too long to be
     unrolled."""
 
@@ -85,13 +85,13 @@ def _each(of_row: Callable[[int], Callable[..., None]], rows: int) -> Callable[.
 
         return four
 
-    every = one_after_another([of_four(row) for row in range(rows)])
+    every = one_after_another([of_four(row) for row in range(ROWS)])
 
     @verb
-    def each(a, b, c):
+    def of_all(a, b, c):
         every(a, b, c, 0)
 
-    return each
+    return of_all
 
 
 @verb
@@ -103,16 +103,9 @@ def power_of_two(x, most):
 
 @kept_noun
 def softmax_rows(
-    dtype: str,
-    scores_size: int,
-    acc_size: int,
-    strips: int = 1,
-    *,
-    threes: bool = False,
-    sinks: bool = False,
-    rest: bool = False,
+    dtype: str, scores_size: int, acc_size: int, *, threes: bool = False, sinks: bool = False, rest: bool = False
 ) -> Members:
-    """The verbs of online softmax, for the scores and results that a thread has for each strip of rows.
+    """The verbs of online softmax, for the scores and results that a thread has.
 
     Probabilities are packed as "bfloat16" or "float16"; those of "float32" as three bfloat16 parts (`split_bf16x3`).
 
@@ -131,29 +124,22 @@ def softmax_rows(
     """
     num, lanes = numbers(f32), lane_reductions(f32, LANES)
     quads, acc_quads, put_pair = scores_size // 4, acc_size // 4, pairs_of(dtype, scores_size // 2)
-    ROWS_THERE, LIMIT, rounded = ROWS * strips, f32(LIMITS[dtype]), storage(dtype).rounded
-
-    def each(of_row: Callable[[int], Callable[..., None]]) -> Callable[..., None]:
-        return _each(of_row, ROWS_THERE)
-
-    def first_of(h: int, size: int) -> int:
-        """Return the index of the row's first two numbers."""
-        return h // ROWS * size + h % ROWS * 2
+    LIMIT, rounded = f32(LIMITS[dtype]), storage(dtype).rounded
 
     @verb
     def pair():
         """Return a local array of two numbers."""
-        return cuda.local.array(ROWS_THERE, f32)
+        return cuda.local.array(ROWS, f32)
 
     @verb
     def start(row_max, row_sum):
         """Initialize rows, before their first keys."""
-        for h in range(ROWS_THERE):
+        for h in range(ROWS):
             row_max[h] = num.minus_inf
             row_sum[h] = num.zero
 
     def new_max_of(h: int) -> Callable[..., None]:
-        FIRST = first_of(h, scores_size)
+        FIRST = 2 * h
 
         @verb
         def new_max(new_max, scores, row_max):
@@ -165,7 +151,7 @@ def softmax_rows(
         return new_max
 
     def extreme_of(h: int, word: Callable[..., Any], of_signed: bool) -> Callable[..., None]:
-        FIRST = first_of(h, scores_size)
+        FIRST = 2 * h
 
         @verb
         def extreme(most, scores, _):
@@ -185,11 +171,11 @@ def softmax_rows(
         most = pair()
         largest_each(most, scores, 0)
         bits = u32(0)
-        for h in range(ROWS_THERE):
+        for h in range(ROWS):
             bits |= bits_of_f32(most[h])
         if vote_any(i32(bits >= SIGN), FULL_WARP):
             smallest_each(most, scores, 0)
-        for h in range(ROWS_THERE):
+        for h in range(ROWS):
             new_max[h] = num.maximum(row_max[h], lanes.max(most[h]))
 
     @verb
@@ -211,7 +197,7 @@ def softmax_rows(
     @verb
     def exponents(base, factor, maxima, units):
         """Compute base and factor of exponents, for rows with these maxima."""
-        for h in range(ROWS_THERE):
+        for h in range(ROWS):
             most = num.base(maxima[h])
             factor[h] = units[0] if is_usual(most, units) else units[1]
             base[h] = mul_rn(most, factor[h])
@@ -219,12 +205,12 @@ def softmax_rows(
     @verb
     def rescale_of(rescale, row_max, new_max, base, factor):
         """Compute the rescale factors; row_max becomes new_max."""
-        for h in range(ROWS_THERE):
+        for h in range(ROWS):
             rescale[h] = num.exp2(mul_rn(row_max[h], factor[h]) - base[h])
             row_max[h] = new_max[h]
 
     def exp2_of(h: int) -> Callable[..., None]:
-        FIRST = first_of(h, scores_size)
+        FIRST = 2 * h
 
         @verb
         def exp2(scores, base, factor):
@@ -238,12 +224,12 @@ def softmax_rows(
     def settle(scores):
         """Make the compiler compute all scores before the next code, which may wait for products."""
         bits = bits_of_f32(scores[0])
-        for e in range(1, scores_size * strips):
+        for e in range(1, scores_size):
             bits |= bits_of_f32(scores[e])
         settle_bits(bits)
 
     def add_of(h: int) -> Callable[..., None]:
-        FIRST = first_of(h, scores_size)
+        FIRST = 2 * h
 
         @verb
         def add(row_sum, scores, rescale):
@@ -255,7 +241,7 @@ def softmax_rows(
         return add
 
     def scale_of(h: int) -> Callable[..., None]:
-        FIRST = first_of(h, acc_size)
+        FIRST = 2 * h
 
         @verb
         def scale(acc, rescale, _):
@@ -266,7 +252,7 @@ def softmax_rows(
         return scale
 
     def divide_of(h: int) -> Callable[..., None]:
-        FIRST = first_of(h, acc_size)
+        FIRST = 2 * h
 
         @verb
         def divide(acc, row_sum, growth):
@@ -302,13 +288,13 @@ def softmax_rows(
     @verb
     def pack(probs, scores):
         """Round the scores into probs, in pairs."""
-        for j in range(2 * quads):  # words of one strip
+        for j in range(2 * quads):
             put_pair(probs, j, scores[2 * j], scores[2 * j + 1])
 
     @verb
     def total(row_sum):
         """Add up row_sum over the lanes of a row."""
-        for h in range(ROWS_THERE):
+        for h in range(ROWS):
             row_sum[h] = lanes.sum(row_sum[h])
 
     @verb
@@ -320,7 +306,7 @@ def softmax_rows(
         """
         base, factor = pair(), pair()
         exponents(base, factor, row_max, units)
-        for h in range(ROWS_THERE):
+        for h in range(ROWS):
             greatest = num.exp2(num.base(row_max[h]) * factor[h] - base[h])
             correction = rounded(greatest) - greatest
             # compute in exponents if row_max and sink are not large, else in scores

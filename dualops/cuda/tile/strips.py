@@ -25,7 +25,6 @@ from .unrolled import local_array, one_after_another, zeros
 from .warp_mma import MMA_TYPES, FactorSlice, fragments, warp_products
 
 ROWS = 16
-APART = 64  # rows from a warp's strip to its next one: four warps have a strip each
 A_WORDS = 4  # per step
 
 
@@ -37,17 +36,16 @@ class Places(NamedTuple):
 
 
 @kept_noun
-def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: bool, strips: int = 1) -> Members:
+def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: bool) -> Members:
     """sums [16, columns] = A @ B.T. Lines of A and B run along the sum.
 
     a, b: one box of each factor; each factor has `boxes` boxes. held: A's fragments stay in registers; otherwise they
-    are read each time. strips: one or two that share B; with `held`, one.
+    are read each time.
     """
     a_side, b_side = fragments(a, ROWS, left=True), fragments(b, b.rows, left=False)
     STEPS, TILES, A_BOX, B_BOX = a.depth // a.step, b.rows // 8, a.size, b.size
-    SIZE, WORDS, ZERO = 4 * TILES * strips, A_WORDS * (boxes * STEPS if held else 1), f32(0)
-    STRIP = APART * a.line
-    products = warp_products(dtype, ROWS * strips, b.rows, dtype == "float32")
+    SIZE, WORDS, ZERO = 4 * TILES, A_WORDS * (boxes * STEPS if held else 1), f32(0)
+    products = warp_products(dtype, ROWS, b.rows, dtype == "float32")
     if held and dtype == "float32":
         raise ValueError("fragments in float32 are split where they are read, and can't be held")
 
@@ -83,8 +81,7 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
         @verb
         def add_step(sums, _, smem, places):
             a_frag, b_frag = a_side.make(), b_side.make()
-            for strip in range(strips):
-                a_side.read(a_frag, strip, smem, i32(places.a + (BOX * A_BOX + strip * STRIP)), STEP)
+            a_side.read(a_frag, 0, smem, i32(places.a + BOX * A_BOX), STEP)
             b_side.read(b_frag, 0, smem, i32(places.b + BOX * B_BOX), STEP)
             products.multiply(sums, a_frag, b_frag, 0)
 
@@ -119,12 +116,12 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
 
 
 @kept_noun
-def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> Members:
+def strip_ab(dtype: str, b: FactorSlice, boxes: int) -> Members:
     """sums [16, columns] += A @ B. Lines of B run along its columns. b: a box of B, which has `boxes` of them as
-    columns. strips: strips of A that share B; for float32, one.
+    columns.
     """
-    words, put, add_all = _ab_of_parts(b, boxes) if dtype == "float32" else _ab_of_pairs(dtype, b, boxes, strips)
-    b_side, size = fragments(b, b.rows, left=False), b.rows // 2 * boxes * strips
+    words, put, add_all = _ab_of_parts(b, boxes) if dtype == "float32" else _ab_of_pairs(dtype, b, boxes)
+    b_side, size = fragments(b, b.rows, left=False), b.rows // 2 * boxes
 
     @verb
     def add(sums, a_frag, smem, b_at):
@@ -139,13 +136,11 @@ def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> Members
     )
 
 
-def _ab_of_pairs(
-    dtype: str, b: FactorSlice, boxes: int, strips: int
-) -> tuple[int, Callable[..., None], Callable[..., None]]:
+def _ab_of_pairs(dtype: str, b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], Callable[..., None]]:
     """Return the words of A, and the verbs `put` and `add` (with the lane's place), for 16-bit factors."""
     mma, pair, b_side = mma_m16n8k16(MMA_TYPES[dtype]), PAIRS[dtype], fragments(b, b.rows, left=False)
     STEPS, TILES, B_BOX = b.depth // b.step, b.rows // 8, b.size
-    WORDS = A_WORDS * STEPS * strips
+    WORDS = A_WORDS * STEPS
 
     @verb
     def put(a_frag, values):
@@ -159,10 +154,8 @@ def _ab_of_pairs(
         def add_step(sums, a_frag, smem, b_place):
             b_frag = b_side.make()
             b_side.read(b_frag, 0, smem, i32(b_place + BOX * B_BOX), STEP)
-            for strip in range(strips):
-                for j in range(TILES):
-                    at = 4 * ((strip * boxes + BOX) * TILES + j)
-                    mma(sums, at, a_frag, A_WORDS * (strip * STEPS + STEP), b_frag, 2 * j)
+            for j in range(TILES):
+                mma(sums, 4 * (BOX * TILES + j), a_frag, A_WORDS * STEP, b_frag, 2 * j)
 
         return add_step
 

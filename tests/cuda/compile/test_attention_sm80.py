@@ -74,22 +74,6 @@ def test_each_config_of_the_gradient(arch, D, Dv, options, varlen, vectors):
     assert taken and fitting
 
 
-@pytest.mark.parametrize(
-    ("D", "Dv", "options", "dtype"),
-    [
-        (128, 128, "", "bfloat16"),
-        (128, 128, "causal", "bfloat16"),
-        (128, 128, "window", "float16"),
-        (104, 72, "causal", "bfloat16"),
-    ],
-)
-def test_two_strips_a_warp_on_hopper(D, Dv, options, dtype):
-    found = variant_of(D, Dv, options, dtype)
-    config, _ = next(configs(D, Dv, 2, names(found), many=True))
-    assert config.strips == 2 and config.block_q == 128
-    sound(build_forward(config, found, True, Vectors(8, 8, 8, 8)), "sm_90a", config.shared_bytes(D, Dv, 2))
-
-
 @pytest.mark.parametrize("cases", [CASES, GRADIENTS], ids=["forward", "gradient"])
 def test_every_architecture_is_built_for(cases):
     assert {arch for arch, *_ in cases} == set(device.ARCHITECTURES)

@@ -44,11 +44,6 @@ def by_mma_sync() -> Iterator[Any]:
     yield of((1, 1, 20, 100), (1, 50), 40, dtype="float32", lse=False, **CAUSAL)
     # eight warps: two groups of four share tiles of keys
     yield of((1, 1, 131, 40), (1, 67), 40, only=Sm80Config(2, 32), lse=False, **TOP_LEFT)
-    for groups in (1, 2):
-        strips = Sm80Config(groups, 32, strips=2)
-        yield of((1, 1, 140, 128), (1, 100), 128, only=strips, **CAUSAL)
-        yield of((1, 1, 70, 40), (1, 70), 72, only=strips, window=(20, 5), **CAUSAL)
-        yield of((1, 1, 130, 64), (1, 60), 64, only=strips, softcap=2.0)
 
 
 def by_wgmma() -> Iterator[Any]:

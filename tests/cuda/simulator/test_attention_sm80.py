@@ -1,4 +1,4 @@
-"""attention's sm80 rung: what its cases do not have. Layouts, strips; the rest is in `test_attention_forward`."""
+"""attention's sm80 rung: layouts that its cases do not have; the rest is in `test_attention_forward`."""
 
 from functools import partial
 from typing import Any
@@ -8,29 +8,10 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.flash_attention import sm80
-from dualops.cuda.flash_attention.sm80.config import Sm80Config
 from dualops.cuda.flash_attention.sm80.rows import Vectors
-from tests.cuda.configs import alone, changed
 from tests.cuda.simulator.attention import BFLOAT16, checked, numbers
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm80")
-
-
-def test_strips_where_there_are_queries_for_them():
-    q = numbers(1, 1, 65, 16)
-    plan = partial(dualops.cuda.plan, "flash_attention", kernel="sm80")
-    assert plan(q, q, q, causal=True).choice.config.strips == 2
-    assert plan(q[:, :, :64], q, q).choice.config.strips == plan(q, q, q, softcap=2.0).choice.config.strips == 1
-    odd = numbers(1, 1, 65, 17)[..., :16]
-    assert plan(odd, q, q).choice.config.strips == 1
-
-
-def test_strips_and_dropout():
-    q = numbers(1, 1, 130, 64)
-    two = changed("flash_attention", alone(sm80, Sm80Config(1, 32, strips=2)))
-    with two, pytest.raises(ValueError, match="2 strips with dropout, expected one"):
-        attend(q, q, q, dropout_p=0.3, seed=1)
 
 
 def test_one_token():

@@ -17,13 +17,13 @@ from ...launch.arrays import cdiv
 from ...launch.device import Device
 from ...launch.plans import Choice
 from ...launch.step import Step
-from ...launch.views import SIZES, by_token, is_stored_whole
+from ...launch.views import by_token, is_stored_whole
 from ...tile.warp_mma import MMA_TYPES
 from .. import simt
 from ..arguments import gradient_inputs_of, has_usual_scale, inputs_of, is_varlen, sizes, variant
 from ..options import having
 from ..tile_scheduler import section_of, section_of_queries, tiled_work
-from .config import ROWS, Sm80Config, Sm80DkvConfig, Sm80DqConfig, configs, dkv_configs, dq_configs
+from .config import Sm80Config, Sm80DkvConfig, Sm80DqConfig, configs, dkv_configs, dq_configs
 from .dkv import build_dkv
 from .dq import build_dq
 from .forward import build_forward
@@ -50,11 +50,7 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device)
         return
     if not results["o"].size:
         return
-    options = having(p).names
-    vectors = vectors_of({**p.arrays, **results})
-    many = device.has_wgmma and p.Sq > ROWS and not is_varlen(p)
-    many = many and all(count * itemsize(p.dtype) == SIZES[0] for count in vectors)
-    for config, reason in configs(p.D, p.Dv, itemsize(p.dtype), options, many):
+    for config, reason in configs(p.D, p.Dv, itemsize(p.dtype), having(p).names):
         shared_bytes = config.min_blocks * config.shared_bytes(p.D, p.Dv, itemsize(p.dtype))
         yield Choice("sm80", config, reason, partial(forward_steps, p, results, config), shared_bytes=shared_bytes)
 

@@ -13,7 +13,6 @@ from ..saved_lse import lane_columns
 
 ROWS = 64  # queries of four warps
 STAGES = 2
-ROW_BYTES = 32  # per thread: maximum and sum of four rows
 
 
 def pitch(width: int, itemsize: int) -> int:
@@ -54,19 +53,15 @@ class _Groups:
 
 @dataclass(frozen=True)
 class Sm80Config(_Groups):
-    """A block has 64 queries for each of `groups` of four warps, and block_kv keys at a time in each of two stages.
-
-    strips: strips of 16 queries of a warp, 64 apart. The warp reads K and V once for all of them.
-    """
+    """A block has 64 queries for each of `groups` of four warps, and block_kv keys at a time in each of two stages."""
 
     groups: int
     block_kv: int
     min_blocks: int = 1
-    strips: int = 1
 
     @property
     def block_q(self) -> int:
-        return ROWS * self.groups * self.strips
+        return ROWS * self.groups
 
     def tiles(self, D: int, Dv: int, itemsize: int) -> Tiles:
         """Return the tiles for heads of these widths."""
@@ -82,32 +77,21 @@ class Sm80Config(_Groups):
         return Tiles(q, k, v, q_boxes, v_boxes, k_at, v_at, k_size, v_size, nbytes)
 
     def shared_bytes(self, D: int, Dv: int, itemsize: int) -> int:
-        tiles = self.tiles(D, Dv, itemsize)
-        return self.rows_at(tiles) + (ROW_BYTES * self.threads if self.strips > 1 else 0)
-
-    def rows_at(self, tiles: Tiles) -> int:
-        """Return the byte where maxima and sums of rows begin."""
-        return -(-tiles.nbytes // 16) * 16
+        return self.tiles(D, Dv, itemsize).nbytes
 
     def holds_q(self, D: int, itemsize: int) -> bool:
         """Return whether a thread keeps its share of Q in registers. float32 would need two parts."""
-        return D <= 128 and itemsize == 2 and self.strips == 1
+        return D <= 128 and itemsize == 2
 
 
 LIGHT_OPTIONS = ("band", "sinks", "key_padding_mask")  # options that need no registers
 LONG_OPTIONS = ("score_mod", "mask_mod")  # that may need any number of registers
-STRIPS_OPTIONS = ("band",)  # options with which a warp may have two strips of queries
 
 
-def configs(
-    D: int, Dv: int, itemsize: int, options: Sequence[str], many: bool = False
-) -> Iterator[tuple[Sm80Config, str]]:
-    """Yield tiles for heads of these widths, best first; none if results leave too few registers. many: more than ROWS
-    queries, in sequences of one length, with rows copied 16 bytes at a time, on Hopper; otherwise two strips would
-    spill.
+def configs(D: int, Dv: int, itemsize: int, options: Sequence[str]) -> Iterator[tuple[Sm80Config, str]]:
+    """Yield tiles for heads of these widths, best first; none if results leave too few registers.
 
-    Share of FlashAttention-2's TFLOP/s on an H200, D=128, S=8192, full and causal: two strips 1.03 and 1.10, one 0.93
-    and 1.04; 32 keys 0.96 and 0.99; eight warps 0.99 and 1.04.
+    Share of FlashAttention-2's TFLOP/s on an H200, D=128, S=8192, full and causal: 0.93 and 1.04.
     """
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     rich = len(heavy) > 1 or any(name in LONG_OPTIONS for name in heavy)
@@ -119,8 +103,6 @@ def configs(
         block_kv = 32 if widest <= 64 else 16
         yield Sm80Config(1, block_kv), f"64 queries by {block_kv} keys, in two parts each"
         return
-    if many and widest <= 128 and all(name in STRIPS_OPTIONS for name in options):
-        yield Sm80Config(1, 64, min_blocks=2, strips=2), "128 queries, 32 per warp, by 64 keys"
     if widest <= 128 and not rich:
         yield Sm80Config(1, 64, min_blocks=2), "64 queries by 64 keys"
     if widest <= 128:

@@ -17,10 +17,6 @@ and their values each: one is filled (cp.async) while the other is multiplied.
 One barrier a tile: after it all threads have read this tile, and the next one has arrived. Scores never leave
 registers: packed in pairs, accumulators are the left factor of the next product.
 
-With 16 queries a warp, shared memory is the limit: each warp reads all of K and V. So a warp has two strips, APART from
-each other, if there are registers for them, and multiplies both by what it has read. It then reads Q again for each
-tile, and keeps maxima and sums of rows in shared memory (`rows_kept`).
-
 A tile that no query sees is not loaded, and masks are applied only in tiles that they cut. A probability of 0 times a
 NaN in V is a NaN even if a mask hides it: a row that is not finite although its sum is finite is recomputed
 (`nan_repair`). Of varlen, a tile ends where its sequence does.
@@ -30,12 +26,11 @@ and V are split where they are read, P once. Nothing is rounded to fewer bits th
 
 Shared memory: `Sm80Config.tiles`, ITEMSIZE * (BLOCK_Q * D + 2 * BLOCK_KV * (D + Dv)) bytes. Registers: BLOCK_KV / 2
 scores and their P in half as many, Dv / 2 of acc, D / 4 of Q, and about 60. float32 needs twice as many for P and none
-for Q. Two strips need twice as many for all but Q, which they do not hold.
+for Q.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ....spec.meta import itemsize
@@ -45,61 +40,19 @@ from ...tile.numbers import numbers
 from ...tile.products import opaque_f32, recomputed_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
-from ...tile.strips import APART, strip_ab, strip_abt
-from ...tile.unrolled import unrolled
+from ...tile.strips import strip_ab, strip_abt
 from ..arguments import Variant, array_type, inputs_type, statistic_type
-from ..fragment_scores import FragmentScores, fragment_scores, my_row, store_lse
+from ..fragment_scores import fragment_scores, my_row, store_lse
 from ..nan_repair import nan_repair
 from ..options import chain_of
 from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
-from ..tiles import Where, where_of
-from .config import ROW_BYTES, ROWS, Sm80Config, Tiles
+from ..tiles import where_of
+from .config import ROWS, Sm80Config, Tiles
 from .rows import KeyHead, Vectors, kv_copies, output_of
 
 
-def part_of(size: int) -> Callable[..., Any]:
-    """Return the verb (acc, strip) -> a strip's `size` numbers."""
-
-    @verb
-    def take(acc, strip):
-        part = cuda.local.array(size, f32)
-        for e in range(size):
-            part[e] = acc[size * strip + e]
-        return part
-
-    return take
-
-
-def scores_of_strips(score: FragmentScores, size: int, strips: int) -> FragmentScores:
-    """Return the verbs of tiles with `size` scores of a thread in each strip. Several strips exclude dropout."""
-    if strips == 1:
-        return score
-    take = part_of(size)
-
-    @unrolled(range(strips))
-    def finish(scores, options, scale, where, strip):
-        part, m0 = take(scores, strip), i32(where.m0 + APART * strip)
-        where = Where(where.b, where.h, m0, where.n0, where.Sq, where.Sk, where.offset)
-        score.finish(part, options, scale, where)
-        for e in range(size):
-            scores[size * strip + e] = part[e]
-
-    return score.but(finish=finish)
-
-
-class StripsTo(NamedTuple):
-    """What the end of a strip needs."""
-
-    o: Any
-    lse: Any
-    x: Any  # `Inputs`, for rows that are repaired
-    task: Any
-    row: Any  # the first of the four warps
-    work: Any
-
-
 class Mine(NamedTuple):
-    """What a thread multiplies with; pairs of numbers of each strip's rows."""
+    """What a thread multiplies with; pairs of numbers of its rows."""
 
     scores: Any
     acc: Any
@@ -114,47 +67,21 @@ class Mine(NamedTuple):
 
 
 @noun
-def rows_kept(at: int) -> Members:
-    """The verbs of a thread's own place in shared memory, from byte `at` on, for maxima and sums of four rows while
-    products need the registers. row_max, row_sum: local arrays of four.
-    """
-    num, FIRST, EACH = numbers(f32), at // 4, ROW_BYTES // 4
-
-    @verb
-    def load(row_max, row_sum):
-        smem, mine = cuda.shared.array(0, f32, alignment=128), i32(FIRST + i32(cuda.threadIdx.x) * EACH)
-        num.load_four(row_max, 0, smem, mine)
-        num.load_four(row_sum, 0, smem, i32(mine + 4))
-
-    @verb
-    def store(row_max, row_sum):
-        smem, mine = cuda.shared.array(0, f32, alignment=128), i32(FIRST + i32(cuda.threadIdx.x) * EACH)
-        num.store_vector(smem, mine, row_max, 0)
-        num.store_vector(smem, i32(mine + 4), row_sum, 0)
-
-    return locals()
-
-
-@noun
 def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: bool, whole: bool) -> Members:
     """The verbs of a block's tiles of keys. whole: o is stored 16 bytes at a time."""
-    num, dtype, chain, STRIPS = numbers(f32), variant.dtype, chain_of(variant.having, variant.dtype), config.strips
-    if STRIPS > 1 and chain.weighs:
-        raise ValueError(f"{STRIPS} strips with dropout, expected one")
-    qk = strip_abt(dtype, tile.q, tile.k, tile.q_boxes, held=config.holds_q(variant.D, itemsize(dtype)), strips=STRIPS)
-    pv = strip_ab(dtype, tile.v, tile.v_boxes, STRIPS)
-    scores_size, acc_size = qk.size // STRIPS, pv.size // STRIPS
-    rows = softmax_rows(dtype, scores_size, acc_size, STRIPS, sinks=chain.sinks)
-    score = scores_of_strips(fragment_scores(chain, config.block_kv, apart=False), scores_size, STRIPS)
+    num, dtype, chain = numbers(f32), variant.dtype, chain_of(variant.having, variant.dtype)
+    qk = strip_abt(dtype, tile.q, tile.k, tile.q_boxes, held=config.holds_q(variant.D, itemsize(dtype)))
+    pv = strip_ab(dtype, tile.v, tile.v_boxes)
+    rows = softmax_rows(dtype, qk.size, pv.size, sinks=chain.sinks)
+    score = fragment_scores(chain, config.block_kv, apart=False)
     keys = range_of(config.block_kv).keys
-    nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys, acc_size, passes=False)
+    nan_rows = nan_repair(chain, variant, ROWS_OF_A_HEAD, keys, pv.size, passes=False)
     output = output_of(dtype, variant.Dv, tile.v_boxes, whole)
-    KEPT, kept = STRIPS > 1, rows_kept(config.rows_at(tile))
 
     @verb
     def row(tid):
         """Return the first row of a thread's four warps."""
-        return i32(u32(tid) // u32(128) * u32(ROWS * STRIPS))
+        return i32(u32(tid) // u32(128) * u32(ROWS))
 
     @verb
     def mine(work):
@@ -164,8 +91,6 @@ def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: b
         row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
         base, factor = rows.pair(), rows.pair()
         rows.start(row_max, row_sum)
-        if KEPT:
-            kept.store(row_max, row_sum)
         return Mine(scores, acc, probs, row_max, new_max, row_sum, rescale, base, factor, seed)
 
     @verb
@@ -181,48 +106,36 @@ def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: b
         qk.multiply(mine.scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
         stay = score.keeps(work.options, where, mine.seed)
         score.finish(mine.scores, work.options, work.scale, where)
-        if KEPT:
-            kept.load(mine.row_max, mine.row_sum)
         rows.new_max(mine.new_max, mine.scores, mine.row_max)
         units = rows.units(score.units(opaque_f32(work.scale)))  # each time: registers are few
         rows.exponents(mine.base, mine.factor, mine.new_max, units)
         rows.rescale_of(mine.rescale, mine.row_max, mine.new_max, mine.base, mine.factor)
         rows.exp2(mine.scores, mine.base, mine.factor)
         rows.add(mine.row_sum, mine.scores, mine.rescale)
-        if KEPT:
-            kept.store(mine.row_max, mine.row_sum)
         score.keep(mine.scores, stay)
         rows.scale(mine.acc, mine.rescale)
         pv.put(mine.probs, mine.scores)
         pv.add(mine.acc, mine.probs, smem, i32(tile.v_at + stage * tile.v_size))  # acc [16, Dv] += P @ V
 
-    take = part_of(acc_size)
-
-    @unrolled(range(STRIPS))
-    def _end(acc, row_max, to, strip):
-        mine, row = take(acc, strip), i32(to.row + ROWS * strip)
-        upper, lower = row_max[2 * strip], row_max[2 * strip + 1]
-        if with_lse:
-            store_lse(to.lse, to.task, i32(row + my_row()), upper)
-            store_lse(to.lse, to.task, i32(row + my_row() + 8), lower)
-        nan_rows.repair(mine, (upper, lower), to.x, to.task, row, i32(0), to.work)
-        output.store(cuda.shared.array(0, f32, alignment=128), to.o, mine, to.task, row)
-
     @verb
-    def store(mine, to):
-        """Store o and lse. to: `StripsTo`."""
-        if KEPT:
-            kept.load(mine.row_max, mine.row_sum)
+    def store(mine, to, x, task, row, work):
+        """Store o and lse. to: both arrays. row: the first of the four warps."""
         rows.total(mine.row_sum)
         sink = num.minus_inf
         if chain.sinks:
-            sink = chain.sink(to.work.options, i64(to.task.h))
-        units = rows.units(score.units(opaque_f32(to.work.scale)))
+            sink = chain.sink(work.options, i64(task.h))
+        units = rows.units(score.units(opaque_f32(work.scale)))
         rows.close(mine.row_max, mine.row_sum, mine.rescale, sink, units)  # row_max becomes lse
         if chain.sinks:
             rows.scale(mine.acc, mine.rescale)
-        rows.divide(mine.acc, mine.row_sum, score.growth(to.work.options))
-        _end(mine.acc, mine.row_max, to)
+        rows.divide(mine.acc, mine.row_sum, score.growth(work.options))
+        o, lse = to
+        upper, lower = mine.row_max[0], mine.row_max[1]
+        if with_lse:
+            store_lse(lse, task, i32(row + my_row()), upper)
+            store_lse(lse, task, i32(row + my_row() + 8), lower)
+        nan_rows.repair(mine.acc, (upper, lower), x, task, row, i32(0), work)
+        output.store(cuda.shared.array(0, f32, alignment=128), o, mine.acc, task, row)
 
     return locals()
 
@@ -282,6 +195,6 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
 
         # computed again: no register kept them until now
         task = walk.task(recomputed_i32(cuda.blockIdx.x), work)
-        tiles.store(mine, StripsTo(o, lse, x, task, tiles.row(recomputed_i32(cuda.threadIdx.x)), work))
+        tiles.store(mine, (o, lse), x, task, tiles.row(recomputed_i32(cuda.threadIdx.x)), work)
 
     return flash_attention_sm80
