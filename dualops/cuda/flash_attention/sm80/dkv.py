@@ -58,15 +58,6 @@ class Mine(NamedTuple):
     seed: Any  # of dropout
 
 
-class Left(NamedTuple):
-    """A warp's rows of K and V: where they begin, and what a thread reads of them for a step."""
-
-    k_place: Any
-    v_place: Any
-    k: Any
-    v: Any
-
-
 @noun
 def dkv_tiles(
     config: Sm80DkvConfig, variant: Variant, tile: Sm80DkvTiles, columns: Columns, aligned: tuple[bool, bool]
@@ -91,24 +82,23 @@ def dkv_tiles(
         return Mine(scores, d_probs, packed, dsq.fragment(), pdo.fragment(), factors, seed)
 
     @verb
-    def hold(smem, my_rows):
-        """Return `Left`, once K and V have arrived. my_rows: the first of my warp."""
-        k_place, v_place = kq.place(my_rows, 0), vdo.place(my_rows, tile.v_at)
-        return Left(k_place, v_place, kq.hold(smem, k_place), vdo.hold(smem, v_place))
+    def left(my_rows):
+        """Return where a warp's rows of K and V begin. my_rows: the first of my warp."""
+        return kq.place(my_rows, 0), vdo.place(my_rows, tile.v_at)
 
     @verb
     def add_dv(mine, left, shared, stage, where, work):
         """Add a tile to dv; d_probs become dS.T. shared: the tiles, and the slots of lse and delta."""
-        smem, slots = shared
+        (smem, slots), (k_place, v_place) = shared, left
         q_at, do_at = i32(tile.q_at + stage * tile.q_size), i32(tile.do_at + stage * tile.do_size)
         # opaque: otherwise the addresses of all steps would stay in registers, and none are left
-        kq.multiply(mine.scores, left.k, smem, opaque_i32(left.k_place), q_at)  # S.T = K @ Q.T
+        kq.multiply(mine.scores, 0, smem, opaque_i32(k_place), q_at)  # S.T = K @ Q.T
         kept = score.keeps(work.options, where, mine.seed)
         score.finish(mine.scores, work.options, work.scale, where)
         given = Given(work.options, mine.factors, where, 0)
         gradient.probabilities(mine.packed, mine.scores, given, kept, (slots, columns.lse(stage)))
         pdo.add(mine.dv, mine.packed, smem, do_at)  # dv [16, Dv] += P.T @ dO
-        vdo.multiply(mine.d_probs, left.v, smem, opaque_i32(left.v_place), do_at)  # dP.T = V @ dO.T
+        vdo.multiply(mine.d_probs, 0, smem, opaque_i32(v_place), do_at)  # dP.T = V @ dO.T
         gradient.d_scores(mine.d_probs, mine.scores, work.options, kept, (slots, columns.delta(stage)))
         gradient.pack(mine.packed, mine.d_probs)
 
@@ -165,7 +155,7 @@ def build_dkv(
         mine = tiles.mine(work)
         cp_async_wait_group(0)
         cuda.syncthreads()
-        left = tiles.hold(smem, my_rows)
+        left = tiles.left(my_rows)
         while i != end:
             stage, coming = i32(i % u32(2)), i32((i + u32(1)) % u32(2))
             where = where_of(task, h, m0, i32(task.n0 + row))
