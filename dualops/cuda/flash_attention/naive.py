@@ -14,17 +14,10 @@ from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..launch.plans import Choice
 from ..launch.step import Argument, Step
-from ..launch.views import by_token, whole
+from ..launch.views import by_token
+from . import simt
 from .arguments import general, is_varlen, sizes, variant
-from .naive_backward import (
-    Operands,
-    build_bend,
-    build_bias_gradient,
-    build_delta,
-    build_score_gradients,
-    build_sinks_gradient,
-    build_transposed_product,
-)
+from .naive_backward import Operands, build_bend, build_bias_gradient, build_score_gradients, build_transposed_product
 from .naive_forward import THREADS, Product, build_product, build_scores, build_softmax, naive_variant
 from .options import chain_of
 
@@ -62,25 +55,26 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequenc
 
 def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
     """Return scores that become probabilities, their gradient, and a number for each row."""
-    return {"probs": _scores(problem), "d_scores": _scores(problem), "delta": _rows(problem)}
+    return {"probs": _scores(problem), "d_scores": _scores(problem), **simt.backward_workspace(problem)}
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
     """Return the launches: the equations of naive_backward.py, in order."""
-    p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
-    q, k, v, o, lse = (by_token(metas, name, varlen) for name in ("q", "k", "v", "o", "lse"))
-    do, dlse, dq, dk, dv = (by_token(metas, name, varlen) for name in ("do", "dlse", "dq", "dk", "dv"))
+    p, varlen = problem, is_varlen(problem)
+    metas = {**p.arrays, **results, **simt.backward_workspace(p)}
+    q, k, v, lse, delta = (by_token(metas, name, varlen) for name in ("q", "k", "v", "lse", "delta"))
+    do, dq, dk, dv = (by_token(metas, name, varlen) for name in ("do", "dq", "dk", "dv"))
     own, plain_own = naive_variant(p), general(variant(p))
     work = sizes(p)
     plain = work._replace(options=())
     scores, rows, keys = _scores(p).size, _rows(p).size, p.B * p.Hkv * p.Sk
-    has_dlse, transposed = int("dlse" in metas), build_transposed_product(plain_own)
+    transposed = build_transposed_product(plain_own)
     of_dv, of_dk = Product(dv, "probs", do, 1.0, p.Dv), Product(dk, "d_scores", q, p.scale, p.D)
-    of_dq, of_d_scores = Product(dq, "d_scores", k, p.scale, p.D), Operands(v, do, lse, "delta", p.Dv)
+    of_dq, of_d_scores = Product(dq, "d_scores", k, p.scale, p.D), Operands(v, do, lse, delta, p.Dv)
 
     steps = [
         *_step(build_scores(own), scores, "probs", q, k, p.D, p.B, work),
-        *_step(build_delta(plain_own), rows, "delta", o, do, dlse, has_dlse, p.Dv, p.B, plain),
+        *simt.delta_steps(p),
         *_step(build_score_gradients(own), scores, "probs", "d_scores", of_d_scores, p.B, work),
         *_step(transposed, keys * p.Dv, of_dv, p.B, p.Hkv, plain),
     ]
@@ -91,8 +85,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequen
     steps += _step(build_product(plain_own), rows * p.D, of_dq, "", 0, p.B, plain)
     steps += _step(transposed, keys * p.D, of_dk, p.B, p.Hkv, plain)
     if "dsinks" in results:
-        meta, dsinks = results["dsinks"], whole(results, "dsinks", 1)
-        steps += _step(build_sinks_gradient(own, meta.dtype), meta.size, dsinks, lse, "delta", p.B, work)
+        steps.append(simt.dsinks_step(p, results))
     return steps
 
 

@@ -1,14 +1,14 @@
 """The gradient of attention, the first idea: scores and their gradient lie in memory; each element has a thread.
 
     1  scores, as forward computes them
-    2  delta = rowsum(do * o) - dlse
+    2  delta = rowsum(do * o) - dlse    as in simt (`simt_sums`)
     3  P = exp(S - lse),  dS = P * (weight * (do @ v.T) - delta);  weight * P replaces the scores
     4  dv = (weight * P).T @ do,  summed over the heads that share a key
     5  dbias = dS, summed over the axes that the bias is broadcast on
     6  ds0 = dS * slope, which replaces dS; without options that have slopes, dS is ds0
     7  dq = scale * ds0 @ k     the product of forward
     8  dk = scale * ds0.T @ q   as dv
-    9  dsinks = -sum(exp(sink - lse) * delta)
+    9  dsinks = -sum(exp(sink - lse) * delta)    as in simt
 
 Memory besides the results: itemsize * B * H * Sq * (2 * Sk + 1), with an itemsize of 4 (8 for float64). There are no
 atomics: every element of a result is one thread's sum, the same in each run.
@@ -28,48 +28,19 @@ from .options import chain_of, pair_places
 from .saved_lse import exponential_of
 
 
-@builds
-def build_delta(variant: Variant) -> Kernel:
-    """flash_attention_naive_delta(delta, o, do, dlse, has_dlse, Dv, B, work): one thread per row."""
-    mem, inner, span = storage(variant.dtype), inner_products(variant.dtype), spans(variant.varlen)
-
-    @kernel(
-        pointer(mem.number),
-        *[array_type(variant)] * 2,
-        statistic_type(variant),
-        *[i32] * 3,
-        size_types(variant),
-        threads=THREADS,
-    )
-    def flash_attention_naive_delta(delta, o, do, dlse, has_dlse, Dv, B, work):
-        row = my_index()
-        b, h, m = place(row, work.H, work.Sq)
-        if b < B:
-            q_first, _, own_Sq, _ = span.of_batch(work.lengths, b, work.Sq, work.Sk)
-            if m < own_Sq:
-                token = q_first + m
-                total = inner.product(do.data, start(do, b, h, token), o.data, start(o, b, h, token), Dv)
-                if has_dlse != 0:
-                    total -= dlse.data[start(dlse, b, h, token)]
-                delta[row] = total
-
-    return flash_attention_naive_delta
-
-
 class Operands(NamedTuple):
     """What dS is computed from, in addition to the scores."""
 
     v: Any  # [B, Hkv, Sk, Dv]
     do: Any  # [B, H, Sq, Dv]
     lse: Any  # [B, H, Sq]
-    delta: Any  # [B, H, Sq], contiguous
+    delta: Any  # as lse
     Dv: Any
 
 
 def operands_type(variant: Variant) -> Any:
     """Return the type of `Operands`."""
-    array, number = array_type(variant), pointer(storage(variant.dtype).number)
-    return types.NamedTuple((array, array, statistic_type(variant), number, i32), Operands)
+    return types.NamedTuple((*[array_type(variant)] * 2, *[statistic_type(variant)] * 2, i32), Operands)
 
 
 @builds
@@ -100,7 +71,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
                     weight = chain.weight(work.options, at)
                     v_row = start(x.v, b, h // work.group, k_first + n)
                     d_prob = weight * inner.product(x.do.data, start(x.do, b, h, token), x.v.data, v_row, x.Dv)
-                    weighted, d_score = prob * weight, prob * (d_prob - x.delta[row])
+                    weighted, d_score = prob * weight, prob * (d_prob - x.delta.data[start(x.delta, b, h, token)])
                     if num.is_minus_zero(d_score):
                         d_score = num.zero  # it counts
                 probs[index] = weighted
@@ -191,28 +162,3 @@ def build_bend(variant: Variant) -> Kernel:
                     d_scores[index] = d_score
 
     return flash_attention_naive_bend
-
-
-@builds
-def build_sinks_gradient(variant: Variant, sinks_dtype: str) -> Kernel:
-    """flash_attention_naive_sinks_gradient(dsinks, lse, delta, B, work): one thread per head."""
-    mem, sinks_mem = storage(variant.dtype), storage(sinks_dtype)
-    num, span = numbers(mem.number), spans(variant.varlen)
-    chain = chain_of(variant.having, variant.dtype)
-
-    @kernel(
-        strided(sinks_dtype, 1), statistic_type(variant), pointer(mem.number), i32, size_types(variant), threads=THREADS
-    )
-    def flash_attention_naive_sinks_gradient(dsinks, lse, delta, B, work):
-        h = my_index()
-        if h < work.H:
-            total, lost = num.zero, num.zero
-            for b in range(B):
-                q_first, _, own_Sq, _ = span.of_batch(work.lengths, b, work.Sq, work.Sk)
-                for m in range(own_Sq):
-                    base = num.base(lse.data[start(lse, b, h, q_first + m)])
-                    term = num.exp(chain.sink(work.options, h) - base) * delta[(i64(b) * work.H + h) * work.Sq + m]
-                    total, lost = num.add_compensated(total, lost, term)
-            sinks_mem.store(dsinks.data, h * dsinks.strides[0], -total)
-
-    return flash_attention_naive_sinks_gradient

@@ -119,34 +119,43 @@ def backward_steps(
     """
     p, varlen, found = problem, is_varlen(problem), variant(problem)
     metas = {**p.arrays, **results, **backward_workspace(p)}
-    batches, tokens = (1, p.total_q) if varlen else (p.B, p.Sq)
-
-    def arrays(*names: str) -> list[Strided]:
-        return [by_token(metas, name, varlen) for name in names]
-
-    steps = []
-    inputs, work = gradient_inputs_of(metas, varlen), sizes(p)
-    if metas["delta"].size:
-        aligned = all(how_stored(metas, name, varlen) != "elements" for name in ("o", "do"))
-        delta = build_delta(general(found), "dlse" in p.arrays, aligned)
-        args = (*arrays("delta", "o", "do", "dlse"), p.H, tokens, p.Dv)
-        steps.append(Step(delta, (batches * p.H * cdiv(tokens, ROWS),), args))
+    steps, inputs, work = delta_steps(p), gradient_inputs_of(metas, varlen), sizes(p)
     if "dk" not in elsewhere and results["dk"].size:
         dkv, blocks = build_dkv(configs.dkv, found), p.B * (p.H // p.group) * cdiv(p.Sk, configs.dkv.rows)
-        args = (*arrays("dk", "dv"), inputs, work)
+        args = (*(by_token(metas, name, varlen) for name in ("dk", "dv")), inputs, work)
         steps.append(Step(dkv, (blocks,), args, configs.dkv.shared_bytes(p.D, p.Dv, p.dtype, 2)))
     if "dq" not in elsewhere and results["dq"].size:
         dq, blocks = build_dq(configs.dq, found), p.B * p.H * cdiv(p.Sq, configs.dq.rows)
-        args = (*arrays("dq"), inputs, work)
+        args = (by_token(metas, "dq", varlen), inputs, work)
         steps.append(Step(dq, (blocks,), args, configs.dq.shared_bytes(p.D, p.Dv, p.dtype, 1)))
     if "dbias" not in elsewhere and "dbias" in results and results["dbias"].size:
         steps.append(_dbias_step(problem, results["dbias"], configs.dbias, inputs))
     if "dsinks" in results:
-        dsinks = build_dsinks(general(found), results["dsinks"].dtype)
-        vectors = (whole(metas, name, 1) for name in ("dsinks", "sinks"))
-        ends = whole(metas, "cu_seqlens_q", 1)
-        steps.append(Step(dsinks, (p.H,), (*vectors, inputs.lse, inputs.delta, ends, p.B, tokens)))
+        steps.append(dsinks_step(p, results))
     return steps
+
+
+def delta_steps(problem: Problem) -> list[Step]:
+    """Return the launch for delta, or none if there are no rows."""
+    p, varlen, metas = problem, is_varlen(problem), {**problem.arrays, **backward_workspace(problem)}
+    if not metas["delta"].size:
+        return []
+    batches, tokens = (1, p.total_q) if varlen else (p.B, p.Sq)
+    aligned = all(how_stored(metas, name, varlen) != "elements" for name in ("o", "do"))
+    build = build_delta(general(variant(p)), "dlse" in p.arrays, aligned)
+    arrays = (by_token(metas, name, varlen) for name in ("delta", "o", "do", "dlse"))
+    return [Step(build, (batches * p.H * cdiv(tokens, ROWS),), (*arrays, p.H, tokens, p.Dv))]
+
+
+def dsinks_step(problem: Problem, results: Mapping[str, ArrayMeta]) -> Step:
+    """Return the launch for dsinks, after delta's."""
+    p, varlen, metas = problem, is_varlen(problem), {**problem.arrays, **results, **backward_workspace(problem)}
+    build = build_dsinks(general(variant(p)), results["dsinks"].dtype)
+    arrays = (
+        *(whole(metas, name, 1) for name in ("dsinks", "sinks")),
+        *(by_token(metas, name, varlen) for name in ("lse", "delta")),
+    )
+    return Step(build, (p.H,), (*arrays, whole(metas, "cu_seqlens_q", 1), p.B, p.total_q if varlen else p.Sq))
 
 
 def _dbias_step(problem: Problem, dbias: ArrayMeta, config: BackwardConfig, inputs: GradientInputs) -> Step:
