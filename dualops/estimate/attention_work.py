@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..cuda.flash_attention.sm80.config import Sm80Config, Sm80DkvConfig, Sm80DqConfig
+from ..cuda.flash_attention.sm80.config import MOST_HELD, Sm80Config, Sm80DkvConfig, Sm80DqConfig
 from ..cuda.flash_attention.sm90.config import BOX, Sm90Config, padded
 from ..cuda.flash_attention.sm90.dkv_config import CONSUMERS, FRAGMENT_BYTES, AnyDkvConfig, DkvApartConfig, FusedConfig
 from ..cuda.flash_attention.sm90.dq_config import DqConfig
@@ -59,7 +59,7 @@ def forward_work(config: Sm90Config | Sm80Config, p: Problem, gpu: Architecture)
     (D, Dv), queries, keys, slices = _widths(config, p), config.block_q, config.block_kv, 1
     if isinstance(config, Sm90Config):
         Dv, slices = config.columns(Dv), config.slices
-    held = isinstance(config, Sm80Config) and config.holds_q(D, 2)
+    held = isinstance(config, Sm80Config) and D <= MOST_HELD
     products = Product(queries, keys, D, not held), Product(queries, Dv, keys, False)
     pieces = {steps: slices * count for steps, count in pieces_of_queries(p, queries, keys).items()}
     memory_bytes = p.spec.forward_cost.bytes_read(p) + p.spec.forward_cost.bytes_written(p)

@@ -2,7 +2,7 @@
 
 naive.py                 not fused: scores, softmax and product are a kernel each
 simt.py                  fused and tiled, on CUDA cores: any GPU, dtype and width
-sm80                     tensor cores, products of one warp: 16-bit dtypes and their gradient, float32 in two parts
+sm80                     tensor cores, products of one warp: 16-bit dtypes and their gradient
 sm90                     Hopper's tensor cores, fed by TMA: 16-bit dtypes, float32 in three parts, and gradients
 block_masks.py           the tiles of keys that a mask_mod shows to a tile of queries, and their transpose
 """
@@ -123,8 +123,7 @@ def flash_attention(
     and more, one of them a bias or dropout.
 
     sm80, from Ampere on, serves other calls of 16-bit dtypes: D and Dv to 256, scale above 0; with Dv above 128 no
-    bias, and one option that takes registers. On request (kernel="sm80") it serves float32, as two parts of tf32 each,
-    with float32's error, Dv to 192.
+    bias, and one option that takes registers.
 
     simt serves all other calls; naive those for which simt has too little shared memory (float64 with the widest heads
     outside data centres).
@@ -287,7 +286,6 @@ FORWARD = (
     sm90_float32.forward_choices,
     sm80.forward_choices,
     simt.forward_choices,
-    sm80.float32_choices,
     naive.forward_choices,
 )
 BACKWARD = (

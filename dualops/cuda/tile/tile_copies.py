@@ -6,30 +6,17 @@ neighbouring elements of each. Elements outside of the array's rows or width bec
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..compiler.backend import Members, cuda, i32, i64, kept_noun, u32, verb
 from .async_copies import copies
 from .warp_mma import FactorSlice, swizzled
 
-EIGHT = 8  # lines of a float32 factor per product
-
-
-@verb
-def paired_line(line: Any) -> Any:
-    """Return the place of a line, such that lines 2 * t and 2 * t + 1 of each eight are at t and t + 4.
-
-    A lane has accumulators of columns 2 * t and 2 * t + 1, but a left factor in float32 needs columns t and t + 4.
-    """
-    return line // 8 * 8 + line % 2 * 4 + line % 8 // 2
-
 
 @kept_noun
-def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, paired: bool = False) -> Members:
+def tile_copies(box: FactorSlice, width: int, vector: int, threads: int) -> Members:
     """The verbs that copy rows of `width` elements, `vector` at a time. All threads of a block call them.
 
-    A copy has 16, 8 or 4 bytes, or one element of 2 bytes, which goes through registers. paired: lines are in the order
-    of `paired_line`. The asynchronous copies are in no group yet. Raises ValueError if threads can't share a box.
+    A copy has 16, 8 or 4 bytes, or one element of 2 bytes, which goes through registers. The asynchronous copies are in
+    no group yet. Raises ValueError if threads can't share a box.
     """
     units = copies(vector, box.itemsize)
     VECTOR, PITCH, BOX, SHIFT, FLIPS = units.vector, box.pitch, box.size, box.shift, box.flips
@@ -37,8 +24,6 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
     LINE = PITCH // VECTOR  # copies per line, by neighbouring threads
     LINES = threads // LINE  # lines from a thread's copy to its next
     COUNT = box.lines // LINES
-    if paired and box.lines % EIGHT:
-        raise ValueError(f"{box} has no whole eights of lines")
     if box.line != PITCH or threads % LINE or LINES & (LINES - 1) or box.lines != COUNT * LINES:
         raise ValueError(f"{threads} threads can't share {box} in copies of {VECTOR}")
     NONE = u32(0)
@@ -47,7 +32,7 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
     def _place_of(place, i):
         """Return the place of the thread's copy number i. Lines are sums of powers of two, so their places add up,
         too."""
-        further = (paired_line(i * LINES) if paired else i * LINES) * PITCH
+        further = i * LINES * PITCH
         return i32((place ^ (further >> SHIFT & FLIPS)) + further)
 
     @verb
@@ -55,8 +40,7 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
         """Start to copy `columns` elements of each line; the others become zeros."""
         tid = u32(cuda.threadIdx.x)
         line, column = tid // u32(LINE), tid % u32(LINE) * u32(VECTOR)
-        lies = u32(paired_line(line)) if paired else line
-        mine = i32(at + i32(swizzled(lies * u32(PITCH) + column, SHIFT, FLIPS)))
+        mine = i32(at + i32(swizzled(line * u32(PITCH) + column, SHIFT, FLIPS)))
         first = i64(lines.first) + i64(line) * i64(lines.step) + i64(column)
         left = i32(i32(lines.count) - i32(line))
         words = cuda.local.array(COUNT, u32)

@@ -12,21 +12,19 @@ from dualops.cuda.flash_attention.sm80.dq import build_dq
 from dualops.cuda.flash_attention.sm80.forward import build_forward
 from dualops.cuda.flash_attention.sm80.rows import GradientVectors, Vectors
 from dualops.cuda.launch import device
-from dualops.spec.meta import itemsize
 from tests.cuda.compile.attention import names, variant_of
 from tests.cuda.compile.ptx import ptx_of, sound
 
-HALF, SINGLES = {"dtype": "bfloat16"}, {"dtype": "float32"}
 VARLEN = {"varlen": True}
 # of each Config the widest heads that it is for, with and without options; each way to read and to write
 CASES: list[Any] = [
-    ("sm_80", 128, 128, "everything", HALF, (8, 8, 8, 8)),
-    ("sm_86", 128, 128, "everything", SINGLES, (4, 4, 4, 4)),
-    ("sm_89", 128, 128, "bias", HALF, (8, 8, 8, 8)),
-    ("sm_90a", 64, 64, "causal", HALF, (4, 2, 1, 1)),
-    ("sm_100a", 192, 192, "causal", SINGLES | VARLEN, (1, 1, 1, 1)),
-    ("sm_120", 256, 128, "everything", HALF, (8, 8, 8, 8)),
-    ("sm_86", 256, 256, "causal", HALF | VARLEN, (1, 1, 1, 1)),
+    ("sm_80", 128, 128, "everything", {}, (8, 8, 8, 8)),
+    ("sm_86", 128, 128, "everything", VARLEN, (8, 8, 8, 8)),
+    ("sm_89", 128, 128, "bias", {}, (8, 8, 8, 8)),
+    ("sm_90a", 64, 64, "causal", {}, (4, 2, 1, 1)),
+    ("sm_100a", 192, 192, "causal", VARLEN, (1, 1, 1, 1)),
+    ("sm_120", 256, 128, "everything", {}, (8, 8, 8, 8)),
+    ("sm_86", 256, 256, "causal", VARLEN, (1, 1, 1, 1)),
 ]
 WHOLE, SINGLE, MIXED = GradientVectors(8, 8, 8, 8), GradientVectors(1, 1, 1, 1), GradientVectors(4, 2, 1, 8)
 MANY = "bias dropout_p score_mod mask_mod"
@@ -50,11 +48,10 @@ GRADIENTS: list[Any] = [
 @pytest.mark.parametrize(("arch", "D", "Dv", "options", "form", "vectors"), CASES)
 def test_each_config(arch, D, Dv, options, form, vectors):
     found = variant_of(D, Dv, options, **form)
-    each = itemsize(found.dtype)
-    tiles = [config for config, _ in configs(D, Dv, each, names(found))]
+    tiles = [config for config, _ in configs(D, Dv, names(found))]
     assert tiles
     for config in tiles:
-        report = sound(build_forward(config, found, True, Vectors(*vectors)), arch, config.shared_bytes(D, Dv, each))
+        report = sound(build_forward(config, found, True, Vectors(*vectors)), arch, config.shared_bytes(D, Dv))
         assert report.registers <= 65536 // (config.threads * config.min_blocks), (config, report)
 
 
@@ -80,9 +77,7 @@ def test_every_architecture_is_built_for(cases):
 
 
 def test_what_registers_do_not_suffice_for_is_simts():
-    assert not list(configs(256, 256, 2, ["softcap", "bias"]))
-    assert not list(configs(192, 192, 4, ["bias"]))
-    assert not list(configs(64, 256, 4, []))
+    assert not list(configs(256, 256, ["softcap", "bias"]))
     assert not list(dkv_configs(128, 128, ["softcap", "bias"]))
     assert list(dkv_configs(64, 64, MANY.split())) and not list(dkv_configs(64, 64, [*MANY.split(), "softcap"]))
     assert not list(dkv_configs(136, 64, []))
@@ -99,7 +94,7 @@ def counted(text: str, **counts: int) -> None:
 
 def test_instructions():
     """A tile: products, each right factor loaded once for each, V transposed; left factors once, or for each tile."""
-    ((config, _), *_) = configs(64, 64, 2, [])
+    ((config, _), *_) = configs(64, 64, [])
     text = ptx_of(build_forward(config, variant_of(64, 64), True, Vectors(8, 8, 8, 8)), "sm_80")
     products = 2 * (64 // 16) * (config.block_kv // 8)
     each = 64 * 64 // 8 // config.threads  # of a tile: Q, and K and V twice

@@ -113,10 +113,6 @@ def test_a_nan_behind_the_end_of_a_range(kernel, change):
         assert not x[100:].any()
 
 
-def test_bits_of_copied_keys_of_float32_by_sm80():
-    compared(arrays_of(QUERIES, TOTAL, "float32", 16, 16, 2, 1), STARTS, LENGTHS, backward=False, kernel="sm80")
-
-
 def test_few_queries_of_shared_keys():
     arrays = arrays_of((3, 1), 700, "bfloat16", 64, 64, 2, 1)
     compared(arrays, (0, 100), (600, 550), backward=False, kernel="sm90", causal=True)

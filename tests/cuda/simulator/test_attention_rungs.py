@@ -93,7 +93,7 @@ def test_which_rung_takes_a_call(call):
 
 def test_tiles_of_sm80_fit_into_what_a_block_of_a_consumers_card_has():
     for D in (32, 64, 128, 192, 256):
-        assert min(config.shared_bytes(D, D, 2) for config, _ in sm80.configs(D, D, 2, [])) <= CONSUMERS
+        assert min(config.shared_bytes(D, D) for config, _ in sm80.configs(D, D, [])) <= CONSUMERS
     for D, options in product((32, 64, 128), ([], ["bias"])):
         dq = [each for each, _ in sm80.dq_configs(D, D, options)]
         assert min(each.min_blocks * each.shared_bytes(D, D) for each in dq) <= CONSUMERS

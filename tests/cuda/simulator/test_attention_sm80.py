@@ -9,7 +9,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda.flash_attention.sm80.rows import Vectors
-from tests.cuda.simulator.attention import BFLOAT16, checked, numbers
+from tests.cuda.simulator.attention import checked, numbers
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm80")
 
@@ -22,21 +22,11 @@ def test_one_token():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "room", "first", "vector"),
-    [
-        (BFLOAT16, 24, 40, 8, 8),
-        (BFLOAT16, 20, 20, 0, 4),
-        (BFLOAT16, 18, 22, 2, 2),
-        (BFLOAT16, 7, 16, 1, 1),
-        (BFLOAT16, 33, 33, 0, 1),
-        (BFLOAT16, 70, 71, 0, 1),
-        (np.float32, 36, 40, 4, 4),
-        (np.float32, 18, 18, 0, 2),
-        (np.float32, 7, 9, 1, 1),
-    ],
+    ("width", "room", "first", "vector"),
+    [(24, 40, 8, 8), (20, 20, 0, 4), (18, 22, 2, 2), (7, 16, 1, 1), (33, 33, 0, 1), (70, 71, 0, 1)],
 )
-def test_rows_at_any_place(dtype, width, room, first, vector):
-    q, k, v = (numbers(1, 1, 36, room, seed=seed).astype(dtype)[..., first : first + width] for seed in range(3))
+def test_rows_at_any_place(width, room, first, vector):
+    q, k, v = (numbers(1, 1, 36, room, seed=seed)[..., first : first + width] for seed in range(3))
     out = np.full((36, room), 7, q.dtype)
     o = out[None, None, :, first : first + width]
     plan = dualops.cuda.plan("flash_attention", q, k, v, out=o, kernel="sm80")

@@ -12,7 +12,6 @@ from functools import partial
 from typing import NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ....spec.meta import itemsize
 from ...launch.arrays import cdiv
 from ...launch.device import Device
 from ...launch.plans import Choice
@@ -34,24 +33,13 @@ WIDEST = 256
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Yield tiles for attention in 16 bits, best first."""
-    if problem.dtype in MMA_TYPES:
-        yield from _choices(problem, results, device)
-
-
-def float32_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield tiles for float32. They come after simt, which is as fast: 12.7 ms against 13.2 (s4096d64, H200)."""
-    if problem.dtype == "float32":
-        yield from _choices(problem, results, device)
-
-
-def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     p = problem
-    if not device.has_mma_bf16 or p.D > WIDEST or p.Dv > WIDEST or not has_usual_scale(p):
+    if p.dtype not in MMA_TYPES or not device.has_mma_bf16 or max(p.D, p.Dv) > WIDEST or not has_usual_scale(p):
         return
     if not results["o"].size:
         return
-    for config, reason in configs(p.D, p.Dv, itemsize(p.dtype), having(p).names):
-        shared_bytes = config.min_blocks * config.shared_bytes(p.D, p.Dv, itemsize(p.dtype))
+    for config, reason in configs(p.D, p.Dv, having(p).names):
+        shared_bytes = config.min_blocks * config.shared_bytes(p.D, p.Dv)
         yield Choice("sm80", config, reason, partial(forward_steps, p, results, config), shared_bytes=shared_bytes)
 
 
@@ -60,7 +48,7 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
     build = build_forward(config, variant(p), p.return_lse, vectors_of(metas))
     o, lse = (by_token(metas, name, varlen) for name in ("o", "lse"))
     args = (o, lse, inputs_of(metas, varlen), tiled_work(p, section_of(p), sizes(p)))
-    return [Step(build, (heads * cdiv(p.Sq, config.block_q),), args, config.shared_bytes(p.D, p.Dv, itemsize(p.dtype)))]
+    return [Step(build, (heads * cdiv(p.Sq, config.block_q),), args, config.shared_bytes(p.D, p.Dv))]
 
 
 class BackwardConfigs(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...tile.softmax_rows import LANES
 from ...tile.warp_mma import LINE_BYTES, FactorSlice
@@ -13,17 +13,18 @@ from ..saved_lse import lane_columns
 
 ROWS = 64  # queries of four warps
 STAGES = 2
+ITEMSIZE = 2
 
 
-def pitch(width: int, itemsize: int) -> int:
+def pitch(width: int) -> int:
     """Return how many elements of a row lie in one box."""
-    whole = LINE_BYTES // itemsize
-    return whole // 2 if itemsize == 2 and width <= whole // 2 else whole
+    whole = LINE_BYTES // ITEMSIZE
+    return whole // 2 if width <= whole // 2 else whole
 
 
-def box_count(width: int, itemsize: int) -> int:
+def box_count(width: int) -> int:
     """Return how many boxes a head of this width fills, padded with zeros."""
-    return -(-width // pitch(width, itemsize))
+    return -(-width // pitch(width))
 
 
 class Tiles(NamedTuple):
@@ -50,6 +51,12 @@ class _Groups:
     def threads(self) -> int:
         return 128 * self.groups
 
+    def tiles(self, D: int, Dv: int) -> Any:
+        raise NotImplementedError
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
 
 @dataclass(frozen=True)
 class Sm80Config(_Groups):
@@ -63,32 +70,26 @@ class Sm80Config(_Groups):
     def block_q(self) -> int:
         return ROWS * self.groups
 
-    def tiles(self, D: int, Dv: int, itemsize: int) -> Tiles:
+    def tiles(self, D: int, Dv: int) -> Tiles:
         """Return the tiles for heads of these widths."""
-        along, across = pitch(D, itemsize), pitch(Dv, itemsize)
-        q, k = (FactorSlice("depth", rows, along, itemsize) for rows in (self.block_q, self.block_kv))
-        v = FactorSlice("row", across, self.block_kv, itemsize)
-        q_boxes, v_boxes = box_count(D, itemsize), box_count(Dv, itemsize)
+        along, across = pitch(D), pitch(Dv)
+        q, k = (FactorSlice("depth", rows, along) for rows in (self.block_q, self.block_kv))
+        v = FactorSlice("row", across, self.block_kv)
+        q_boxes, v_boxes = box_count(D), box_count(Dv)
         k_at = q_boxes * q.size
         k_size, v_size = q_boxes * k.size, v_boxes * v.size
         v_at = k_at + STAGES * k_size
         rows = 4 * self.threads // 32 * WarpRowsLayout(across).size
-        nbytes = max(itemsize * (v_at + STAGES * v_size), rows)
+        nbytes = max(ITEMSIZE * (v_at + STAGES * v_size), rows)
         return Tiles(q, k, v, q_boxes, v_boxes, k_at, v_at, k_size, v_size, nbytes)
 
-    def shared_bytes(self, D: int, Dv: int, itemsize: int) -> int:
-        return self.tiles(D, Dv, itemsize).nbytes
 
-    def holds_q(self, D: int, itemsize: int) -> bool:
-        """Return whether a thread keeps its share of Q in registers. float32 would need two parts."""
-        return D <= 128 and itemsize == 2
-
-
+MOST_HELD = 128  # columns of Q of which a thread keeps its share in registers
 LIGHT_OPTIONS = ("band", "sinks", "key_padding_mask")  # options that need no registers
 LONG_OPTIONS = ("score_mod", "mask_mod")  # that may need any number of registers
 
 
-def configs(D: int, Dv: int, itemsize: int, options: Sequence[str]) -> Iterator[tuple[Sm80Config, str]]:
+def configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm80Config, str]]:
     """Yield tiles for heads of these widths, best first; none if results leave too few registers.
 
     Share of FlashAttention-2's TFLOP/s on an H200, D=128, S=8192, full and causal: 0.93 and 1.04.
@@ -97,11 +98,7 @@ def configs(D: int, Dv: int, itemsize: int, options: Sequence[str]) -> Iterator[
     rich = len(heavy) > 1 or any(name in LONG_OPTIONS for name in heavy)
     why = ", options need registers" if rich else ""
     widest = max(D, Dv)
-    if (Dv > 128 and (rich or "bias" in heavy)) or (Dv > 192 and itemsize == 4):
-        return
-    if itemsize == 4:
-        block_kv = 32 if widest <= 64 else 16
-        yield Sm80Config(1, block_kv), f"64 queries by {block_kv} keys, in two parts each"
+    if Dv > 128 and (rich or "bias" in heavy):
         return
     if widest <= 128 and not rich:
         yield Sm80Config(1, 64, min_blocks=2), "64 queries by 64 keys"
@@ -111,7 +108,6 @@ def configs(D: int, Dv: int, itemsize: int, options: Sequence[str]) -> Iterator[
         yield Sm80Config(1, 32), f"64 queries by 32 keys, wide heads{why}"
 
 
-ITEMSIZE = 2
 MOST_WIDTH = 128  # of a head: registers hold the sums of its gradients
 
 
@@ -147,11 +143,11 @@ class Sm80DqConfig(_Groups):
 
     def tiles(self, D: int, Dv: int) -> Sm80DqTiles:
         """Return the tiles for heads of these widths."""
-        along, along_v = pitch(D, ITEMSIZE), pitch(Dv, ITEMSIZE)
+        along, along_v = pitch(D), pitch(Dv)
         q, k = (FactorSlice("depth", rows, along) for rows in (self.block_q, self.block_kv))
         do, v = (FactorSlice("depth", rows, along_v) for rows in (self.block_q, self.block_kv))
         k_right = FactorSlice("row", along, self.block_kv)
-        q_boxes, v_boxes = box_count(D, ITEMSIZE), box_count(Dv, ITEMSIZE)
+        q_boxes, v_boxes = box_count(D), box_count(Dv)
         k_size, v_size = q_boxes * k.size, v_boxes * v.size
         do_at = q_boxes * q.size
         k_at = do_at + v_boxes * do.size
@@ -159,9 +155,6 @@ class Sm80DqConfig(_Groups):
         rows = 4 * self.threads // 32 * WarpRowsLayout(along).size
         nbytes = max(ITEMSIZE * (v_at + STAGES * v_size), rows)
         return Sm80DqTiles(q, do, k, k_right, v, q_boxes, v_boxes, do_at, k_at, v_at, k_size, v_size, nbytes)
-
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
 
 
 def dq_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm80DqConfig, str]]:
@@ -215,11 +208,11 @@ class Sm80DkvConfig(_Groups):
 
     def tiles(self, D: int, Dv: int) -> Sm80DkvTiles:
         """Return the tiles for heads of these widths."""
-        along, along_v = pitch(D, ITEMSIZE), pitch(Dv, ITEMSIZE)
+        along, along_v = pitch(D), pitch(Dv)
         k, q = (FactorSlice("depth", rows, along) for rows in (self.block_kv, self.block_q))
         v, do = (FactorSlice("depth", rows, along_v) for rows in (self.block_kv, self.block_q))
         q_steps, do_steps = (FactorSlice("row", width, self.block_q) for width in (along, along_v))
-        k_boxes, v_boxes = box_count(D, ITEMSIZE), box_count(Dv, ITEMSIZE)
+        k_boxes, v_boxes = box_count(D), box_count(Dv)
         q_size, do_size = k_boxes * q.size, v_boxes * do.size
         v_at = k_boxes * k.size
         q_at = v_at + v_boxes * v.size
@@ -230,9 +223,6 @@ class Sm80DkvConfig(_Groups):
             k, v, q, do, q_steps, do_steps, k_boxes, v_boxes, v_at, q_at, do_at, q_size, do_size, nbytes
         )
 
-    def shared_bytes(self, D: int, Dv: int) -> int:
-        return self.tiles(D, Dv).nbytes
-
 
 DKV_LIGHT_OPTIONS = ("band", "sinks", "block_mask")  # options that need no registers
 NARROW = 192  # columns of dk and dv that leave registers for 64 queries, or for several options
@@ -242,7 +232,7 @@ MOST_OPTIONS = 4  # others, for which these columns leave registers
 def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm80DkvConfig, str]]:
     """Yield tiles for heads of these widths, best first; none if results leave too few registers."""
     heavy = [name for name in options if name not in DKV_LIGHT_OPTIONS]
-    narrow = sum(pitch(width, ITEMSIZE) * box_count(width, ITEMSIZE) for width in (D, Dv)) <= NARROW
+    narrow = sum(pitch(width) * box_count(width) for width in (D, Dv)) <= NARROW
     if max(D, Dv) > MOST_WIDTH or len(heavy) > (MOST_OPTIONS if narrow else 1):
         return
     why = ", options need registers" if heavy else ""

@@ -21,19 +21,14 @@ A tile that no query sees is not loaded, and masks are applied only in tiles tha
 NaN in V is a NaN even if a mask hides it: a row that is not finite although its sum is finite is recomputed
 (`nan_repair`). Of varlen, a tile ends where its sequence does.
 
-float32 is multiplied as two parts of tf32 for each factor, without the product of the lower ones (`tile.strips`): Q, K
-and V are split where they are read, P once. Nothing is rounded to fewer bits than float32 has.
-
-Shared memory: `Sm80Config.tiles`, ITEMSIZE * (BLOCK_Q * D + 2 * BLOCK_KV * (D + Dv)) bytes. Registers: BLOCK_KV / 2
-scores and their P in half as many, Dv / 2 of acc, D / 4 of Q, and about 60. float32 needs twice as many for P and none
-for Q.
+Shared memory: `Sm80Config.tiles`, 2 * (BLOCK_Q * D + 2 * BLOCK_KV * (D + Dv)) bytes. Registers: BLOCK_KV / 2 scores and
+their P in half as many, Dv / 2 of acc, D / 4 of Q where it is held, and about 60.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ....spec.meta import itemsize
 from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, noun, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
@@ -47,7 +42,7 @@ from ..nan_repair import nan_repair
 from ..options import chain_of
 from ..tile_scheduler import ROWS_OF_A_HEAD, range_of, tiled_work_type, walk_by_queries
 from ..tiles import where_of
-from .config import ROWS, Sm80Config, Tiles
+from .config import MOST_HELD, ROWS, Sm80Config, Tiles
 from .rows import KeyHead, Vectors, kv_copies, output_of
 
 
@@ -70,7 +65,7 @@ class Mine(NamedTuple):
 def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: bool, whole: bool) -> Members:
     """The verbs of a block's tiles of keys. whole: o is stored 16 bytes at a time."""
     num, dtype, chain = numbers(f32), variant.dtype, chain_of(variant.having, variant.dtype)
-    qk = strip_abt(dtype, tile.q, tile.k, tile.q_boxes, held=config.holds_q(variant.D, itemsize(dtype)))
+    qk = strip_abt(dtype, tile.q, tile.k, tile.q_boxes, held=variant.D <= MOST_HELD)
     pv = strip_ab(dtype, tile.v, tile.v_boxes)
     rows = softmax_rows(dtype, qk.size, pv.size, sinks=chain.sinks)
     score = fragment_scores(chain, config.block_kv, apart=False)
@@ -104,7 +99,6 @@ def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: b
         """Add a tile to acc. q: of `hold`."""
         q_place, q_frag = q
         qk.multiply(mine.scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
-        stay = score.keeps(work.options, where, mine.seed)
         score.finish(mine.scores, work.options, work.scale, where)
         rows.new_max(mine.new_max, mine.scores, mine.row_max)
         units = rows.units(score.units(opaque_f32(work.scale)))  # each time: registers are few
@@ -112,9 +106,9 @@ def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: b
         rows.rescale_of(mine.rescale, mine.row_max, mine.new_max, mine.base, mine.factor)
         rows.exp2(mine.scores, mine.base, mine.factor)
         rows.add(mine.row_sum, mine.scores, mine.rescale)
-        score.keep(mine.scores, stay)
         rows.scale(mine.acc, mine.rescale)
         pv.put(mine.probs, mine.scores)
+        score.drop(mine.probs, work.options, where, mine.seed)
         pv.add(mine.acc, mine.probs, smem, i32(tile.v_at + stage * tile.v_size))  # acc [16, Dv] += P @ V
 
     @verb
@@ -147,7 +141,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
     vectors: elements of copies of q, k and v, and of stores of o.
     """
     mem, walk = storage(variant.dtype), walk_by_queries(config, variant)
-    tile = config.tiles(variant.D, variant.Dv, mem.itemsize)
+    tile = config.tiles(variant.D, variant.Dv)
     copies = kv_copies(config, variant, tile, vectors)
     tiles = forward_tiles(config, variant, tile, with_lse, vectors.o > 1)
 

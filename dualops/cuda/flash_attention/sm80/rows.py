@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ....spec import ArrayMeta
 from ...compiler.backend import Members, Noun, cuda, f32, i32, noun, verb
 from ...launch.views import is_stored_whole, start, vector_of
-from ...tile.storage import access, storage
+from ...tile.storage import access
 from ...tile.tile_copies import tile_copies
 from ...tile.warp_rows import COLUMNS, warp_rows
 from ..arguments import Variant
@@ -57,7 +57,7 @@ def gradient_vectors_of(metas: Mapping[str, ArrayMeta]) -> GradientVectors:
 def kv_copies(config: Sm80Config | Sm80DqConfig, variant: Variant, tiles: Any, vectors: Any) -> Members:
     """The verbs that start the copies of a kernel that owns queries. vectors: `Vectors` or `GradientVectors`."""
     q, k = (tile_copies(getattr(tiles, name), variant.D, getattr(vectors, name), config.threads) for name in "qk")
-    v = tile_copies(tiles.v, variant.Dv, vectors.v, config.threads, paired=variant.dtype == "float32")
+    v = tile_copies(tiles.v, variant.Dv, vectors.v, config.threads)
     GRADIENT = isinstance(config, Sm80DqConfig)
     do, DO_AT = (tile_copies(tiles.do, variant.Dv, vectors.do, config.threads), tiles.do_at) if GRADIENT else (q, 0)
 
@@ -110,10 +110,9 @@ def output_of(dtype: str, columns: int, boxes: int, aligned: bool, widest: int =
     """The verb that stores rows of `columns` elements, 16 rows of a warp at a time through shared memory. aligned: rows
     start and end at multiples of 16 bytes. widest: columns of the widest rows that the same warps store.
     """
-    itemsize, vec = storage(dtype).itemsize, access(dtype, aligned)
-    width = pitch(columns, itemsize)
+    vec, width = access(dtype, aligned), pitch(columns)
     # in registers, a box of columns has the layout of 16 rows
-    lines = warp_rows(16 * boxes, width, pitch(widest, itemsize))
+    lines = warp_rows(16 * boxes, width, pitch(widest))
 
     @verb
     def store(smem, o, acc, task, row):

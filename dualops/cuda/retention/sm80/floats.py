@@ -14,7 +14,7 @@ split into two parts, which keep nearly all bits. tf32 has float32's range and c
 
 For each eight columns of 16 bits a lane has 2 * t and 2 * t + 1, but tf32's left factor wants t and t + 4. A word of a
 right factor in 16 bits holds the lines 2 * t and 2 * t + 1. The steps of a sum may have any order, so both fit. A right
-factor in float32 stores its lines in that order (`tile_copies.paired_line`).
+factor in float32 stores its lines in that order (`paired_line`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ from ...tile.split_bf16x3 import PARTS, packed_parts, parts_of
 from ...tile.storage import access
 from ...tile.strips import A_WORDS, ROWS
 from ...tile.tf32 import rounded, rounded_word, words_of_parts
-from ...tile.tile_copies import paired_line
 from ...tile.unrolled import local_array, one_after_another, zeros
 from ...tile.warp_mma import MMA_TYPES, FactorSlice, fragments, swizzled
 
 UNPACKED = {"bfloat16": unpack_bf16x2, "float16": unpack_f16x2}
 STEP = 16  # steps of a sum whose words a lane reads at once: two products
 NUMBERS = 8  # of a lane's left factor, for this many steps
+
+
+@verb
+def paired_line(line):
+    """Return the place of a line, such that lines 2 * t and 2 * t + 1 of each eight are at t and t + 4."""
+    return line // 8 * 8 + line % 2 * 4 + line % 8 // 2
 
 
 @verb
