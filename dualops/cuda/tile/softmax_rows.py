@@ -41,7 +41,7 @@ from .numbers import LOG2_E, numbers
 from .rows import FULL_WARP, lane_reductions, vote_any
 from .split_bf16x3 import put_parts
 from .storage import storage
-from .unrolled import one_after_another
+from .unrolled import unrolled
 
 ROWS = 2  # rows per thread
 LANES = 4  # lanes that share a row
@@ -70,28 +70,6 @@ def pairs_of(dtype: str, words: int) -> Callable[..., None]:
         put_parts(packed, j, words, a, b)
 
     return put_all_parts if dtype == "float32" else put
-
-
-def each(of_row: Callable[[int], Callable[..., None]]) -> Callable[..., None]:
-    """Return a verb of three arguments that handles one row after the other; a loop would be too long to be
-    unrolled."""
-
-    def of_four(row: int) -> Callable[..., None]:
-        one = of_row(row)
-
-        @verb
-        def four(a, b, c, _):
-            one(a, b, c)
-
-        return four
-
-    every = one_after_another([of_four(row) for row in range(ROWS)])
-
-    @verb
-    def of_all(a, b, c):
-        every(a, b, c, 0)
-
-    return of_all
 
 
 @verb
@@ -138,43 +116,35 @@ def softmax_rows(
             row_max[h] = num.minus_inf
             row_sum[h] = num.zero
 
-    def new_max_of(h: int) -> Callable[..., None]:
-        FIRST = 2 * h
+    @unrolled(range(ROWS))
+    def _new_max(new_max, scores, row_max, h):
+        most = num.maximum(scores[2 * h], scores[2 * h + 1])
+        for j in range(1, quads):
+            most = num.maximum(most, num.maximum(scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1]))
+        new_max[h] = num.maximum(row_max[h], lanes.max(most))
 
-        @verb
-        def new_max(new_max, scores, row_max):
-            most = num.maximum(scores[FIRST], scores[FIRST + 1])
+    def extremes(word: Callable[..., Any], of_signed: bool) -> Callable[..., None]:
+        @unrolled(range(ROWS))
+        def extreme(most, scores, h):
+            found = word(scores[2 * h], scores[2 * h + 1], scores[2 * h + 1])
             for j in range(1, quads):
-                most = num.maximum(most, num.maximum(scores[FIRST + 4 * j], scores[FIRST + 4 * j + 1]))
-            new_max[h] = num.maximum(row_max[h], lanes.max(most))
-
-        return new_max
-
-    def extreme_of(h: int, word: Callable[..., Any], of_signed: bool) -> Callable[..., None]:
-        FIRST = 2 * h
-
-        @verb
-        def extreme(most, scores, _):
-            found = word(scores[FIRST], scores[FIRST + 1], scores[FIRST + 1])
-            for j in range(1, quads):
-                found = word(found, scores[FIRST + 4 * j], scores[FIRST + 4 * j + 1])
+                found = word(found, scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1])
             if not of_signed or bits_of_f32(most[h]) >= SIGN:
                 most[h] = found
 
         return extreme
 
-    largest_each = each(lambda h: extreme_of(h, largest_word, False))
-    smallest_each = each(lambda h: extreme_of(h, smallest_word, True))
+    largest, smallest = extremes(largest_word, False), extremes(smallest_word, True)
 
     @verb
     def _new_max_by_threes(new_max, scores, row_max):
         most = pair()
-        largest_each(most, scores, 0)
+        largest(most, scores)
         bits = u32(0)
         for h in range(ROWS):
             bits |= bits_of_f32(most[h])
         if vote_any(i32(bits >= SIGN), FULL_WARP):
-            smallest_each(most, scores, 0)
+            smallest(most, scores)
         for h in range(ROWS):
             new_max[h] = num.maximum(row_max[h], lanes.max(most[h]))
 
@@ -209,16 +179,12 @@ def softmax_rows(
             rescale[h] = num.exp2(mul_rn(row_max[h], factor[h]) - base[h])
             row_max[h] = new_max[h]
 
-    def exp2_of(h: int) -> Callable[..., None]:
-        FIRST = 2 * h
-
-        @verb
-        def exp2(scores, base, factor):
-            for j in range(quads):
-                scores[FIRST + 4 * j] = num.exp2(scores[FIRST + 4 * j] * factor[h] - base[h])
-                scores[FIRST + 4 * j + 1] = num.exp2(scores[FIRST + 4 * j + 1] * factor[h] - base[h])
-
-        return exp2
+    @unrolled(range(ROWS))
+    def exp2(scores, base, factor, h):
+        """Turn scores into probabilities."""
+        for j in range(quads):
+            scores[4 * j + 2 * h] = num.exp2(scores[4 * j + 2 * h] * factor[h] - base[h])
+            scores[4 * j + 2 * h + 1] = num.exp2(scores[4 * j + 2 * h + 1] * factor[h] - base[h])
 
     @verb
     def settle(scores):
@@ -228,62 +194,36 @@ def softmax_rows(
             bits |= bits_of_f32(scores[e])
         settle_bits(bits)
 
-    def add_of(h: int) -> Callable[..., None]:
-        FIRST = 2 * h
-
-        @verb
-        def add(row_sum, scores, rescale):
-            total = scores[FIRST] + scores[FIRST + 1]
-            for j in range(1, quads):
-                total += scores[FIRST + 4 * j] + scores[FIRST + 4 * j + 1]
-            row_sum[h] = row_sum[h] * rescale[h] + total
-
-        return add
-
-    def scale_of(h: int) -> Callable[..., None]:
-        FIRST = 2 * h
-
-        @verb
-        def scale(acc, rescale, _):
-            for j in range(acc_quads):
-                acc[FIRST + 4 * j] *= rescale[h]
-                acc[FIRST + 4 * j + 1] *= rescale[h]
-
-        return scale
-
-    def divide_of(h: int) -> Callable[..., None]:
-        FIRST = 2 * h
-
-        @verb
-        def divide(acc, row_sum, growth):
-            seen = row_sum[h] != num.zero
-            inverse = growth / row_sum[h] if seen else num.zero
-            for j in range(acc_quads):
-                acc[FIRST + 4 * j] = acc[FIRST + 4 * j] * inverse if seen else num.zero
-                acc[FIRST + 4 * j + 1] = acc[FIRST + 4 * j + 1] * inverse if seen else num.zero
-
-        return divide
-
-    def scale_changed_of(h: int) -> Callable[..., None]:
-        of_row = scale_of(h)
-
-        @verb
-        def scale_changed(acc, rescale, _):
-            if vote_any(i32(rescale[h] != num.one), FULL_WARP):
-                of_row(acc, rescale, 0)
-
-        return scale_changed
-
-    scale_each, scale_each_changed = each(scale_of), each(scale_changed_of)
+    @unrolled(range(ROWS))
+    def add(row_sum, scores, rescale, h):
+        """Add to a lane's part of the sums."""
+        total = scores[2 * h] + scores[2 * h + 1]
+        for j in range(1, quads):
+            total += scores[4 * j + 2 * h] + scores[4 * j + 2 * h + 1]
+        row_sum[h] = row_sum[h] * rescale[h] + total
 
     @verb
-    def scale(acc, rescale):
-        scale_each(acc, rescale, 0)
+    def _scale_row(acc, rescale, h):
+        for j in range(acc_quads):
+            acc[4 * j + 2 * h] *= rescale[h]
+            acc[4 * j + 2 * h + 1] *= rescale[h]
 
-    @verb
-    def scale_changed(acc, rescale):
+    scale = unrolled(range(ROWS))(_scale_row)
+
+    @unrolled(range(ROWS))
+    def scale_changed(acc, rescale, h):
         """Rescale my warp's upper rows, or its lower ones, if one of them changes."""
-        scale_each_changed(acc, rescale, 0)
+        if vote_any(i32(rescale[h] != num.one), FULL_WARP):
+            _scale_row(acc, rescale, h)
+
+    @unrolled(range(ROWS))
+    def divide(acc, row_sum, growth, h):
+        """Multiply acc by growth and divide it by the totals; 0 for a row without keys."""
+        seen = row_sum[h] != num.zero
+        inverse = growth / row_sum[h] if seen else num.zero
+        for j in range(acc_quads):
+            acc[4 * j + 2 * h] = acc[4 * j + 2 * h] * inverse if seen else num.zero
+            acc[4 * j + 2 * h + 1] = acc[4 * j + 2 * h + 1] * inverse if seen else num.zero
 
     @verb
     def pack(probs, scores):
@@ -325,8 +265,6 @@ def softmax_rows(
 
     return members(
         locals(),
-        new_max=_new_max_by_threes if threes else each(new_max_of),  # (new_max, scores, row_max): in all lanes of a row
-        exp2=each(exp2_of),  # (scores, base, factor)
-        add=each(add_of),  # (row_sum, scores, rescale): a lane's part of the sums
-        divide=each(divide_of),  # (acc, row_sum, growth): acc * growth / the totals; 0 for a row without keys
+        new_max=_new_max_by_threes if threes else _new_max,  # (new_max, scores, row_max): in all lanes of a row
+        scale=scale,  # (acc, rescale)
     )
