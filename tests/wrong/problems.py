@@ -29,7 +29,7 @@ from dualops.cuda.flash_attention.sm90 import (
     fused as attention_fused,
 )
 from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
-from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, DkvThirdsConfig
+from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig
 from dualops.cuda.flash_attention.sm90.dq_config import DbiasConfig, DqConfig, DqThirdsConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
@@ -311,7 +311,7 @@ def _attention_in_thirds() -> Iterator[Problem]:
     changes = ((attention_float32, {"thirds_configs": lambda *_: iter([(config, "alone")])}), *NO_REPAIR)
     yield Problem("flash_attention_sm90", "flash_attention", False, "sm90", case, configs=changes)
     narrow = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, overlap=False, thirds=True)
-    wide = DqThirdsConfig(16), DkvThirdsConfig(16)
+    wide = DqThirdsConfig(16), DkvApartConfig(16, 2, 1, overlap=False, exact=True, thirds=True)
     split = attention_dq, attention_dq_split, attention_dkv_split
     plain = [(module, {"roles": _roles_of_any_registers}) for module in split]
     for kernel, operator, pair, shapes, params in (

@@ -25,7 +25,7 @@ from ..ptx.warp import bar_warp_sync
 from .pipeline import arrivals, arrives, places
 from .rows import FULL_WARP
 from .storage import storage
-from .unrolled import one_after_another
+from .unrolled import unrolled
 
 THREADS = 128
 EIGHT = 8  # numbers
@@ -52,18 +52,9 @@ def warpgroup_exchange(at: int, size: int, count: int, exact: bool) -> Members:
     def _mine(place, n):
         return i32(at + place * BYTES + n * NUMBER + WIDE * i32(u32(cuda.threadIdx.x) % u32(THREADS)))
 
-    def put_from(n: int) -> Callable[..., None]:
-        @verb
-        def put_some(smem, place, values, _):
-            put_eight(smem, _mine(place, n), values, n)
-
-        return put_some
-
-    put_all = one_after_another([put_from(n) for n in range(0, size, EIGHT)])
-
-    @verb
-    def put(smem, place, values):
-        put_all(smem, place, values, 0)
+    @unrolled(range(0, size, EIGHT))
+    def put(smem, place, values, n):
+        put_eight(smem, _mine(place, n), values, n)
 
     @verb
     def get(values, smem, place, n):

@@ -33,7 +33,7 @@ from .bias import boxed_bias
 from .config import SLACK, padded, widths
 from .dbias import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dkv import build_dkv
-from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig, FusedConfig, dkv_configs, fused_configs
+from .dkv_config import AnyDkvConfig, DkvConfig, FusedConfig, dkv_configs, fused_configs
 from .dkv_split import build_dkv_split
 from .dq import build_dq
 from .dq_config import AnyDqConfig, DbiasConfig, DqThirdsConfig, dq_configs
@@ -69,9 +69,7 @@ class FusedConfigs(NamedTuple):
 def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Yield tiles for the gradient, best first."""
     p = problem
-    if not results["dq"].size or not results["dk"].size:
-        return
-    if not serves(p, device, p.arrays, LOADED):
+    if not _has_both(results) or not serves(p, device, p.arrays, LOADED):
         return
     (D, Dv), names = widths(p), having(p).names
     for config, reason in fused_configs(D, Dv, names, boxed_bias(p) is not None, p.group, is_varlen(p)):
@@ -161,7 +159,7 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
         Step(fused, (tiles.keys,), args, shared_bytes),
         Step(finish, (tiles.queries * config.parts,), rest, 2 * ROWS * D, overlaps=p.Sq <= MOST_BESIDE),
         *others,
-        *(dbias_steps(p, results, configs.dbias) if configs.dbias else ()),
+        *dbias_steps(p, results, configs.dbias),
     ]
 
 
@@ -172,19 +170,6 @@ RESULTS = ("dk", "dv")
 MOST_OF_LONGEST = 2
 
 
-def dkv_choices(
-    problem: Problem, results: Mapping[str, ArrayMeta], device: Device
-) -> Iterator[tuple[AnyDkvConfig, str]]:
-    """Yield Configs for dk and dv of a problem that dq's kernel takes, best first, with a description."""
-    p = problem
-    if not results["dk"].size:
-        return
-    (D, Dv), options = widths(p), having(p).names
-    for config, reason in dkv_configs(D, Dv, options, boxed_bias(p) is not None):
-        if config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block:
-            yield config, reason
-
-
 def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvConfig) -> Step:
     """Return the launch, after delta's. metas: of the problem's arrays, the results and delta."""
     p, varlen, heads_kv = problem, is_varlen(problem), problem.H // problem.group
@@ -193,8 +178,7 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
         of_tokens = packed_count(p.packed_k, config.block_kv, p.B)
         packed = tiles > MOST_OF_LONGEST * of_tokens
         tiles = of_tokens if packed else tiles
-    in_parts = isinstance(config, DkvThirdsConfig) or (isinstance(config, DkvConfig) and config.thirds)
-    stored = {name: "" if in_parts else how_stored(metas, name, varlen) for name in RESULTS}
+    stored = {name: "" if config.thirds else how_stored(metas, name, varlen) for name in RESULTS}
     bias_maps: tuple[Any, ...] = ()
     if isinstance(config, DkvConfig):
         build = build_dkv(config, variant(p), stored["dk"], stored["dv"], packed)
@@ -238,22 +222,24 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Yield tiles for two kernels, of dq and of dk and dv, best first."""
     p, varlen, room = problem, is_varlen(problem), device.shared_memory_per_block
-    if max(p.D, p.Dv) > MOST_WIDTH or not results["dq"].size or not serves(p, device, p.arrays, LOADED):
+    if max(p.D, p.Dv) > MOST_WIDTH or not _has_both(results) or not serves(p, device, p.arrays, LOADED):
         return
-    D, Dv = widths(p)
+    (D, Dv), metas = widths(p), {**p.arrays, **results}
     names, in_boxes = having(p).names, boxed_bias(p) is not None
-    for config, reason in dq_configs(D, Dv, names, in_boxes, varlen):
-        if config.shared_bytes(D, Dv) + SLACK > room:
-            continue
-        for dkv_config, dkv_reason in dkv_choices(p, results, device):
-            others, _ = next(simt.backward_configs(p))
-            dbias, of_dbias = dbias_choice(p, results, device)
-            configs = BackwardConfigs(config, dkv_config, others, dbias)
-            found, metas = workspace(p) | dbias_workspace(p, dbias), {**p.arrays, **results}
-            maps = gradient_maps(p, metas, config, "dq", ("dq",)) | gradient_maps(p, metas, dkv_config, "dkv", RESULTS)
+    (others, _), (dbias, of_dbias) = next(simt.backward_configs(p)), dbias_choice(p, results, device)
+    for dq, reason in dq_configs(D, Dv, names, in_boxes, varlen):
+        for dkv, dkv_reason in dkv_configs(D, Dv, names, in_boxes):
+            if max(dq.shared_bytes(D, Dv) + SLACK, dkv.shared_bytes(D, Dv) + dkv.slack) > room:
+                continue
+            configs, found = BackwardConfigs(dq, dkv, others, dbias), workspace(p) | dbias_workspace(p, dbias)
+            maps = gradient_maps(p, metas, dq, "dq", ("dq",)) | gradient_maps(p, metas, dkv, "dkv", RESULTS)
             maps |= dbias_maps(p, dbias)
             steps = partial(backward_steps, p, results, configs)
             yield Choice("sm90", configs, f"dq: {reason}; dk and dv: {dkv_reason}{of_dbias}", steps, found, maps=maps)
+
+
+def _has_both(results: Mapping[str, ArrayMeta]) -> bool:
+    return bool(results["dq"].size and results["dk"].size)
 
 
 def workspace(problem: Problem) -> dict[str, ArrayMeta]:
@@ -267,8 +253,8 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
     delta, *others = simt.backward_steps(problem, results, configs.others, elsewhere)
     metas = {**problem.arrays, **results, **workspace(problem)}
     of_dkv = [*steps_by_keys(problem), dkv_step(problem, metas, configs.dkv)]
-    steps = [delta, *dq_steps(problem, metas, configs.dq), *of_dkv, *others]
-    return [*steps, *dbias_steps(problem, results, configs.dbias)] if configs.dbias else steps
+    of_dbias = dbias_steps(problem, results, configs.dbias)
+    return [delta, *dq_steps(problem, metas, configs.dq), *of_dkv, *others, *of_dbias]
 
 
 def by_length(problem: Problem, results: Mapping[str, ArrayMeta], fused: Choice, two: Choice) -> Choice:

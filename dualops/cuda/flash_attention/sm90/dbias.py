@@ -333,8 +333,10 @@ def dbias_maps(problem: Problem, config: DbiasConfig | None) -> dict[str, Mapped
     return boxed_maps(problem, problem.arrays, lines_of(config), "dbias_") if config else {}
 
 
-def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: DbiasConfig) -> Sequence[Step]:
+def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: DbiasConfig | None) -> Sequence[Step]:
     """Return the launches, after delta's: sums, or their parts and the sums of these."""
+    if config is None:
+        return []
     p, one, pieces, shape = problem, broadcast_of(problem), _pieces(problem, config), shape_of(problem)
     metas = {**p.arrays, **results}
     delta = p.arrays["lse"]

@@ -35,38 +35,26 @@ class DkvTiles(NamedTuple):
     nbytes: int
 
 
-def _tiles(
-    widths: tuple[int, int],
-    block_kv: int,
-    block_q: int,
-    stages: int,
-    *,
-    do_stages: int | None = None,
-    bias_bytes: int = 0,
-    p_bytes: int = 0,
-) -> DkvTiles:
-    """Return the tiles. do_stages: of dO, if not as many as Q's."""
-    k, v, q, do = (boxes(lines, width) for lines in (block_kv, block_q) for width in widths)
-    q_steps, do_steps = (boxes(block_q, width, "mn") for width in widths)
-    of_queries = stages * q.nbytes, (do_stages or stages) * do.nbytes, stages * bias_bytes
-    v_at, q_at, do_at, bias_at, p_at, end = accumulate((k.nbytes, v.nbytes, *of_queries, p_bytes))
-    return DkvTiles(k, v, q, do, q_steps, do_steps, v_at, q_at, do_at, bias_at, p_at, end)
-
-
 class _Keys(TilesConfig):
-    """What the Configs share."""
+    """What the Configs share. By default a block has CONSUMERS warpgroups, no bias in boxes and no exchange of P."""
 
     block_q: int
     stages: int
 
+    thirds, bias_in_boxes = False, False
+
     @property
     def block_kv(self) -> int:
-        return ROWS
+        return ROWS * CONSUMERS
 
     @property
     def warps(self) -> int:
         """Of the consumers."""
         return 4 * CONSUMERS
+
+    @property
+    def do_stages(self) -> int:
+        return self.stages
 
     @property
     def slack(self) -> int:
@@ -76,7 +64,25 @@ class _Keys(TilesConfig):
     @property
     def bias(self) -> Operand | None:
         """The bias's tile, if it is copied as boxes."""
-        return None
+        return bias_operand(self.block_q, self.block_kv) if self.bias_in_boxes else None
+
+    @property
+    def bias_bytes(self) -> int:
+        return self.stages * self.bias.nbytes if self.bias else 0
+
+    @property
+    def p_bytes(self) -> int:
+        """Bytes of P, from one warpgroup to the other."""
+        return 0
+
+    def tiles(self, D: int, Dv: int) -> Any:
+        """Return the tiles for heads of these widths, in whole boxes."""
+        widths = parts_width(D, self.thirds), parts_width(Dv, self.thirds)
+        k, v, q, do = (boxes(lines, width) for lines in (self.block_kv, self.block_q) for width in widths)
+        q_steps, do_steps = (boxes(self.block_q, width, "mn") for width in widths)
+        of_queries = self.stages * q.nbytes, self.do_stages * do.nbytes, self.bias_bytes
+        v_at, q_at, do_at, bias_at, p_at, end = accumulate((k.nbytes, v.nbytes, *of_queries, self.p_bytes))
+        return DkvTiles(k, v, q, do, q_steps, do_steps, v_at, q_at, do_at, bias_at, p_at, end)
 
 
 @dataclass(frozen=True)
@@ -102,17 +108,6 @@ class DkvConfig(_Keys):
     def warps(self) -> int:
         return 4 * self.consumers
 
-    @property
-    def bias(self) -> Operand | None:
-        """The bias's tile."""
-        return bias_operand(self.block_q, self.block_kv) if self.bias_in_boxes else None
-
-    def tiles(self, D: int, Dv: int) -> DkvTiles:
-        """Return the tiles for heads of these widths, in whole boxes."""
-        widths = parts_width(D, self.thirds), parts_width(Dv, self.thirds)
-        bias_bytes = self.bias.nbytes if self.bias else 0
-        return _tiles(widths, self.block_kv, self.block_q, self.stages, bias_bytes=bias_bytes)
-
 
 @dataclass(frozen=True)
 class DkvApartConfig(_Keys):
@@ -121,7 +116,7 @@ class DkvApartConfig(_Keys):
 
     `overlap`: the computations of P and dS overlap the products for dv and dk of the previous tile, which takes
     registers. exact: P is passed as float32, otherwise as float16 (`tile.warpgroup_exchange`); P * slope may be too
-    large for that.
+    large for that. thirds: as in `Sm90Config`; then dO has one stage, as the last product of a tile needs Q.
     """
 
     block_q: int
@@ -129,33 +124,19 @@ class DkvApartConfig(_Keys):
     places: int = 2
     overlap: bool = True
     exact: bool = False
+    thirds: bool = False
 
-    thirds = False
+    @property
+    def block_kv(self) -> int:
+        return ROWS
 
-    def tiles(self, D: int, Dv: int) -> DkvTiles:
-        """Return the tiles for heads of these widths, in whole boxes."""
-        p_bytes = exchange_bytes(self.block_q // 2, self.places, self.exact)
-        return _tiles((D, Dv), self.block_kv, self.block_q, self.stages, p_bytes=p_bytes)
+    @property
+    def do_stages(self) -> int:
+        return 1 if self.thirds else self.stages
 
-
-@dataclass(frozen=True)
-class DkvThirdsConfig(_Keys):
-    """`DkvApartConfig` for float32 as three parts of bfloat16, with P as float32. Q has more stages than dO: the last
-    product of a tile needs it.
-    """
-
-    block_q: int
-    stages: int = 2
-    do_stages: int = 1
-    places: int = 1
-
-    thirds, exact, overlap = True, True, False
-
-    def tiles(self, D: int, Dv: int) -> DkvTiles:
-        """Return the tiles for heads of these widths, in whole boxes."""
-        widths = parts_width(D, True), parts_width(Dv, True)
-        p_bytes = exchange_bytes(self.block_q // 2, self.places, True)
-        return _tiles(widths, ROWS, self.block_q, self.stages, do_stages=self.do_stages, p_bytes=p_bytes)
+    @property
+    def p_bytes(self) -> int:
+        return exchange_bytes(self.block_q // 2, self.places, self.exact)
 
 
 # queries that one option leaves registers for, at widths to 128; a bias in boxes; other options; and several
@@ -165,7 +146,7 @@ QUERIES_BESIDE_ONE, QUERIES_BESIDE_SOME, QUERIES_BESIDE_MANY = 32, 32, 16
 MOST_BESIDE = 48  # queries with which computing dS.T may overlap the product for dv, at widths to 128
 
 
-AnyDkvConfig = DkvConfig | DkvApartConfig | DkvThirdsConfig
+AnyDkvConfig = DkvConfig | DkvApartConfig
 BENDING = ("softcap", "score_mod")  # options that have slopes
 BESIDE_APART = ("alibi", "key_padding_mask", "dropout")  # options that leave enough registers
 
@@ -281,15 +262,6 @@ class FusedConfig(_Keys):
     ascends: bool = False
 
     @property
-    def block_kv(self) -> int:
-        return ROWS * CONSUMERS
-
-    @property
-    def bias(self) -> Operand | None:
-        """The bias's tile, for tiles of one part."""
-        return bias_operand(self.block_q, self.block_kv) if self.bias_in_boxes else None
-
-    @property
     def parts(self) -> int:
         """Parts of 64 queries; scores of a part are computed together."""
         return self.block_q // ROWS
@@ -300,7 +272,7 @@ class FusedConfig(_Keys):
         part_q, part_do, q_steps, do_steps = (boxes(ROWS, width, major) for major in ("k", "mn") for width in (D, Dv))
         ds = k_columns = boxes(self.block_kv, BOX, "mn")
         of_queries = self.stages * q.nbytes, self.stages * do.nbytes, DS_PLACES * self.parts * ds.nbytes
-        rest = self.dq_places * CONSUMERS * FRAGMENT_BYTES, self.stages * self.bias.nbytes if self.bias else 0
+        rest = self.dq_places * CONSUMERS * FRAGMENT_BYTES, self.bias_bytes
         v_at, q_at, do_at, ds_at, dq_at, bias_at, end = accumulate((k.nbytes, v.nbytes, *of_queries, *rest))
         parts = part_q, part_do, q_steps, do_steps
         return FusedTiles(k, v, q, do, *parts, ds, k_columns, v_at, q_at, do_at, ds_at, dq_at, bias_at, end)

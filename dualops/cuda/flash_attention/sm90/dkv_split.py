@@ -23,7 +23,7 @@ Both multiply D + Dv columns a tile, whatever D and Dv are. Shared memory is nea
 float16 (`tile.warpgroup_exchange`). As bfloat16, P would be rounded before dS is: dk then has 1.2 times the baseline's
 error, and single elements more than twice.
 
-float32 (`DkvThirdsConfig`) has three parts of bfloat16 for each number, and six products for each
+float32 (`DkvApartConfig.thirds`) has three parts of bfloat16 for each number, and six products for each
 (`tile.split_bf16x3`). Tensor cores round sums toward zero, so threads add them: dk or dv of 128 columns, and the sums
 to add, take all registers of a warpgroup. Here a warpgroup waits for each of its products, while the other one's run. A
 tile of 48 queries has 36 KiB of Q and as many of dO, so that three fit: Q has two stages, since the last product needs
@@ -32,7 +32,7 @@ it.
 Masked tiles, and rows that are not finite: as in `dkv`.
 
 Shared memory: `DkvApartConfig.tiles`, 2 * (D + Dv) * (64 + stages * BLOCK_Q) + places * 128 * BLOCK_Q bytes, twice the
-latter if P is exact; `DkvThirdsConfig.tiles`, 6 * (64 * (D + Dv) + BLOCK_Q * (stages * D + do_stages * Dv)) + 256 *
+latter if P is exact; for float32 6 * (64 * (D + Dv) + BLOCK_Q * (stages * D + do_stages * Dv)) + 256 *
 BLOCK_Q. Registers: BLOCK_Q / 2 of S.T or dP.T, half of that packed, which `overlap` keeps meanwhile (float32: BLOCK_Q *
 3 / 4 in parts), the larger of D / 2 and Dv / 2 (float32: twice that), and about 30; BLOCK_Q / 2 more for slopes.
 """
@@ -57,7 +57,7 @@ from ..tile_scheduler import tiled_work_type, walk_by_keys
 from ..tiles import where_of
 from .arguments import MAPS_TYPE, keys_to_type
 from .config import factors, widths
-from .dkv_config import CONSUMERS, DkvApartConfig, DkvThirdsConfig
+from .dkv_config import CONSUMERS, DkvApartConfig
 from .loads import q_loads
 from .output import results_of_keys
 from .tile_scores import scores_of_keys
@@ -77,7 +77,7 @@ class Side(NamedTuple):
 
 
 @noun
-def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> Members:
+def split_tiles(config: DkvApartConfig, variant: Variant) -> Members:
     """The verbs of a block's tiles of queries: of 16 bits pipelined, of float32 one product after the other.
 
     Raises ValueError for options with slopes if the Config is not exact.
@@ -237,11 +237,7 @@ def split_tiles(config: DkvApartConfig | DkvThirdsConfig, variant: Variant) -> M
 
 @builds
 def build_dkv_split(
-    config: DkvApartConfig | DkvThirdsConfig,
-    variant: Variant,
-    dk_stored: str = "",
-    dv_stored: str = "",
-    packed: bool = False,
+    config: DkvApartConfig, variant: Variant, dk_stored: str = "", dv_stored: str = "", packed: bool = False
 ) -> Kernel:
     """flash_attention_dkv_split_sm90(maps, to, x, work), with the records of `build_dkv`; for float32
     flash_attention_dkv_split_f32_sm90. Raises ValueError for options with slopes if the Config is not exact.

@@ -78,11 +78,8 @@ class DqThirdsConfig(QueriesConfig):
     """
 
     block_kv: int
-    stages: int = 2
-    v_stages: int = 1
 
-    consumers, q_stages, bias_stages, thirds = 2, 1, 0, True
-    v_warps = 4
+    consumers, stages, v_stages, v_warps, q_stages, bias_stages, thirds = 2, 2, 1, 4, 1, 0, True
 
     @property
     def block_q(self) -> int:

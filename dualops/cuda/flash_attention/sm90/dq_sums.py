@@ -1,16 +1,9 @@
 """How the fused kernel's blocks add dq in memory, in a fixed order; and rows of dq from the sums.
 
-`store_queue`: warps fill places of shared memory, and one thread empties them by copies to memory (`tile.pipeline`).
-
-    warps                                       thread
-    place = box.claim(barriers, i)              place = box.take(barriers, i)
-    ...                                         ...
-    box.hand(barriers, i)                       box.free(barriers, i)
-
-`dq_queue`: each sum has a flag, which counts the blocks that have added. Of the blocks with keys that the tile's
-queries see, number r waits until the flag is r, adds by a bulk copy, waits until that is written, and makes the flag
-r + 1. The first block stores, so that only flags need clearing. Readers, which may be a grid that overlaps this one,
-wait until all blocks have added.
+`dq_queue`: warps fill places of shared memory, and one thread empties them (`tile.pipeline.places`). Each sum has a
+flag, which counts the blocks that have added. Of the blocks with keys that the tile's queries see, number r waits until
+the flag is r, adds by a bulk copy, waits until that is written, and makes the flag r + 1. The first block stores, so
+that only flags need clearing. Readers, which may be a grid that overlaps this one, wait until all blocks have added.
 
 `TileOrder`: the order in which blocks visit tiles of queries, so that they wait little.
 
@@ -58,20 +51,6 @@ def draw(counter):
     safe.
     """
     return i32(atom_add_i64(counter, i64(0), i64(1)))
-
-
-@noun
-def store_queue(count: int, warps: int) -> Members:
-    """The verbs of places that `warps` warps fill together."""
-    own = places(count, arrivals(warps), 1)
-
-    @verb
-    def hand(barriers, i):
-        """Signal that the lanes of my warp have written their share, which copies may read."""
-        fence_proxy_async()
-        own.hand(barriers, i)
-
-    return members(locals(), barriers=own.barriers, init=own.init, claim=own.claim, take=own.take, free=own.free)
 
 
 class OrderedTile(NamedTuple):
@@ -153,9 +132,9 @@ def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
 
 @noun
 def dq_queue(config: FusedConfig, variant: Variant, order: TileOrder) -> Members:
-    """The verbs of dq on its way from registers to memory, through `store_queue`."""
+    """The verbs of dq on its way from registers to memory."""
     num, PLACE, BLOCK_Q, SIZE = numbers(f32), CONSUMERS * FRAGMENT, config.block_q, FRAGMENT // 128
-    box, tiles = store_queue(config.dq_places, config.warps), config.tiles(*widths(variant))
+    box, tiles = places(config.dq_places, arrivals(config.warps), 1), config.tiles(*widths(variant))
     DQ_AT = tiles.dq_at // 4  # where the places begin, in floats
     NBYTES, place_of = u32(CONSUMERS * FRAGMENT_BYTES), place_of_sum(BLOCK_Q, variant.varlen)
 
@@ -169,6 +148,7 @@ def dq_queue(config: FusedConfig, variant: Variant, order: TileOrder) -> Members
         place = i32(box.claim(bars, i) * PLACE + mine)
         for n in range(0, SIZE, 4):
             num.store_vector(floats, i32(DQ_AT + place + 128 * n), values, n)
+        fence_proxy_async()  # copies read it
         box.hand(bars, i)
 
     @verb
@@ -206,24 +186,23 @@ def _all_keys(task):
     return i32(0), task.Sk
 
 
-@noun
-def blocks_that_add(block_kv: int) -> Members:
-    """The verb of the blocks that add to a tile of queries: none if no query of the tile sees a key."""
-    tiles = range_of(block_kv)
+@builds
+def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kernel:
+    """flash_attention_dq_finish(sums, to, x, work): `Sums`, `QueriesTo`, `GradientInputs`, `TiledWork`.
+
+    stored: how dq gets to memory (`output`).
+    """
+    SIZE, PARTS, FRAGMENTS = padded(variant.D) // 2, config.parts, padded(variant.D) // BOX * FRAGMENT
+    source, place_of, NONE = access("float32", True, once=True), place_of_sum(config.block_q, variant.varlen), f32(0)
+    tiles, results = range_of(config.block_kv), dq_results(variant, _all_keys, SIZE, 0, stored, 1)
 
     @verb
-    def between(b, h, m0, n_first, n_end, options):
+    def adding(b, h, m0, n_first, n_end, options):
+        """Return first and count of the blocks that add to a tile of queries: none if no query of it sees a key."""
         first, count = tiles.between(b, h, m0, n_first, n_end, options)
         return first, count if n_first < n_end else i32(0)
 
-    return locals()
-
-
-@noun
-def added_dq(config: FusedConfig, variant: Variant) -> Members:
-    """The verb of 64 queries of a tile, whose dq the fused kernel adds."""
-    SIZE, PARTS, FRAGMENTS = padded(variant.D) // 2, config.parts, padded(variant.D) // BOX * FRAGMENT
-    source, place_of, NONE = access("float32", True, once=True), place_of_sum(config.block_q, variant.varlen), f32(0)
+    walk = walk_by_queries(config, variant, adding, gradient=True, first_first=config.ascends, packed=variant.varlen)
 
     @verb
     def read(sums, task, part, work):
@@ -235,20 +214,6 @@ def added_dq(config: FusedConfig, variant: Variant) -> Members:
         for n in range(0, SIZE, 4):
             source.load(acc, n, sums.data, at + 128 * n, task.count != 0, NONE)
         return acc
-
-    return members(locals(), size=SIZE)
-
-
-@builds
-def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kernel:
-    """flash_attention_dq_finish(sums, to, x, work): `Sums`, `QueriesTo`, `GradientInputs`, `TiledWork`.
-
-    stored: how dq gets to memory (`output`).
-    """
-    between = blocks_that_add(config.block_kv).between
-    walk = walk_by_queries(config, variant, between, gradient=True, first_first=config.ascends, packed=variant.varlen)
-    dq = added_dq(config, variant)
-    results = dq_results(variant, _all_keys, dq.size, 0, stored, 1)
 
     @kernel(
         SUMS_TYPE,
@@ -262,8 +227,7 @@ def build_dq_convert(config: FusedConfig, variant: Variant, stored: str) -> Kern
         task = walk.task(cuda.blockIdx.x // config.parts, work)
         part = i32(cuda.blockIdx.x % config.parts)
         if not variant.varlen or task.m0 < task.Sq:
-            acc = dq.read(sums, task, part, work)
-            results.store(smem, to, acc, task, i32(ROWS * part), x, work)
+            results.store(smem, to, read(sums, task, part, work), task, i32(ROWS * part), x, work)
             results.finish()
         if cuda.blockIdx.x == cuda.gridDim.x - 1:
             griddepcontrol_wait()

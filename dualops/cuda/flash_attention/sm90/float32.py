@@ -24,7 +24,7 @@ from ..options import having
 from . import backward, forward_steps as kernel_steps
 from .arguments import lines_of
 from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES, SLACK, Sm90Config, are_many, widths
-from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig
+from .dkv_config import AnyDkvConfig, DkvApartConfig, DkvConfig
 from .dq_config import AnyDqConfig, DqConfig, DqThirdsConfig
 from .schedule import counter_of, is_static
 from .to_bf16x3 import thirds_maps, thirds_of, thirds_steps
@@ -117,7 +117,8 @@ def gradient_configs(D: int, Dv: int, options: Sequence[str]) -> tuple[tuple[Any
     note = ", options need registers" if heavy else ""
     if max(D, Dv) > NARROW:
         keys = queries = 32 if BLOCK_MASK in options else 48
-        dq, dkv, note = DqThirdsConfig(keys), DkvThirdsConfig(queries), ""
+        dq, note = DqThirdsConfig(keys), ""
+        dkv = DkvApartConfig(queries, 2, 1, overlap=False, exact=True, thirds=True)
     return (dq, dkv), (
         f"dq: {dq.block_q} queries by {keys} keys; dk and dv: {dkv.block_kv} keys by {queries} queries; in three parts "
         f"each{note}"

@@ -33,7 +33,7 @@ from ..saved_lse import lse_delta_of
 from .bias import NO_STAGES, BiasPlace, bias_dkv, bias_stages
 from .bias_tile_scheduler import BiasWalk
 from .config import Sm90Config, widths
-from .dkv_config import AnyDkvConfig, DkvThirdsConfig, FusedConfig
+from .dkv_config import AnyDkvConfig, FusedConfig
 from .dq_config import AnyDqConfig
 from .schedule import WorkItems
 from .visible_tiles import KvTiles, QTiles, q_tiles_of
@@ -161,19 +161,19 @@ def q_loads(
 ) -> Members:
     """The verbs. visits: if not all tiles in order. others: a noun with barriers, of an exchange between consumers.
 
-    dO has a second barrier of Q's stages, which counts lse and delta, too. With stages of its own (`DkvThirdsConfig`),
+    dO has a second barrier of Q's stages, which counts lse and delta, too. With stages of its own (`do_stages`),
     lse and delta have the second barrier.
     """
     tiles, warps = config.tiles(*widths(variant)), config.warps
     visits, others = visits or q_tiles_of(config.block_q, variant), others or NO_STAGES
     bias, VARLEN = bias_dkv(variant, config.bias, tiles.bias_at, warps), variant.varlen
-    DO_APART = isinstance(config, DkvThirdsConfig)
+    DO_APART = config.do_stages != config.stages
     chain = chain_of(variant.having, variant.dtype, gradient=True)
     columns = lse_delta_of(config.block_q, config.stages, chain)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
     kv, q = second_barrier(1, tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
-    if isinstance(config, DkvThirdsConfig):
+    if DO_APART:
         do, part = pipeline(config.do_stages, tiles.do.nbytes, warps), second_barrier(config.stages, 0, writers=1)
 
         @verb
