@@ -27,13 +27,12 @@ Without a bias in boxes, the verbs of the last two do nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ....spec import Problem
 from ....spec.attention import broadcast_strides
 from ....spec.meta import itemsize
-from ...compiler.backend import Members, Namespace, cuda, i32, i64, members, noun, tensor_map, types, u32, verb
+from ...compiler.backend import Members, Noun, cuda, i32, i64, members, noun, tensor_map, types, u32, verb
 from ...launch.tensor_map import Mapped
 from ...launch.views import Boxed, boxed
 from ...tile.a_fragment import WORDS, words_of_columns, words_of_rows
@@ -203,95 +202,74 @@ def bias_map(problem: Problem, tile: Operand) -> Mapped:
 WARPS = 4  # of a warpgroup
 
 
-class BiasStages(Namespace):
-    """The verbs. maps: the kernel's argument, with the bias's map if there is one."""
-
-    maps_type: Any
-    word: Callable[..., Any] | None  # for `fragment_scores`
-    barriers: Callable[..., Any]  # (): the shared arrays; once in a kernel, by all threads
-    init: Callable[..., None]  # (barriers): by one thread, before a pipeline's `start`
-    prefetch: Callable[..., None]  # (maps): by all threads
-    bring: Callable[..., None]  # (smem, maps, barriers, options, task, n0, i): of all warpgroups, by one thread
-    words: Callable[..., Any]  # () -> a local array for words; once in a kernel
-    wait: Callable[..., Any]  # (smem, barriers, words, i, warpgroup) -> the first argument of `word`, for my tile
-    release: Callable[..., None]  # (barriers, i, warpgroup): my tile, once scores have changed
-
-
 @verb
 def _no_barriers():
     return i32(0)
 
 
+NO_BARRIERS = Noun("no_barriers", {"barriers": _no_barriers, "init": nothing(1)})
+NO_BIAS = {"maps_type": types.Tuple([]), "word": None, "prefetch": nothing(1), "words": local_array(1, u32)}
+
+
 @verb
-def _words_alone(smem, barriers, words, i, warpgroup):
+def _words_of_stage(smem, barriers, words, i, warpgroup):
     return words
 
 
-NO_STAGES = BiasStages(
-    maps_type=types.Tuple([]),
-    word=None,
-    barriers=_no_barriers,
-    init=nothing(1),
-    prefetch=nothing(1),
-    bring=nothing(7),
-    words=local_array(1, u32),
-    wait=_words_alone,
-    release=nothing(3),
-)
+@verb
+def _words_of_tile(smem, stage, words):
+    return words
 
 
-def bias_stages(variant: Variant, operand: Operand | None, at: int, stages: int, consumers: int) -> BiasStages:
-    """The verbs of a kernel whose first stage begins at byte `at`. operand: a tile; None without a bias in boxes."""
-    return _stages(variant, operand, at, stages, consumers) if operand else NO_STAGES
+@noun
+def bias_stages(variant: Variant, operand: Operand | None, at: int, stages: int, consumers: int) -> Members:
+    """The verbs of a kernel whose first stage begins at byte `at`. operand: a tile; None without a bias in boxes.
 
-
-def _stages(variant: Variant, operand: Operand, at: int, stages: int, consumers: int) -> BiasStages:
+    maps: the kernel's argument, with the bias's map if there is one.
+    """
+    if operand is None:
+        return members(
+            {}, bring=nothing(7), wait=_words_of_stage, release=nothing(3), **NO_BIAS, **NO_BARRIERS.members()
+        )
     CONSUMERS, tile = consumers, bias_tile(variant.having, operand, at)
     pipe, LOADERS_WARP = pipeline(stages * consumers, tile.nbytes, WARPS), WARPS * consumers
 
     @verb
-    def filling(i, warpgroup):
+    def _filling(i, warpgroup):
         return u32(u32(i) * u32(CONSUMERS) + u32(warpgroup))
 
     @verb
     def prefetch(maps):
+        """Prefetch the map; by all threads."""
         prefetch_maps(maps, LOADERS_WARP)
 
     @verb
     def bring(smem, maps, barriers, options, task, n0, i):
+        """Start to load the tiles of all warpgroups; by one thread."""
         for w in range(CONSUMERS):
-            stage = pipe.acquire(barriers, filling(i, w))
+            stage = pipe.acquire(barriers, _filling(i, w))
             m0 = i32(recomputed_i32(i32(task.m0)) + ROWS * w)  # else a register would keep one for each warpgroup
             tile.load(smem, stage, maps[0], options, BiasPlace(task.b, task.h, m0, n0), barriers.full)
 
     @verb
     def wait(smem, barriers, words, i, warpgroup):
-        return tile.held(smem, pipe.wait(barriers, filling(i, warpgroup)), words)
+        """Return the first argument of `word`, once my tile has arrived. words: of the verb `words`."""
+        return tile.held(smem, pipe.wait(barriers, _filling(i, warpgroup)), words)
 
     @verb
     def release(barriers, i, warpgroup):
-        pipe.release(barriers, filling(i, warpgroup))
+        """Release my tile, once scores have changed."""
+        pipe.release(barriers, _filling(i, warpgroup))
 
-    given = {"word": tile.word, "words": tile.words, "barriers": pipe.barriers, "init": pipe.init}
-    return BiasStages.from_locals(locals(), maps_type=types.Tuple([tensor_map]), **given)
-
-
-class BiasDkv(Namespace):
-    """The verbs. maps: the kernel's argument, with the bias's map if there is one."""
-
-    maps_type: Any
-    nbytes: int  # of a stage
-    word: Callable[..., Any] | None  # for `fragment_scores`
-    prefetch: Callable[..., None]  # (maps): by all threads
-    bring: Callable[..., None]  # (smem, stage, maps, options, place, full): by one thread. place: `BiasPlace`
-    words: Callable[..., Any]  # () -> a local array for words; once in a kernel
-    held: Callable[..., Any]  # (smem, stage, words) -> the first argument of `word`, for a tile that has arrived
+    of_tile = {"word": tile.word, "words": tile.words, "maps_type": types.Tuple([tensor_map])}
+    return members(locals(), **of_tile, barriers=pipe.barriers, init=pipe.init)
 
 
-def bias_dkv(variant: Variant, operand: Operand | None, at: int, loaders_warp: int) -> BiasDkv:
-    """The verbs of a kernel whose first stage begins at byte `at`. operand: a tile; None without a bias in boxes."""
+@noun
+def bias_dkv(variant: Variant, operand: Operand | None, at: int, loaders_warp: int) -> Members:
+    """The verbs of a kernel whose first stage begins at byte `at`. operand, maps: as in `bias_stages`."""
     if operand is None:
-        return _no_tiles()
+        return members({}, bring=nothing(6), held=_words_of_tile, nbytes=0, **NO_BIAS)
     tile = bias_tile(variant.having, operand, at, transposed=True)
 
     @verb
@@ -300,16 +278,8 @@ def bias_dkv(variant: Variant, operand: Operand | None, at: int, loaders_warp: i
 
     @verb
     def bring(smem, stage, maps, options, place, full):
+        """Start to load the tile at a `BiasPlace` into a stage; by one thread."""
         tile.load(smem, stage, maps[0], options, place, full)
 
-    given = {"nbytes": tile.nbytes, "word": tile.word, "words": tile.words, "held": tile.held}
-    return BiasDkv.from_locals(locals(), maps_type=types.Tuple([tensor_map]), **given)
-
-
-def _no_tiles() -> BiasDkv:
-    @verb
-    def held(smem, stage, words):
-        return words
-
-    verbs = {"prefetch": nothing(1), "bring": nothing(6), "words": local_array(1, u32), "held": held}
-    return BiasDkv(maps_type=types.Tuple([]), nbytes=0, word=None, **verbs)
+    of_tile = {"word": tile.word, "words": tile.words, "maps_type": types.Tuple([tensor_map])}
+    return members(locals(), **of_tile, held=tile.held, nbytes=tile.nbytes)

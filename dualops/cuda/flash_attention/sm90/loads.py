@@ -30,7 +30,7 @@ from ...tile.swizzle import Operand
 from ..arguments import Variant
 from ..options import chain_of
 from ..saved_lse import lse_delta_of
-from .bias import NO_STAGES, BiasPlace, bias_dkv, bias_stages
+from .bias import NO_BARRIERS, BiasPlace, bias_dkv, bias_stages
 from .bias_tile_scheduler import BiasWalk
 from .config import Sm90Config, widths
 from .dkv_config import AnyDkvConfig, FusedConfig
@@ -43,9 +43,11 @@ QLoads = Noun  # of `q_loads`
 
 
 @noun
-def loaded(tile: Operand, at: int, stages: int, warps: int) -> Members:
-    """The verbs of a tile that is loaded as boxes and read by `warps` warps. Its first stage begins at byte `at`."""
-    box, pipe = box_tile(tile, at, 2), pipeline(stages, tile.nbytes, warps)
+def loaded(tile: Operand, at: int, stages: int, warps: int, room: int = 0) -> Members:
+    """The verbs of a tile that is loaded as boxes and read by `warps` warps. Its first stage begins at byte `at`. room:
+    bytes of a stage, if not the tile's own.
+    """
+    box, pipe = box_tile(tile, at, 2, room=room), pipeline(stages, tile.nbytes, warps)
 
     @verb
     def load(smem, tensor_map, corner, bars, filling):
@@ -62,7 +64,8 @@ def loaded(tile: Operand, at: int, stages: int, warps: int) -> Members:
         """Return the byte where a filling begins, which has arrived."""
         return box.at(pipe.stage(filling))
 
-    return members(locals(), barriers=pipe.barriers, init=pipe.init, release=pipe.release, next=pipe.next)
+    of_pipe = {"barriers": pipe.barriers, "init": pipe.init, "start": pipe.start}
+    return members(locals(), **of_pipe, release=pipe.release, next=pipe.next)
 
 
 class KvBarriers(NamedTuple):
@@ -165,7 +168,7 @@ def q_loads(
     lse and delta have the second barrier.
     """
     tiles, warps = config.tiles(*widths(variant)), config.warps
-    visits, others = visits or q_tiles_of(config.block_q, variant), others or NO_STAGES
+    visits, others = visits or q_tiles_of(config.block_q, variant), others or NO_BARRIERS
     bias, VARLEN = bias_dkv(variant, config.bias, tiles.bias_at, warps), variant.varlen
     DO_APART = config.do_stages != config.stages
     chain = chain_of(variant.having, variant.dtype, gradient=True)
@@ -288,32 +291,15 @@ def ring_of_lines(
     at: byte of the first stage. room: bytes of a stage. warps: that read. of_keys: lines are keys. stays: they may stay
     for the next tile of scores.
     """
-    first_tile, second_tile = (box_tile(tile, at, 2, room=room) for tile in tiles)
-    first_pipe, second_pipe = (pipeline(stages, tile.nbytes, warps) for tile in tiles)
-
-    @verb
-    def barriers():
-        """Return the barriers in shared arrays; once in a kernel, by all threads."""
-        return first_pipe.barriers()
-
-    @verb
-    def init(barriers):
-        """Initialize the barriers; by one thread, before a pipeline's `start`."""
-        first_pipe.init(barriers)
-
-    @verb
-    def _corner(visit):
-        if of_keys:
-            return Corner(visit.n0, 0, (visit.h_kv, visit.b))
-        return Corner(visit.m0, 0, (visit.h, visit.b))
+    one, other = (loaded(tile, at, stages, warps, room) for tile in tiles)
 
     @verb
     def _load(smem, maps, barriers, visit, number):
-        place = _corner(visit)
-        stage = first_pipe.acquire(barriers, u32(2 * number))
-        first_tile.load(smem, stage, maps[0], place, barriers.full)
-        stage = second_pipe.acquire(barriers, u32(2 * number + 1))
-        second_tile.load(smem, stage, maps[1], place, barriers.full)
+        corner = Corner(visit.m0, 0, (visit.h, visit.b))
+        if of_keys:
+            corner = Corner(visit.n0, 0, (visit.h_kv, visit.b))
+        one.load(smem, maps[0], corner, barriers, u32(2 * number))
+        other.load(smem, maps[1], corner, barriers, u32(2 * number + 1))
 
     @verb
     def bring(smem, maps, barriers, extent, offset, options):
@@ -326,7 +312,7 @@ def ring_of_lines(
             while visit.v < part.end:
                 if not there:
                     _load(smem, maps, barriers, visit, filling)
-                    filling = first_pipe.next(filling)
+                    filling = one.next(filling)
                 following = walk.after(visit, part, extent, offset, options)
                 if stays:
                     there = walk.stays(visit, following)
@@ -336,22 +322,22 @@ def ring_of_lines(
     @verb
     def first(barriers, number):
         """Wait for the first array's lines. Return where they begin in shared memory."""
-        return first_tile.at(first_pipe.wait(barriers, u32(2 * number)))
+        return one.wait(barriers, u32(2 * number))
 
     @verb
     def second(barriers, number):
         """Wait for the second array's lines. Return where they begin in shared memory."""
-        return second_tile.at(second_pipe.wait(barriers, u32(2 * number + 1)))
+        return other.wait(barriers, u32(2 * number + 1))
 
     @verb
     def release_first(barriers, number, last):
         """Release what my warp has read. last: lines that stayed are read for the last time."""
         if not stays or last:
-            first_pipe.release(barriers, u32(2 * number))
+            one.release(barriers, u32(2 * number))
 
     @verb
     def release_second(barriers, number, last):
         if not stays or last:
-            second_pipe.release(barriers, u32(2 * number + 1))
+            other.release(barriers, u32(2 * number + 1))
 
-    return members(locals(), start=first_pipe.start, next=first_pipe.next)
+    return members(locals(), barriers=one.barriers, init=one.init, start=one.start, next=one.next)

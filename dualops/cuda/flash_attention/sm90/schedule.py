@@ -34,8 +34,8 @@ from ...ptx.memory import atom_add_i64
 from ...ptx.warp import bar_arrive, bar_sync
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ..arguments import Variant, is_varlen, spans
-from ..options import OptionChain, chain_of
-from ..tile_scheduler import Task, Walk, walk_by_queries
+from ..options import chain_of
+from ..tile_scheduler import Task, walk_by_queries
 from .config import BLOCK_MASK, Sm90Config
 from .split_kv import splits_of
 from .visible_tiles import KvTiles
@@ -66,7 +66,7 @@ def _nothing_more(task, options):
 
 @noun
 def work_items(
-    walk: Walk,
+    walk: Noun,
     places: int,
     *,
     varlen: bool = True,
@@ -79,6 +79,7 @@ def work_items(
 ) -> Members:
     """The verbs. Fields of a task that are the same for all items of a kernel are not read, and take no register.
 
+    walk: with the verbs `total` and `task` (`tile_scheduler.walk_by_queries`).
     varlen: sequences have lengths of their own. split: keys are split. slices: of V's columns, each of this width.
     following: the verb (task, options) -> what a block has next for the same queries, with m0 = Sq if there is nothing.
     static: the schedule is static, and the counter unused. word: which of the counter's words is this kernel's.
@@ -220,45 +221,56 @@ def after_counter(step: Step, static: bool) -> list[Step]:
 
 def items_of(config: Sm90Config, variant: Variant, visits: KvTiles) -> WorkItems:
     """The work items of forward's kernel."""
-    chain = chain_of(variant.having, variant.dtype)
+    of_splits = split_walk(config, variant)
     return work_items(
-        _by_splits(config, variant, chain) if config.split else walk_by_queries(config, variant, visits.between),
+        of_splits if config.split else walk_by_queries(config, variant, visits.between),
         config.q_stages + 1,
         varlen=variant.varlen,
         split=config.split,
         slices=config.slices,
         width=config.columns(variant.Dv),
-        following=_following_of(config, chain) if config.serial else _nothing_more,
+        following=of_splits.following if config.serial else _nothing_more,
         static=is_static(config, variant),
         word=int(config.split and variant.varlen),  # 1 if keys of varlen are split: another launch has word 0
     )
 
 
-def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk:
-    """The schedule of split keys. Neighbouring items have the same keys, as heads of a group do, then keys that follow.
+@noun
+def split_walk(config: Sm90Config, variant: Variant) -> Members:
+    """The verbs of the schedule of split keys. Neighbouring items have the same keys, as heads of a group do, then keys
+    that follow.
 
     A sequence has as many splits as its own keys need. Splits beyond that begin after its last query.
     """
     QUERIES, HEADS, BLOCK_KV = config.queries, u32(config.heads), config.block_kv
     SERIAL = config.serial  # an item has all splits
-    span, split, tiles_of = spans(variant.varlen), splits_of(BLOCK_KV), _tiles_of_split(config, chain)
+    span, split, chain = spans(variant.varlen), splits_of(BLOCK_KV), chain_of(variant.having, variant.dtype)
 
     @verb
-    def parts(extent):
+    def _parts(extent):
         return u32(1) if SERIAL else u32(split.most(extent.Sk))
 
     @verb
-    def q_blocks(extent):
+    def _q_blocks(extent):
         return u32((extent.Sq + (QUERIES - 1)) // QUERIES)
 
     @verb
+    def _tiles_of(options, m0, Sq, Sk, offset, part):
+        """Return first and count of the tiles of this split that some queries see."""
+        n_first, n_end = chain.key_range(options, m0, min(m0 + QUERIES, Sq), offset, Sk)
+        tiles = split.tiles(Sk)
+        first = max(i32(n_first // BLOCK_KV), i32(part * tiles))
+        end = min(i32((n_end + (BLOCK_KV - 1)) // BLOCK_KV), i32(part * tiles + tiles))
+        return first, u32(max(i32(end - first), i32(0)))
+
+    @verb
     def total(extent):
-        return i32(u32(extent.heads) // HEADS * q_blocks(extent) * parts(extent))
+        return i32(u32(extent.heads) // HEADS * _q_blocks(extent) * _parts(extent))
 
     @verb
     def task(number, work):
         extent, lengths, options = work.extent, work.lengths, work.options
-        blocks, most = q_blocks(extent), parts(extent)
+        blocks, most = _q_blocks(extent), _parts(extent)
         m0 = i32(u32(number) % blocks * u32(QUERIES))
         part, head = i32(u32(number) // blocks % most), i32(u32(number) // blocks // most * HEADS)
         b, h = i32(u32(head) // u32(extent.H)), i32(u32(head) % u32(extent.H))
@@ -266,41 +278,18 @@ def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk
         if part >= split.count(Sk):
             m0 = i32(Sq)
         offset = i32(extent.aligned * (Sk - Sq))
-        first, count = tiles_of(options, m0, Sq, Sk, offset, part)
+        first, count = _tiles_of(options, m0, Sq, Sk, offset, part)
         h_kv = i32(u32(h) // u32(extent.group))
         return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, part)
 
-    return Walk.from_locals(locals())
-
-
-def _following_of(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:
-    """Return `following` of a serial Config: the next split."""
-    split, tiles_of = splits_of(config.block_kv), _tiles_of_split(config, chain)
-
     @verb
     def following(task, options):
+        """Return the next split of a serial Config's item."""
         part, m0 = i32(task.split + 1), task.m0
-        first, count = tiles_of(options, m0, task.Sq, task.Sk, task.offset, part)
+        first, count = _tiles_of(options, m0, task.Sq, task.Sk, task.offset, part)
         if part >= split.count(task.Sk):
             m0 = i32(task.Sq)
         b, h, h_kv, offset = task.b, task.h, task.h_kv, task.offset
         return Task(b, h, h_kv, m0, task.Sq, task.Sk, offset, task.q_first, task.k_first, first, count, part)
 
-    return following
-
-
-def _tiles_of_split(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:
-    """Return the verb (options, m0, Sq, Sk, offset, part) -> first and count of the tiles of this split that some
-    queries see.
-    """
-    QUERIES, BLOCK_KV, split = config.queries, config.block_kv, splits_of(config.block_kv)
-
-    @verb
-    def tiles_of(options, m0, Sq, Sk, offset, part):
-        n_first, n_end = chain.key_range(options, m0, min(m0 + QUERIES, Sq), offset, Sk)
-        tiles = split.tiles(Sk)
-        first = max(i32(n_first // BLOCK_KV), i32(part * tiles))
-        end = min(i32((n_end + (BLOCK_KV - 1)) // BLOCK_KV), i32(part * tiles + tiles))
-        return first, u32(max(i32(end - first), i32(0)))
-
-    return tiles_of
+    return locals()
