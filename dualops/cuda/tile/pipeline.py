@@ -10,7 +10,17 @@ arrive at the barriers of all blocks.
     tile.load(smem, stage, ..., barriers)       ...
                                                 pipe.release(barriers, i)
 
-`second_barrier` adds a part of a stage that may arrive later, and that warps may write to.
+`second_barrier`: a part of a stage may arrive later, and warps may write to it. One release frees both. It may have
+more stages than the pipeline: if the pipeline's stage is free, its own is free, too. The kernels that own keys use one
+alone, with a single stage, for K and V.
+
+    producer                                    readers
+    stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)
+    tile.load(smem, stage, ..., barriers.full)  ...
+    part.expect(full, i)                        part.wait(full, i)
+    other_tile.load(smem, stage, ..., full)     ...
+                                                part.leave()
+                                                pipe.release(barriers, i)
 
 `places`: what warps write, for other warps or for copies.
 
@@ -177,3 +187,53 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
         init=own.init,
         claim=own.claim,  # by a warp that writes to the `second_barrier`'s part
     )
+
+
+@kept_noun
+def second_barrier(stages: int, nbytes: int, writers: int = 0) -> Members:
+    """The verbs of a second full-barrier for each of `stages`, which `nbytes` of copies and `writers` warps fill.
+
+    `i` numbers the pipeline's fillings. The barriers count the producer, if there are copies, and their bytes; and the
+    warps that write. Such a warp waits until the stage is free (`claim`), writes, and arrives. The pipeline's `start`
+    makes them visible to all threads.
+    """
+    STAGES = u32(stages)  # unsigned: no sign handling below
+
+    @verb
+    def barriers():
+        """Return full, in shared memory; once in a kernel, by all threads."""
+        return cuda.shared.array(stages, u64)
+
+    @verb
+    def init(full):
+        """Initialize the barriers; by one thread, before the pipeline's `start`."""
+        for stage in range(stages):
+            mbarrier_init(full, stage, (nbytes > 0) + arrivals(writers))
+
+    @verb
+    def expect(full, i):
+        """Expect the bytes; by the producer, once the pipeline's stage is free. Return the stage."""
+        stage = i32(u32(i) % STAGES)
+        mbarrier_arrive_expect_tx(full, stage, nbytes)
+        return stage
+
+    @verb
+    def hand(full, i):
+        """Signal that the lanes of my warp have written their data."""
+        bar_warp_sync(FULL_WARP)
+        if arrives():
+            mbarrier_arrive(full, i32(u32(i) % STAGES))
+
+    @verb
+    def wait(full, i):
+        """Wait until all data have arrived. Return the stage."""
+        stage = i32(u32(i) % STAGES)
+        mbarrier_wait_cta(full, stage, u32(i) // STAGES & 1)
+        return stage
+
+    @verb
+    def leave():
+        """Let my warp's reads of data that warps wrote happen before the pipeline's release."""
+        bar_warp_sync(FULL_WARP)
+
+    return locals()

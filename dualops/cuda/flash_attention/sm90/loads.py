@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 
 from ...compiler.backend import Members, Noun, cuda, i32, members, noun, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.pipeline import pipeline
-from ...tile.second_barrier import second_barrier
+from ...tile.pipeline import pipeline, second_barrier
 from ...tile.swizzle import Operand
 from ..arguments import Variant
 from ..options import chain_of

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Members, Namespace, cuda, i32, kept_noun, members, u32, verb
+from ...compiler.backend import Members, cuda, i32, kept_noun, members, noun, u32, verb
 from ...tile.a_fragment import WORDS as WORDS_OF_STEP, words_of_rows
 from ...tile.swizzle import Operand
 from ...tile.unrolled import local_array, one_after_another
@@ -84,28 +84,23 @@ class Factor(NamedTuple):
     adds: Any  # 0: dv is overwritten
 
 
-class ProbsProduct(Namespace):
-    """The verbs of dv += P.T @ dO."""
-
-    groups: int  # of products that `add` starts
-    left: Callable[..., Any]  # () -> what P.T is packed in; products read it until they are waited for
-    # (registers, factor, given, kept, place). registers: `Registers`. factor: `Factor`. The rest: of `gradient_of_keys`
-    add: Callable[..., None]
-
-
-def probs_at_once(gradient: GradientOfKeys, product: RegisterMma) -> ProbsProduct:
-    """Return verbs that compute all of P.T before one product starts."""
+@noun
+def probs_at_once(gradient: GradientOfKeys, product: RegisterMma) -> Members:
+    """The verbs of dv += P.T @ dO that compute all of P.T before one product starts."""
 
     @verb
     def add(registers, factor, given, kept, place):
+        """registers: `Registers`. factor: `Factor`. The rest: of `gradient_of_keys`."""
         gradient.probabilities(registers.packed, registers.scores, given, kept, place)
         product.add(registers.acc, registers.packed, factor.smem, factor.at, factor.adds)
 
-    return ProbsProduct(groups=1, left=product.left, add=add)
+    # groups: of products that `add` starts; left: () -> what P.T is packed in
+    return members(locals(), groups=1, left=product.left)
 
 
-def probs_by_steps(gradient: GradientOfKeys, dtype: str, do: Operand) -> ProbsProduct:
-    """Return verbs that start a product for each step of P.T, while the next steps are computed. Without dropout."""
+@noun
+def probs_by_steps(gradient: GradientOfKeys, dtype: str, do: Operand) -> Members:
+    """The same verbs. They start a product for each step of P.T, while the next steps are computed. Without dropout."""
     steps = [register_mma(dtype, do, some=(step,)) for step in range(do.steps)]
     left_a, left_b, left_c, left_d = (step.left for step in steps)
 
@@ -130,4 +125,4 @@ def probs_by_steps(gradient: GradientOfKeys, dtype: str, do: Operand) -> ProbsPr
     def add(registers, factor, given, kept, place):
         all_steps(registers, factor, (given, kept), place)
 
-    return ProbsProduct(groups=len(steps), left=left, add=add)
+    return members(locals(), groups=len(steps))

@@ -37,11 +37,10 @@ from ...ptx.warp import griddepcontrol_launch_dependents, griddepcontrol_wait
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.numbers import numbers
-from ...tile.pipeline import pipeline
+from ...tile.pipeline import pipeline, second_barrier
 from ...tile.products import recomputed_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
-from ...tile.second_barrier import second_barrier
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import my_warpgroup, register_mma, warpgroup_mma
 from ...tile.warpgroup_barrier import meet_alone
