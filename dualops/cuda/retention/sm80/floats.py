@@ -32,8 +32,8 @@ from ...tile.split_bf16x3 import PARTS, packed_parts, parts_of
 from ...tile.storage import access
 from ...tile.strips import A_WORDS, ROWS
 from ...tile.tf32 import rounded, rounded_word, words_of_parts
-from ...tile.unrolled import local_array, one_after_another, zeros
-from ...tile.warp_mma import MMA_TYPES, FactorSlice, fragments, swizzled
+from ...tile.unrolled import local_array, unrolled, zeros
+from ...tile.warp_mma import FactorSlice, fragments, swizzled
 
 UNPACKED = {"bfloat16": unpack_bf16x2, "float16": unpack_f16x2}
 STEP = 16  # steps of a sum whose words a lane reads at once: two products
@@ -56,13 +56,13 @@ def place_of(word):
 
 def _products(dtype: str, b: FactorSlice, exact: bool) -> Noun:
     """Return the noun of products of 16 steps of a sum, with a left factor in float32. b: a box of the right factor."""
-    return _in_thirds(dtype, b, exact) if dtype == "bfloat16" else _in_tf32(dtype, b, exact)
+    return _in_thirds(b, exact) if dtype == "bfloat16" else _in_tf32(b, exact)
 
 
 @noun
-def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Members:
+def _in_thirds(b: FactorSlice, exact: bool) -> Members:
     """By bfloat16. Parts are in the order smallest first."""
-    mma, b_side, TILES = mma_m16n8k16(MMA_TYPES[dtype]), fragments(b, b.rows, left=False), b.rows // 8
+    mma, b_side, TILES = mma_m16n8k16("bf16"), fragments(b, b.rows, left=False), b.rows // 8
     COUNT = PARTS if exact else 1
     WORDS = A_WORDS * COUNT  # of a lane
 
@@ -92,11 +92,11 @@ def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Members:
 
 
 @noun
-def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Members:
+def _in_tf32(b: FactorSlice, exact: bool) -> Members:
     """By tf32, two products of 8 steps each. Words are the upper parts, then the lower parts, which are multiplied
     first. The verbs are those of `_in_thirds`.
     """
-    mma, unpack, b_side = mma_m16n8k8_tf32, UNPACKED[dtype], fragments(b, b.rows, left=False)
+    mma, b_side = mma_m16n8k8_tf32, fragments(b, b.rows, left=False)
     WORDS = 2 * NUMBERS if exact else NUMBERS
 
     @verb
@@ -114,7 +114,7 @@ def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Members:
         b_side.read(packed, 0, smem, b_place, step)
         for word in range(b_side.words):
             j, half = word // 2, word % 2
-            even, odd = unpack(packed[word])
+            even, odd = unpack_f16x2(packed[word])
             right[0], right[1] = bits_of_f32(even), bits_of_f32(odd)
             if exact:
                 mma(sums, first + 4 * j, left, at + (NUMBERS + A_WORDS * half), right, 0)
@@ -136,22 +136,14 @@ def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> Members:
         for step in range(STEPS):
             one.put(a, WORDS * step, values, NUMBERS * step)
 
-    def step_of(n: int) -> Callable[..., None]:
-        STEP_NUMBER, BOX_NUMBER = n // boxes, n % boxes
-
-        @verb
-        def add_step(sums, a, smem, b_place):
-            at, box = WORDS * STEP_NUMBER, i32(b_place + BOX_NUMBER * BOX)
-            one.multiply(sums, OF_BOX * BOX_NUMBER, a, at, smem, box, STEP_NUMBER)
-
-        return add_step
-
-    add_all = one_after_another([step_of(n) for n in range(STEPS * boxes)])
+    @unrolled([(step, box) for step in range(STEPS) for box in range(boxes)])
+    def _add(sums, a, smem, b_place, step, box):
+        one.multiply(sums, OF_BOX * box, a, WORDS * step, smem, i32(b_place + box * BOX), step)
 
     @verb
     def add(sums, a, smem, b_at):
         """Add A @ B to sums."""
-        add_all(sums, a, smem, i32(b_at + b_side.start(0)))
+        _add(sums, a, smem, i32(b_at + b_side.start(0)))
 
     return members(
         locals(),
@@ -198,40 +190,29 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
         """Return where this lane reads the 16 columns of X from `column` on."""
         return x_side.start(column)
 
-    def step_of(n: int) -> Callable[..., None]:
-        of_box = one_after_another([box_of(n, box) for box in range(boxes)])
+    @unrolled(range(boxes))
+    def _add_boxes(sums, left, smem, y_place, step, box):
+        one.multiply(sums, OF_BOX * box, left, 0, smem, i32(y_place + box * BOX), step)
 
-        @verb
-        def add_step(sums, smem, places, weights):
-            (x_place, y_place), (floats, weights_at) = places, weights
-            words, values, left = x_side.make(), cuda.local.array(NUMBERS, f32), cuda.local.array(one.WORDS, u32)
-            x_side.read(words, 0, smem, x_place, n)
-            mine = i32(weights_at + 2 * (cuda.threadIdx.x % 4))
-            for half in range(2):  # eight steps each
-                here, next_one = ld_shared_v2_f32(floats, i32(mine + (STEP * n + 8 * half)))
-                for row in range(2):
-                    word = 2 * half + row
-                    even, odd = unpack(words[word])
-                    values[2 * word], values[2 * word + 1] = even * here, odd * next_one
-            one.put(left, 0, values, 0)
-            of_box(sums, left, smem, y_place)
-
-        return add_step
-
-    def box_of(n: int, box: int) -> Callable[..., None]:
-        @verb
-        def add_box(sums, left, smem, y_place):
-            one.multiply(sums, OF_BOX * box, left, 0, smem, i32(y_place + box * BOX), n)
-
-        return add_box
-
-    add_all = one_after_another([step_of(n) for n in range(STEPS)])
+    @unrolled(range(STEPS))
+    def _add(sums, smem, x_place, y_place, weights, step):
+        floats, weights_at = weights
+        words, values, left = x_side.make(), cuda.local.array(NUMBERS, f32), cuda.local.array(one.WORDS, u32)
+        x_side.read(words, 0, smem, x_place, step)
+        mine = i32(weights_at + 2 * (cuda.threadIdx.x % 4))
+        for half in range(2):  # eight steps each
+            here, next_one = ld_shared_v2_f32(floats, i32(mine + (STEP * step + 8 * half)))
+            for row in range(2):
+                word = 2 * half + row
+                even, odd = unpack(words[word])
+                values[2 * word], values[2 * word + 1] = even * here, odd * next_one
+        one.put(left, 0, values, 0)
+        _add_boxes(sums, left, smem, y_place, step)
 
     @verb
     def add(sums, smem, places, weights):
         """Add the product to sums. weights: float32 in shared memory, one for each line."""
-        x_place, y_at = places
-        add_all(sums, smem, (x_place, i32(y_at + y_side.start(0))), weights)
+        _add(sums, smem, places[0], i32(places[1] + y_side.start(0)), weights)
 
     return members(
         locals(),
@@ -300,38 +281,27 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
 
     b_side, a_side = fragments(box, PITCH, left=False), fragments(a, ROWS, left=True)
     IN_BOX, A_BOX, TILES = a.depth // STEP, a.size, PITCH // 8
-    multiply = _in_thirds(dtype, box, False).multiply if as_words else _by_tf32(box)
+    multiply, B_BOX = _in_thirds(box, False).multiply if as_words else _by_tf32(box), box.size
 
-    def step_of(n: int) -> Callable[..., None]:
-        def box_of(number: int) -> Callable[..., None]:
-            @verb
-            def add_box(sums, left, smem, b_place):
-                multiply(sums, 4 * TILES * number, left, 0, smem, i32(b_place + number * box.size), n)
+    @unrolled(range(boxes))
+    def _add_boxes(sums, left, smem, b_place, step, box):
+        multiply(sums, 4 * TILES * box, left, 0, smem, i32(b_place + box * B_BOX), step)
 
-            return add_box
-
-        of_boxes = one_after_another([box_of(number) for number in range(boxes)])
-
-        @verb
-        def add_step(sums, smem, place, factor):
-            (a_place, first), (b_smem, b_place) = place, factor
-            left = a_side.make()
-            step = i32(u32(first) // u32(STEP) + u32(n))
-            number = i32(u32(step) // u32(IN_BOX))
-            a_side.read(left, 0, smem, i32(a_place + number * A_BOX), i32(step - number * IN_BOX))
-            of_boxes(sums, left, b_smem, b_place)
-
-        return add_step
-
-    add_all = one_after_another([step_of(n) for n in range(lines // STEP)])
+    @unrolled(range(lines // STEP))
+    def _add(sums, smem, a_place, first, b_smem, b_place, n):
+        left = a_side.make()
+        step = i32(u32(first) // u32(STEP) + u32(n))
+        number = i32(u32(step) // u32(IN_BOX))
+        a_side.read(left, 0, smem, i32(a_place + number * A_BOX), i32(step - number * IN_BOX))
+        _add_boxes(sums, left, b_smem, b_place, n)
 
     @verb
     def add(sums, smem, floats, place, at):
         """Add the product to sums; by all lanes. place: A's place, and its column for line 0, a multiple of 16."""
         if as_words:
-            add_all(sums, smem, place, (smem, i32(at + b_side.start(0))))
+            _add(sums, smem, place[0], place[1], smem, i32(at + b_side.start(0)))
         else:
-            add_all(sums, smem, place, (floats, i32(at // 2 + b_side.start(0))))
+            _add(sums, smem, place[0], place[1], floats, i32(at // 2 + b_side.start(0)))
 
     return members(
         locals(),

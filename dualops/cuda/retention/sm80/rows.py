@@ -35,7 +35,6 @@ BLOCK_KV / 2 for scores and half of that for P, D / 4 for Q if it is held, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...compiler.backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, u32, verb
@@ -47,7 +46,7 @@ from ...tile.shared import Lines
 from ...tile.storage import storage
 from ...tile.strips import strip_abt
 from ...tile.tile_copies import tile_copies
-from ...tile.unrolled import one_after_another
+from ...tile.unrolled import unrolled
 from ..arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, origin, slot_of, span
 from ..decays import LEAST_KEPT, decays_of, step_decays
 from ..nan_repair import warp_repair
@@ -97,44 +96,40 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
             term = x.terms.data[start(x.terms, place.b, place.h, place.row0 + call.direction * m)]
         return last, prefix_sum, rest, term
 
-    def quad(j: int) -> Callable[..., None]:
-        @verb
-        def weigh_quad(scores, sums, known, arguments):
-            (place, mine, upper, lower), (x, call) = known, arguments
-            for e in range(2):
-                n = place.n + (8 * j + e)
-                here = n < place.columns
-                weight, term, prefix_sum, rest = num.one, num.zero, num.zero, num.zero
-                if variant.stepwise:
-                    prefix_sum, rest = steps.sum_at(mine, min(n, place.columns - 1) + call.later)
-                if variant.normalized and call.column_weighted != 0 and here:
-                    token = place.column0 + call.direction * n
-                    weight = x.weights.data[start(x.weights, place.b, place.h, token)]
-                    if call.column_term != 0:
-                        term = x.terms.data[start(x.terms, place.b, place.h, token)]
-                for half in range(2):
-                    last, row_prefix_sum, row_rest, row_term = lower if half else upper
-                    m, seen = place.m + 8 * half, here & (n <= last)
-                    if variant.masked:
-                        factor = num.zero
-                        if seen:
-                            row, column = place.row0 + call.direction * m, place.column0 + call.direction * n
-                            factor = f32(mem.load(x.mask.data, start(x.mask, place.h, row, column)))
-                    elif variant.stepwise:
-                        factor = steps.fade(mine, prefix_sum, rest, row_prefix_sum, row_rest)
-                    else:
-                        factor = num.exp2(mine * f32(i32(m + call.offset - n)))
-                    score = scores[4 * j + 2 * half + e]
-                    if variant.normalized:
-                        score += row_term + term
-                    score *= call.scale * factor
-                    score = score if seen else num.zero
-                    if variant.normalized:
-                        sums[half] += abs(score) if call.normalize == ABS else score
-                        score *= weight if seen else num.one
-                    scores[4 * j + 2 * half + e] = score
-
-        return weigh_quad
+    @unrolled(range(QUADS))
+    def _weigh_quads(scores, sums, place, mine, upper, lower, x, call, j):
+        for e in range(2):
+            n = place.n + (8 * j + e)
+            here = n < place.columns
+            weight, term, prefix_sum, rest = num.one, num.zero, num.zero, num.zero
+            if variant.stepwise:
+                prefix_sum, rest = steps.sum_at(mine, min(n, place.columns - 1) + call.later)
+            if variant.normalized and call.column_weighted != 0 and here:
+                token = place.column0 + call.direction * n
+                weight = x.weights.data[start(x.weights, place.b, place.h, token)]
+                if call.column_term != 0:
+                    term = x.terms.data[start(x.terms, place.b, place.h, token)]
+            for half in range(2):
+                last, row_prefix_sum, row_rest, row_term = lower if half else upper
+                m, seen = place.m + 8 * half, here & (n <= last)
+                if variant.masked:
+                    factor = num.zero
+                    if seen:
+                        row, column = place.row0 + call.direction * m, place.column0 + call.direction * n
+                        factor = f32(mem.load(x.mask.data, start(x.mask, place.h, row, column)))
+                elif variant.stepwise:
+                    factor = steps.fade(mine, prefix_sum, rest, row_prefix_sum, row_rest)
+                else:
+                    factor = num.exp2(mine * f32(i32(m + call.offset - n)))
+                score = scores[4 * j + 2 * half + e]
+                if variant.normalized:
+                    score += row_term + term
+                score *= call.scale * factor
+                score = score if seen else num.zero
+                if variant.normalized:
+                    sums[half] += abs(score) if call.normalize == ABS else score
+                    score *= weight if seen else num.one
+                scores[4 * j + 2 * half + e] = score
 
     @verb
     def _weigh_by_head(scores, sums, place, mine, x, call):
@@ -160,12 +155,10 @@ def pairs_of(variant: Variant, block_kv: int) -> Members:
                         scores[at] = score if seen & (column + e <= last) else num.zero
                         factor = factor * fade if seen else factor
 
-    weigh_all = one_after_another([quad(j) for j in range(QUADS)])
-
     @verb
     def _weigh(scores, sums, place, mine, x, call):
         upper, lower = _row_of(place, 0, x, mine, call), _row_of(place, 1, x, mine, call)
-        weigh_all(scores, sums, (place, mine, upper, lower), (x, call))
+        _weigh_quads(scores, sums, place, mine, upper, lower, x, call)
 
     @verb
     def counts(mine, call, m0, n0):

@@ -19,8 +19,6 @@ does so alone, because the products of a warpgroup have no registers left:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...compiler.backend import Members, cuda, f32, i32, i64, kept_noun, members, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
 from ...ptx.matrices import ldmatrix
@@ -30,7 +28,7 @@ from ...tile.epilogue import opaque_f32, put_matrices
 from ...tile.products import opaque_i32, recomputed_i32
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.swizzle import Operand
-from ...tile.unrolled import local_array, one_after_another
+from ...tile.unrolled import local_array, unrolled
 from ...tile.warpgroup import ROWS, my_warpgroup
 from .config import BOX, DTYPE
 
@@ -141,21 +139,16 @@ def state_smem(tile: Operand, at: int, *, recompute: bool = False) -> Members:
     """The verbs for a tile of bfloat16 at this byte, 64 lines of each warpgroup. `recompute`: see `put_matrices`."""
     put, boxes, box_bytes, size = put_matrices(DTYPE, BOX, recompute=recompute), tile.width // BOX, tile.box, BOX // 2
 
-    def put_box(box: int) -> Callable[..., None]:
-        @verb
-        def put_one(smem, place, acc, values):
-            for e in range(size):
-                values[e] = acc[box * size + e]
-            put(smem, i32(place + box * box_bytes), values)
-
-        return put_one
-
-    put_all = one_after_another([put_box(box) for box in range(boxes)])
+    @unrolled(range(boxes))
+    def _put_boxes(smem, first, acc, values, box):
+        for e in range(size):
+            values[e] = acc[box * size + e]
+        put(smem, i32(first + box * box_bytes), values)
 
     @verb
     def put_to(smem, first, acc):
         """Write acc to 64 lines from this byte on. Same conditions as for `put`."""
-        put_all(smem, first, acc, cuda.local.array(size, f32))
+        _put_boxes(smem, first, acc, cuda.local.array(size, f32))
 
     @verb
     def put_(smem, acc):
