@@ -77,7 +77,7 @@ from .config import (
     loaded_types,
 )
 from .decay_grad import decay_grad_parts
-from .state_sums import state_sums
+from .state_sums import exact_sums, rounded
 from .states import diagonal_residual, fragments_of, place_of, state_smem
 
 
@@ -105,7 +105,10 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     boxes = box_output(DTYPE, Dv, tiles.o_at, 1 if GRAD else Dv // BOX, 2, recompute=GRAD)
     near, sums = diagonal_residual(tiles.v), decay_grad_parts(tiles.q, tiles.v, decays)
     repair = chunk_repair(DTYPE, carry.number, place_of, pv.size, CHUNK, walk.back, decays)
-    kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, overlapped=not walk.looks)
+    if config.parts > 1:
+        kv = exact_sums(tiles.k, tiles.v, decays.weight, overlapped=not walk.looks)
+    else:
+        kv = rounded(tiles.k, tiles.v, decays.weight)
 
     @verb
     def store_o(smem, o_map, o, corner):

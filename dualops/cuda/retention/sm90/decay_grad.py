@@ -107,7 +107,7 @@ def decay_grad_parts(q: Operand, y: Operand, decays: Noun) -> Members:
     @verb
     def multiply(acc, smem, places, args):
         """acc = (decayed Q).T @ Y. places: of Q and Y. args: the chunk's decay, its tokens, the factor of a row."""
-        product.multiply(acc, smem, places, args)
+        product.start(acc, smem, places, args, 0)
         product.wait(acc)
 
     @verb

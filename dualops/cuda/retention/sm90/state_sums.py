@@ -23,63 +23,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...compiler.backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
+from ...compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
 from ...tile.a_fragment import words_of_columns
 from ...tile.products import recomputed_i32
 from ...tile.split_bf16x3 import PARTS, packed_parts, upper_part
 from ...tile.swizzle import Operand
-from ...tile.unrolled import local_array
+from ...tile.unrolled import local_array, nothing
 from ...tile.warpgroup import register_mma
 from .config import BOX, DTYPE
 from .states import rest
 
-
-@noun
-def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, same_columns: bool = False) -> Members:
-    """The verbs for tiles of bfloat16: x in whole boxes, y "mn". weight(args, token): a verb that returns the float32
-    factor of a token of the tile. same_columns: see `words_of_columns`.
-
-    Called by all threads of a warpgroup.
-    """
-    mma, columns = register_mma(DTYPE, y), words_of_columns(x, same_columns=same_columns)
-    steps = columns.steps
-
-    @verb
-    def _start(acc, smem, places, args, adds):
-        left, lane = mma.left(), i32(u32(cuda.threadIdx.x) % u32(32))
-        first = columns.first(places[0], cuda.threadIdx.x)
-        for step in range(steps):
-            columns.load(left, 4 * step, smem, first, step)
-            for half in range(2):
-                token = i32(16 * step + 8 * half + 2 * (lane % 4))
-                here, next_one = weight(args, token), weight(args, i32(token + 1))
-                for row in range(2):
-                    word = 4 * step + 2 * half + row
-                    low, high = unpack_bf16x2(left[word])
-                    left[word] = pack_bf16x2(low * here, high * next_one)
-        mma.add(acc, left, smem, places[1], adds)
-
-    @verb
-    def add(acc, smem, places, args):
-        """Start to add the product of X and Y to acc."""
-        _start(acc, smem, places, args, 1)
-
-    @verb
-    def multiply(acc, smem, places, args):
-        """Start to write the product to acc."""
-        _start(acc, smem, places, args, 0)
-
-    return members(
-        locals(),
-        size=mma.size,  # accumulators of a thread
-        fragment=mma.fragment,  # () -> a local array for acc
-        wait=mma.wait,  # (acc)
-    )
-
-
-HALVES = 2  # the steps are packed and multiplied in halves; more steps at once take more registers
 WORDS = 4  # of a thread, for a step
+HALVES = 2  # the steps are packed and multiplied in halves; more steps at once take more registers
 
 
 @verb
@@ -95,61 +51,53 @@ def below_any(number):
 
 
 @noun
-def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Members:
-    """The verbs for a warpgroup's 64 columns of X, which begin at X's place. weight: as of `exact_sums`.
+def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, same_columns: bool = False) -> Members:
+    """The verbs for tiles of bfloat16: x in whole boxes, y "mn". weight(args, token): a verb that returns the float32
+    factor of a token of the tile. same_columns: see `words_of_columns`.
 
-    All parts are packed once and used for all pieces of Y, 12 words a step. out is as small as a piece.
-
-    Called by all threads of a warpgroup. X may have infinite numbers.
+    Called by all threads of a warpgroup.
     """
-    mma, steps = register_mma(DTYPE, piece, some=tuple(range(piece.steps)) * PARTS), piece.steps
-    begin, take = _weighted(x, weight, same_columns=True)
-    MIDDLE, UPPER = WORDS * steps, 2 * WORDS * steps  # where these parts begin, after the lower ones
+    mma, columns = register_mma(DTYPE, y), words_of_columns(x, same_columns=same_columns)
+    steps = columns.steps
 
     @verb
-    def fill(words, left, smem):
-        """Pack all parts of X. left: as of `exact_sums`."""
-        begun, eight = begin(left), cuda.local.array(2 * WORDS, f32)
+    def start(acc, smem, places, args, adds):
+        """Start acc += the product of X and Y, or acc = the product if adds is 0."""
+        left, lane = mma.left(), i32(u32(cuda.threadIdx.x) % u32(32))
+        first = columns.first(places[0], cuda.threadIdx.x)
         for step in range(steps):
-            take(eight, begun, smem, step)
-            for word in range(WORDS):
-                at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
-                words[UPPER + at] = packed_parts(one, other)
-                one, other = below_any(one), below_any(other)
-                words[MIDDLE + at] = packed_parts(one, other)
-                words[at] = packed_parts(below(one), below(other))
-
-    @verb
-    def multiply(out, words, left, smem, y_at):
-        """Multiply with a piece of Y and wait for out."""
-        mma.add(out, words, smem, y_at, 0)
-        mma.wait(out)
+            columns.load(left, 4 * step, smem, first, step)
+            for half in range(2):
+                token = i32(16 * step + 8 * half + 2 * (lane % 4))
+                here, next_one = weight(args, token), weight(args, i32(token + 1))
+                for row in range(2):
+                    word = 4 * step + 2 * half + row
+                    low, high = unpack_bf16x2(left[word])
+                    left[word] = pack_bf16x2(low * here, high * next_one)
+        mma.add(acc, left, smem, places[1], adds)
 
     return members(
         locals(),
-        size=mma.size,  # accumulators of a thread, of a piece
-        fragment=mma.fragment,  # () -> a local array for out
-        words=mma.left,  # () -> a local array for all parts of X
+        size=mma.size,  # accumulators of a thread
+        fragment=mma.fragment,  # () -> a local array for acc
+        wait=mma.wait,  # (acc)
     )
 
 
-def _weighted(
-    x: Operand, weight: Callable[..., Any], *, same_columns: bool = False
-) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Return two verbs for X's columns. same_columns: see `words_of_columns`.
-
-    begin(left) -> begun, values that registers do not keep; take(eight, begun, smem, step): a thread's numbers of a
-    step of the left factor.
-    """
+@noun
+def weighted(x: Operand, weight: Callable[..., Any], *, same_columns: bool = False) -> Members:
+    """The verbs that compute the left factor of exact sums. same_columns: see `words_of_columns`."""
     columns = words_of_columns(x, same_columns=same_columns)
 
     @verb
-    def begin(left):
-        (x_at, args), tid = left, recomputed_i32(i32(cuda.threadIdx.x))
+    def begin(x_at, args):
+        """Return the arguments of `take`, which registers do not keep."""
+        tid = recomputed_i32(i32(cuda.threadIdx.x))
         return columns.first(x_at, tid), i32(2 * i32(u32(tid) % u32(4))), args
 
     @verb
     def take(eight, begun, smem, step):
+        """Compute a thread's numbers of a step."""
         (first, first_token, args), words = begun, cuda.local.array(WORDS, u32)
         columns.load(words, 0, smem, first, step)
         for half in range(2):
@@ -160,100 +108,16 @@ def _weighted(
                 low, high = unpack_bf16x2(words[word])
                 eight[2 * word], eight[2 * word + 1] = low * here, high * next_one
 
-    return begin, take
+    return members(locals(), steps=columns.steps)
+
+
+# --- a state of a warpgroup: three nouns with the same verbs ------------------------------------------
 
 
 @noun
-def exact_sums(x: Operand, b: Operand, weight: Callable[..., Any], *, overlapped: bool = True) -> Members:
-    """The verbs. weight(args, token): a verb that returns the factor of a token of the tile. X may have infinite
-    numbers. overlapped: one half is packed during the products of the other half, which takes twice the registers for
-    words.
-
-    Called by all threads of a warpgroup.
-    """
-    begin, take = _weighted(x, weight)
-    mma, half = register_mma(DTYPE, b), b.steps // HALVES
-    of_half = [tuple(range(half * number, half * (number + 1))) for number in range(HALVES)]
-
-    def multiplied(some: tuple[int, ...], lower: bool) -> Callable[..., None]:
-        """Of these steps all lower parts and then all middle ones, or the upper parts."""
-        product, FIRST, COUNT = register_mma(DTYPE, b, some=2 * some if lower else some), some[0], len(some)
-
-        @verb
-        def multiply_parts(out, words, begun, smem_and_b):
-            (smem, b_at), eight = smem_and_b, cuda.local.array(2 * WORDS, f32)
-            for step in range(COUNT):
-                take(eight, begun, smem, FIRST + step)
-                for word in range(WORDS):
-                    at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
-                    if lower:
-                        one, other = below_any(one), below_any(other)
-                        words[WORDS * COUNT + at] = packed_parts(one, other)
-                        words[at] = packed_parts(below(one), below(other))
-                    else:
-                        words[at] = packed_parts(one, other)
-            product.add(out, words, smem, b_at, 0 if lower and FIRST == 0 else 1)
-
-        return multiply_parts
-
-    lower, other_lower = (multiplied(some, True) for some in of_half)
-    upper, other_upper = (multiplied(some, False) for some in of_half)
-    let_go = mma.wait_but_one if overlapped else mma.wait
-
-    @verb
-    def words():
-        """Return local arrays for parts."""
-        words = mma.left()
-        if overlapped:
-            return words, mma.left()
-        return words, words
-
-    @verb
-    def fill(words, left, smem):
-        """Do nothing: `multiply` packs the parts."""
-
-    @verb
-    def multiply(out, both_words, left, smem, b_at):
-        """Multiply and wait for out. left: X's place and the arguments of `weight`."""
-        (words, other_words), place = both_words, (smem, b_at)
-        begun = begin(left)
-        lower(out, words, begun, place)
-        if not overlapped:
-            mma.wait(out)
-        other_lower(out, other_words, begun, place)
-        let_go(out)
-        begun = begin(left)
-        upper(out, words, begun, place)
-        let_go(out)
-        other_upper(out, other_words, begun, place)
-        mma.wait(out)
-
-    return members(
-        locals(),
-        size=mma.size,  # accumulators of a thread
-        fragment=mma.fragment,  # () -> a local array for out
-    )
-
-
-def state_sums(k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, overlapped: bool = False) -> Noun:
-    """weight(args, token): the factor of a token of the chunk. overlapped: see `exact_sums`."""
-    if exact:
-        return _as_a_result(exact_sums(k, v, weight, overlapped=overlapped), 1, 0)
-    return _rounded(weighted_sums(k, v, weight))
-
-
-def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., Any]) -> Noun:
-    """For wide heads: state = fade * state + (decayed V).T @ K, for a warpgroup's 64 columns of V and all of its keys;
-    `places` are those of V and K.
-    """
-    if exact:
-        return _as_a_result(exact_pieces(v, Operand(k.lines, BOX, 2, 128, "mn"), weight), k.width // BOX, k.box)
-    return _rounded(weighted_sums(v, k, weight, same_columns=True))
-
-
-@noun
-def _rounded(sums: Noun) -> Members:
-    """The verbs for a state of a warpgroup that o alone reads. `_as_a_result` has the same verbs."""
+def rounded(x: Operand, y: Operand, weight: Callable[..., Any], *, same_columns: bool = False) -> Members:
+    """The verbs for a state that o alone reads. Arguments of `weighted_sums`."""
+    sums = weighted_sums(x, y, weight, same_columns=same_columns)
 
     @verb
     def room():
@@ -269,33 +133,103 @@ def _rounded(sums: Noun) -> Members:
 
     @verb
     def add(state, room, smem, places, args, by):
-        """Add the chunk's product. places: of K and V. args: of the weight. Complete when it returns."""
-        sums.add(state, smem, places, args)
+        """Add the chunk's product. places: of X and Y. args: of the weight. Complete when it returns."""
+        sums.start(state, smem, places, args, 1)
         sums.wait(state)
 
     return members(locals(), size=sums.size, fragment=sums.fragment)
 
 
 @noun
-def _as_a_result(sums: Noun, boxes: int, box: int) -> Members:
-    """The verbs for a state that is a result. sums: for a box of the right factor. box: bytes from one to the next."""
-    SIZE = boxes * sums.size
+def exact_pieces(x: Operand, y: Operand, weight: Callable[..., Any]) -> Members:
+    """The verbs for 64 columns of X, which begin at X's place, and a result. X may have infinite numbers.
+
+    All parts are packed once and used for all boxes of Y, 12 words a step.
+    """
+    box, boxes, BYTES = Operand(y.lines, BOX, 2, 128, "mn"), y.width // BOX, y.box
+    mma, columns = (
+        register_mma(DTYPE, box, some=tuple(range(box.steps)) * PARTS),
+        weighted(x, weight, same_columns=True),
+    )
+    MIDDLE, UPPER = WORDS * box.steps, 2 * WORDS * box.steps  # where these parts begin, after the lower ones
+    SIZE = boxes * mma.size
 
     @verb
     def room():
-        return sums.fragment(), sums.words()
-
-    @verb
-    def fade(state, by):
-        """Do nothing: `add` multiplies each number and adds to it at once."""
+        return mma.fragment(), mma.left()
 
     @verb
     def add(state, room, smem, places, args, by):
-        (more, words), left = room, (places[0], args)
-        sums.fill(words, left, smem)
+        (out, words), begun, eight = room, columns.begin(places[0], args), cuda.local.array(2 * WORDS, f32)
+        for step in range(columns.steps):
+            columns.take(eight, begun, smem, step)
+            for word in range(WORDS):
+                at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
+                words[UPPER + at] = packed_parts(one, other)
+                one, other = below_any(one), below_any(other)
+                words[MIDDLE + at] = packed_parts(one, other)
+                words[at] = packed_parts(below(one), below(other))
         for n in range(boxes):
-            sums.multiply(more, words, left, smem, i32(places[1] + n * box))
-            for e in range(sums.size):
-                state[sums.size * n + e] = state[sums.size * n + e] * by + more[e]
+            mma.add(out, words, smem, i32(places[1] + n * BYTES), 0)
+            mma.wait(out)
+            for e in range(mma.size):
+                state[mma.size * n + e] = state[mma.size * n + e] * by + out[e]
 
-    return members(locals(), size=SIZE, fragment=local_array(SIZE, f32))
+    return members(locals(), size=SIZE, fragment=local_array(SIZE, f32), fade=nothing(2))
+
+
+@noun
+def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, overlapped: bool) -> Members:
+    """The verbs for a result. X may have infinite numbers. overlapped: one half is packed during the products of the
+    other half, which takes twice the registers for words.
+    """
+    columns, mma, half = weighted(x, weight), register_mma(DTYPE, y), y.steps // HALVES
+    of_half = [tuple(range(half * number, half * (number + 1))) for number in range(HALVES)]
+
+    def multiplied(some: tuple[int, ...], lower: bool) -> Callable[..., None]:
+        """Of these steps all lower parts and then all middle ones, or the upper parts."""
+        product, FIRST, COUNT = register_mma(DTYPE, y, some=2 * some if lower else some), some[0], len(some)
+
+        @verb
+        def multiply_parts(out, words, begun, smem_and_y):
+            (smem, y_at), eight = smem_and_y, cuda.local.array(2 * WORDS, f32)
+            for step in range(COUNT):
+                columns.take(eight, begun, smem, FIRST + step)
+                for word in range(WORDS):
+                    at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
+                    if lower:
+                        one, other = below_any(one), below_any(other)
+                        words[WORDS * COUNT + at] = packed_parts(one, other)
+                        words[at] = packed_parts(below(one), below(other))
+                    else:
+                        words[at] = packed_parts(one, other)
+            product.add(out, words, smem, y_at, 0 if lower and FIRST == 0 else 1)
+
+        return multiply_parts
+
+    lower, other_lower = (multiplied(some, True) for some in of_half)
+    upper, other_upper = (multiplied(some, False) for some in of_half)
+    let_go = mma.wait_but_one if overlapped else mma.wait
+
+    @verb
+    def room():
+        words = mma.left()
+        return mma.fragment(), words, mma.left() if overlapped else words
+
+    @verb
+    def add(state, room, smem, places, args, by):
+        (out, words, other_words), begun, place = room, columns.begin(places[0], args), (smem, places[1])
+        lower(out, words, begun, place)
+        if not overlapped:
+            mma.wait(out)
+        other_lower(out, other_words, begun, place)
+        let_go(out)
+        begun = columns.begin(places[0], args)
+        upper(out, words, begun, place)
+        let_go(out)
+        other_upper(out, other_words, begun, place)
+        mma.wait(out)
+        for e in range(mma.size):
+            state[e] = state[e] * by + out[e]
+
+    return members(locals(), size=mma.size, fragment=mma.fragment, fade=nothing(2))

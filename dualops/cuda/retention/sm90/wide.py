@@ -49,7 +49,7 @@ from ..arguments import call_type, inputs_type
 from ..nan_repair import chunk_repair
 from .chunk_decay import constant_decay
 from .config import BOX, CONSUMERS, DTYPE, SEGMENT_STATES, WARPS, Loaded, Walk, WideConfig, chunks_of, loaded_types
-from .state_sums import state_of_values
+from .state_sums import exact_pieces, rounded
 from .states import diagonal_residual, fragments_of, place_of, state_smem
 
 
@@ -80,7 +80,10 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         log2_gamma, count, kept_scale, row = args
         return decays.weight((log2_gamma, count, kept_scale), i32(row + token))
 
-    kv = state_of_values(tiles.v, tiles.k, config.parts > 1, weight)
+    if config.parts > 1:
+        kv = exact_pieces(tiles.v, tiles.k, weight)
+    else:
+        kv = rounded(tiles.v, tiles.k, weight, same_columns=True)
     half = warpgroup_exchange(tiles.sum_at, pv.size, 1, True)
 
     @verb
