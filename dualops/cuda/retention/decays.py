@@ -67,15 +67,10 @@ def decay(dtype: str) -> Members:
         return less
 
     @verb
-    def value(gamma, call, h):
-        """Return gamma. Each step multiplies by it. The error of a rounded logarithm's power would add up."""
-        return gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else num.one + less_than_one(h)
-
-    @verb
     def log2_(gamma, call, h):
         """Return the logarithm of gamma, exact even if gamma is nearly 1."""
         if DOUBLE:
-            return num.log2(value(gamma, call, h))
+            return num.log2(gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else num.one + less_than_one(h))
         exponent = num.zero  # gamma = 2^exponent * (1 + less)
         if call.has_gamma != 0:
             mantissa = gamma.data[h * gamma.strides[0]]
@@ -175,32 +170,6 @@ def exp_of_step(dtype: str) -> Callable[..., Any]:
         return num.one + x * (num.one + x * C2 * (num.one + x * C3 * (num.one + x * C4 * tail)))
 
     return exp_of
-
-
-@kept_noun
-def step_factors(dtype: str, stepwise: bool) -> Members:
-    """Verbs for the factor of a state at a token, by each step's decay or by a head's. `read` starts the load, `factor`
-    waits for it.
-    """
-    num, exp_of, own = numbers(storage(dtype).number), exp_of_step(dtype), decay(dtype)
-
-    @verb
-    def read(decay, call, b, h, token):
-        """Return log_decay, or gamma."""
-        value = num.one
-        if stepwise:
-            value = decay.data[start(decay, b, h, token)]
-        elif call.has_gamma != 0:
-            value = decay.data[h * decay.strides[0]]
-        return value
-
-    @verb
-    def factor(value, call, h):
-        if stepwise:
-            return exp_of(value)
-        return value if call.has_gamma != 0 else num.one + own.less_than_one(h)
-
-    return locals()
 
 
 def logs_of(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided:

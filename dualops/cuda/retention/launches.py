@@ -24,7 +24,7 @@ from ..tile.rows import lane_reductions
 from ..tile.storage import storage
 from .arguments import NO_CHUNK, OF_COLUMNS, ChunkStates, State, is_varlen, slots_of, workspace
 from .decays import logs_of, prefix_sums_steps, prefix_sums_workspace
-from .passes import Pass, States, passes_of
+from .passes import Pass, States, normalizer_workspace, passes_of
 from .simt_rows import RowsConfig
 from .simt_states import NORM_THREADS, build_norms, build_walk
 from .simt_steps import StateTerms, build_state_terms, build_step_gradient, steps_layout, terms_layout
@@ -51,8 +51,7 @@ class How(NamedTuple):
     """
 
     chunk: int  # rows that read each other directly
-    states: Any = None  # (Pass) -> Tiles: what each chunk adds to the state
-    rows: Any = None  # (Pass) -> Tiles: the rows of a result
+    tiles: Any = None  # (Pass) -> Tiles of what each chunk adds to the state, and of the rows of a result
     step_chunk: int = NO_CHUNK
     step_rows: Any = None  # RowsConfig
     others: Callable[[Pass], Sequence[Step]] | None = None  # the launches of a pass by other kernels
@@ -127,9 +126,9 @@ def pass_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How, eac
     if how.others:
         return how.others(each)
     p, call, before = problem, each.call, chunk_states(states_workspace(problem, [each]))
-    steps = states_steps(p, each, how.states(each), before)
+    adds, tiles = how.tiles(each)
+    steps = states_steps(p, each, adds, before)
     if results[each.out.data].size:
-        tiles = how.rows(each)
         args = (each.out, each.row_sum, each.inputs, before, each.decay, call)
         steps.append(Step(tiles.build(), (p.B * p.H * tiles.blocks(call.rows, call.Dv),), args, tiles.shared_bytes))
     return steps
@@ -139,34 +138,32 @@ def workspace_of(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -
     """Return the states before the chunks, which the passes share, and the prefix sums of log_decay. A gradient also
     has the weight and term of each query, and with log_decay the arrays of its gradient.
     """
-    p, extra = problem, normalizer_grad_workspace(problem)
-    made = {**extra, **how.workspace}
+    p, made = problem, {**normalizer_workspace(problem), **how.workspace}
     if not how.others:
-        made |= prefix_sums_workspace(p) | states_workspace(p, passes_of(p, results, extra, how.chunk))
+        made |= prefix_sums_workspace(p) | states_workspace(p, passes_of(p, results, how.chunk))
     if "do" in p.arrays and "log_decay" in p.arrays:
-        more = step_gradient_workspace(p, _chunked_passes(p, results, how))
+        more = step_gradient_workspace(p, passes_of(p, results, how.step_chunk)[::2])
         made = {**made, **{name: max(meta, made.get(name, meta), key=lambda m: m.size) for name, meta in more.items()}}
     return made
 
 
 def steps_of(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
     """Return all launches of forward, or of the gradient."""
-    p, passes = problem, passes_of(problem, results, normalizer_grad_workspace(problem), how.chunk)
-    steps = normalizer_grad_steps(p)
+    p, passes = problem, passes_of(problem, results, how.chunk)
+    steps = normalizer_steps(p)
     if "log_decay" in p.arrays and "prefix_sums" in workspace_of(p, results, how):
         steps = [*prefix_sums_steps(p, passes[0].logs, passes[0].call), *steps]
     for each in passes:
         steps += pass_steps(p, results, how, each)
         if each is passes[0] and "do" in p.arrays and "log_decay" in p.arrays:
-            kept = p.form != "parallel"  # the states of dq have just been computed
-            steps += step_gradient_steps(p, results, _chunked_passes(p, results, how), how, kept=kept)
+            steps += step_gradient_steps(p, results, how)
     return steps
 
 
 # --- the gradient of log_decay -----------------------------------------------------------------------
 
 
-def step_gradient_workspace(problem: Problem, passes: tuple[Pass, Pass]) -> dict[str, ArrayMeta]:
+def step_gradient_workspace(problem: Problem, passes: Sequence[Pass]) -> dict[str, ArrayMeta]:
     """Return the prefix sums of log_decay, the states of dq and dk by chunks, and what each token has of them."""
     p, (dq, dk) = problem, passes
     shape = (p.H, p.total) if is_varlen(p) else (p.B, p.H, p.Sk)
@@ -179,21 +176,20 @@ def step_gradient_bytes(problem: Problem, config: RowsConfig) -> int:
     return max(layout.nbytes for layout in (terms_layout(config, problem.dtype), steps_layout(config, problem.dtype)))
 
 
-def step_gradient_steps(
-    problem: Problem, results: Mapping[str, ArrayMeta], passes: tuple[Pass, Pass], how: How, *, kept: bool
-) -> list[Step]:
-    """Return the launches of log_decay's gradient. passes: dq and dk by chunks. kept: dq's states exist already."""
-    p, (dq, dk), config = problem, passes, how.step_rows
+def step_gradient_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> list[Step]:
+    """Return the launches of log_decay's gradient, after those of dq."""
+    p, config, (dq, _, dk) = problem, how.step_rows, passes_of(problem, results, how.step_chunk)
     if not results["dlog_decay"].size:
         return []
+    made = step_gradient_workspace(p, (dq, dk))
     dk = replace(dk, states=States(dk.states.initial, initial_norm=dk.states.initial_norm))
-    made = step_gradient_workspace(p, passes)
     taken, given, q = (by_token({**p.arrays, **made}, name, is_varlen(p)) for name in ("taken", "given", "q"))
     forth = StateTerms(taken, chunk_states(made), dq.call.first_chunk)
     back = StateTerms(given, chunk_states(made, BACK), dk.call.first_chunk)
 
-    steps = [] if kept else states_steps(p, dq, how.states(dq), forth.before)
-    steps += states_steps(p, dk, how.states(dk), back.before, mirrored=True)
+    # by chunks the launches of dq have just computed its states
+    steps = states_steps(p, dq, how.tiles(dq)[0], forth.before) if p.form == "parallel" else []
+    steps += states_steps(p, dk, how.tiles(dk)[0], back.before, mirrored=True)
     chunks = p.B * p.H * dq.call.slots
     blocks, nbytes = chunks * cdiv(dq.call.state_chunk, config.block_q), terms_layout(config, p.dtype).nbytes
     for each, y, of_state, mirrored in ((dq, q, forth, False), (dk, dq.inputs.v, back, True)):
@@ -202,12 +198,6 @@ def step_gradient_steps(
     dlogs, nbytes = logs_of(results, "dlog_decay", is_varlen(p)), steps_layout(config, p.dtype).nbytes
     args = (dlogs, q, dq.inputs, forth, back, dq.decay, dq.call)
     return [*steps, Step(build_step_gradient(config, dq.variant), (chunks,), args, nbytes)]
-
-
-def _chunked_passes(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> tuple[Pass, Pass]:
-    """Return dq and dk by chunks."""
-    dq, _, dk = passes_of(problem, results, normalizer_grad_workspace(problem), how.step_chunk)
-    return dq, dk
 
 
 # --- the normalizer ----------------------------------------------------------------------------------
@@ -252,17 +242,9 @@ def build_normalizer_grad(dtype: str, signed: bool) -> Kernel:
     return retention_weights
 
 
-def normalizer_grad_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """Return a weight and a term for each query of a normalized call's gradient."""
-    if problem.normalize is None or "do" not in problem.arrays:
-        return {}
-    shape = problem.arrays["row_sum"].shape
-    return {"weights": workspace(problem, shape), "terms": workspace(problem, shape)}
-
-
-def normalizer_grad_steps(problem: Problem) -> list[Step]:
+def normalizer_steps(problem: Problem) -> list[Step]:
     """Return the launch, if this is the gradient of a normalized call."""
-    p, extra = problem, normalizer_grad_workspace(problem)
+    p, extra = problem, normalizer_workspace(problem)
     if not extra or not extra["weights"].size:
         return []
     batches, tokens = (1, p.total) if is_varlen(p) else (p.B, p.Sq)

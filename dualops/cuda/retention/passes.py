@@ -32,6 +32,7 @@ from .arguments import (
     Variant,
     is_varlen,
     slots_of,
+    workspace,
 )
 from .decays import logs_of, prefix_sums_of
 
@@ -111,17 +112,10 @@ class Pass:
         return self.call.slots if final.data else max(self.call.slots - 1, 0)
 
 
-def passes_of(
-    problem: Problem, results: Mapping[str, ArrayMeta], extra: Mapping[str, ArrayMeta], chunk: int
-) -> tuple[Pass, ...]:
-    """Return the pass of forward, or those of the gradient. Same arguments as `backward_passes`."""
+def passes_of(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int) -> tuple[Pass, ...]:
+    """Return the pass of forward, or those of dq, dv and dk. chunk: rows that read each other directly."""
     if "do" in problem.arrays:
-        return backward_passes(problem, results, extra, chunk)
-    return (forward_pass(problem, results, chunk),)
-
-
-def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int) -> Pass:
-    """Return the pass of o, the states and the sums. chunk: rows that read each other directly."""
+        return _backward_passes(problem, results, chunk)
     p, metas = problem, {**problem.arrays, **results}
     o, q, k, v = (by_token(metas, name, is_varlen(p)) for name in ("o", "q", "k", "v"))
     begin, end = whole(p.arrays, "initial_state", 4), whole(results, "state", 4)
@@ -130,16 +124,19 @@ def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int)
     normalize, normed = {None: (0, 0), "signed": (SIGNED, OF_ROWS), "abs": (ABS, 0)}[p.normalize]
     call = _call(p, chunk, states)._replace(normalize=normalize, normed=normed, sums=int(p.return_row_sum))
     inputs, row_sum = Inputs(q, k, v, NOTHING, NOTHING, mask), by_token(results, "row_sum", is_varlen(p))
-    return Pass(o, inputs, variant_of(p), call, states, gamma, row_sum, **_steps(p))
+    return (Pass(o, inputs, variant_of(p), call, states, gamma, row_sum, **_steps(p)),)
 
 
-def backward_passes(
-    problem: Problem, results: Mapping[str, ArrayMeta], extra: Mapping[str, ArrayMeta], chunk: int
-) -> tuple[Pass, Pass, Pass]:
-    """Return the passes of dq, dv and dk. extra: the arrays `weights` and `terms` of a normalized call, a number a
-    query.
-    """
-    p, metas = problem, {**problem.arrays, **results, **extra}
+def normalizer_workspace(problem: Problem) -> dict[str, ArrayMeta]:
+    """Return a weight and a term for each query of a normalized call's gradient."""
+    if problem.normalize is None or "do" not in problem.arrays:
+        return {}
+    shape = problem.arrays["row_sum"].shape
+    return {"weights": workspace(problem, shape), "terms": workspace(problem, shape)}
+
+
+def _backward_passes(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int) -> tuple[Pass, ...]:
+    p, metas = problem, {**problem.arrays, **results, **normalizer_workspace(problem)}
     q, k, v, do, dq, dk, dv = (by_token(metas, name, is_varlen(p)) for name in ("q", "k", "v", "do", "dq", "dk", "dv"))
     initial, dstate, dinitial = (whole(metas, name, 4) for name in ("initial_state", "dstate", "dinitial_state"))
     norm, dnorm, dinitial_norm = (whole(metas, name, 3) for name in ("initial_norm", "dstate_norm", "dinitial_norm"))
@@ -149,7 +146,7 @@ def backward_passes(
 
     forth = States(transposed(initial), initial_norm=norm)
     call = _call(p, chunk, forth)._replace(D=p.Dv, Dv=p.D, row_weighted=weighted, row_term=signed, normed=normed)
-    weights, terms = (by_token(extra, name, is_varlen(p)) for name in ("weights", "terms"))
+    weights, terms = (by_token(metas, name, is_varlen(p)) for name in ("weights", "terms"))
     pass_dq = Pass(dq, Inputs(do, v, k, weights, terms, mask), variant, call, forth, gamma, **_steps(p))
 
     mask = mask._replace(strides=(mask.strides[0], mask.strides[2], mask.strides[1]))

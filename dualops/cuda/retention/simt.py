@@ -44,9 +44,14 @@ def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) 
     p, backward = problem, "do" in problem.arrays
     keys = max(p.D, p.Dv) if backward else p.D  # two passes of the gradient exchange D and Dv
     for config, reason in configs(p, device):
-        how, shared_bytes = _how(p, results, config), config.shared_bytes(p.dtype, keys)
-        if backward and "log_decay" in p.arrays:
-            shared_bytes = max(shared_bytes, step_gradient_bytes(p, how.step_rows))
+        shared_bytes = config.shared_bytes(p.dtype, keys)
+        if isinstance(config, RecurrentConfig):
+            how = How(NO_CHUNK, others=partial(_recurrent_steps, p, results, config))
+        else:  # log_decay's gradient uses chunks in every form
+            chunk = NO_CHUNK if p.form == "parallel" else config.chunk
+            how = How(chunk, partial(_tiles, config), config.chunk, config.rows)
+            if backward and "log_decay" in p.arrays:
+                shared_bytes = max(shared_bytes, step_gradient_bytes(p, config.rows))
         yield choice_of("simt", p, results, how, config, reason, shared_bytes)
 
 
@@ -94,26 +99,15 @@ def tiled_configs(problem: Problem, device: Device) -> Iterator[tuple[SimtConfig
         yield SimtConfig(chunk, rows, states), what
 
 
-def _how(problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig) -> How:
-    """Return how passes run. log_decay's gradient uses chunks in every form."""
-    p = problem
-    if isinstance(config, RecurrentConfig):
-        return How(NO_CHUNK, others=partial(_recurrent_steps, p, results, config))
-    step_chunk, rows, states = config
-    chunk = NO_CHUNK if p.form == "parallel" else step_chunk
-    return How(chunk, partial(states_tiles, p.dtype, states), partial(_rows_tiles, p, rows), step_chunk, rows)
-
-
-def states_tiles(dtype: str, config: StatesConfig, each: Pass) -> Tiles:
-    """Return the kernel that computes what each chunk of a pass adds to the state."""
-    build = partial(build_contributions, config, replace(each.variant, mask="", normalized=False))
-    return Tiles(build, config.block_d, config.block_v, config.shared_bytes(dtype))
-
-
-def _rows_tiles(problem: Problem, config: RowsConfig, each: Pass) -> Tiles:
-    """Return the kernel of a pass's rows."""
-    build, shared_bytes = partial(build_rows, config, each.variant), config.shared_bytes(problem.dtype, each.call.D)
-    return Tiles(build, config.block_q, config.block_v, shared_bytes)
+def _tiles(config: SimtConfig, each: Pass) -> tuple[Tiles, Tiles]:
+    """Return the kernels of what each chunk of a pass adds to the state, and of its rows."""
+    variant, (_, rows, states) = each.variant, config
+    adds = partial(build_contributions, states, replace(variant, mask="", normalized=False))
+    nbytes = states.shared_bytes(variant.dtype), rows.shared_bytes(variant.dtype, each.call.D)
+    return (
+        Tiles(adds, states.block_d, states.block_v, nbytes[0]),
+        Tiles(partial(build_rows, rows, variant), rows.block_q, rows.block_v, nbytes[1]),
+    )
 
 
 def _recurrent_steps(

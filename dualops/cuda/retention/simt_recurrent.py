@@ -35,7 +35,7 @@ from ..tile.rows import lane_reductions
 from ..tile.shared import Shared, Tile
 from ..tile.storage import access, storage
 from .arguments import Variant, call_type, inputs_type, state_type
-from .decays import step_factors
+from .decays import decay as decay_of_head, exp_of_step
 
 WARPS = THREADS // 32
 
@@ -81,7 +81,7 @@ def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
     ends, norm_ends: the states and their norms at both ends. decay: gamma, or log_decay. If the variant is aligned, the
     rows of the states are whole 16-byte vectors, and so is `columns`.
     """
-    dtype, gammas = variant.dtype, step_factors(variant.dtype, variant.stepwise)
+    dtype, exp_of, own = variant.dtype, exp_of_step(variant.dtype), decay_of_head(variant.dtype)
     mem, num, tile = storage(dtype), numbers(storage(dtype).number), config.layout(dtype)
     vec, lanes = access(compute_dtype(dtype), variant.aligned, once=True), lane_reductions(mem.number, 32)
     ROWS, COLUMNS, NEAR, D16 = config.state_rows, config.columns, vec.vector, LANES * config.state_rows
@@ -127,7 +127,11 @@ def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
         state = cuda.local.array(ROWS * COLUMNS, mem.number)
         part, value = cuda.local.array(COLUMNS, mem.number), cuda.local.array(COLUMNS, mem.number)
         move(state, ends.initial, b, h, e0, (call.D if ends.begins != 0 else 0, call.Dv), True)
-        decays = gammas.read(decay, call, b, h, 0)
+        factor = num.one  # of the state: loads start here, and are waited for where it is computed
+        if variant.stepwise:
+            factor = decay.data[start(decay, b, h, 0)]
+        elif call.has_gamma != 0:
+            factor = decay.data[h * decay.strides[0]]
         d, e = min(tid, i32(call.D - 1)), min(i32(e0 + tid), i32(call.Dv - 1))
         query, key = mem.load(x.q.data, start(x.q, b, h, 0) + d), mem.load(x.k.data, start(x.k, b, h, 0) + d)
         mine = mem.load(x.v.data, start(x.v, b, h, 0) + e)
@@ -136,7 +140,10 @@ def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
             smem[u32(tile.k + tid)] = key if tid < call.D else num.zero
         if tid < config.block_v:
             smem[u32(tile.v + tid)] = mine if e0 + tid < call.Dv else num.zero
-        factor = gammas.factor(decays, call, h)
+        if variant.stepwise:
+            factor = exp_of(factor)
+        elif call.has_gamma == 0:
+            factor = num.one + own.less_than_one(h)
         cuda.syncthreads()
 
         for c in range(0, COLUMNS, NEAR):

@@ -11,7 +11,7 @@ import dualops.cuda
 from dualops.cuda.compiler.backend import f32
 from dualops.cuda.retention import decays
 from dualops.cuda.retention.decays import exp_of_step
-from dualops.cuda.retention.passes import backward_passes
+from dualops.cuda.retention.passes import passes_of
 from dualops.spec import ArrayMeta, retention as SPEC
 from dualops.spec.meta import Strided, numpy_dtype
 from tests.retention import qkv
@@ -32,7 +32,7 @@ def made_of(logs: np.ndarray, tiles: int = 8) -> np.ndarray:
     metas["log_decay"] = ArrayMeta.of_numpy(logs.reshape(1, 1, S))
     problem = SPEC.bind(metas, {})
     found = np.full((S + 1) * 2, np.nan, logs.dtype)
-    call = backward_passes(SPEC.bind_backward({**metas, "do": metas["v"]}, {}), {}, {}, 64)[0].call
+    call = passes_of(problem, {}, 64)[0].call
     call = call._replace(ends=Strided(np.zeros(1, np.int32), (1,)))
     arrays = Strided(found, (0, 0, 2)), Strided(logs, (0, 0, 1))
     with mock.patch.object(decays, "CONFIG", decays.PrefixSumsConfig(tiles=tiles)):

@@ -23,7 +23,6 @@ from ..arguments import NO_CHUNK
 from ..launches import How, Tiles, choice_of, step_gradient_bytes
 from ..passes import TILED, Pass
 from ..simt import tiled_configs
-from ..simt_rows import RowsConfig
 from .config import BOX, Shape, Sm80Config, Sm80Rows, Sm80States, boxes_of, columns_of
 from .rows import NARROW, build_rows
 from .states import build_states
@@ -62,7 +61,8 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device,
         return
     rich = "log_decay" in p.arrays or "mask" in p.arrays or (p.dtype == "float16" and device.is_blackwell)
     for config, reason in configs(p.dtype, D, Dv, rich):
-        how = _how(p, results, config, step_rows)
+        chunk = config.chunk if p.form == "chunk" else NO_CHUNK
+        how = How(chunk, partial(_tiles, p, results, config), config.chunk, step_rows)
         shape = Shape(boxes_of(D), columns_of(Dv), 1, False, False)
         shared_bytes = config.rows.min_blocks * config.rows.shared_bytes(shape)
         shared_bytes = max(shared_bytes, config.states.min_blocks * config.states.shared_bytes(shape.columns))
@@ -73,41 +73,23 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device,
 choices, few_choices = (partial(_choices, few=few) for few in (False, True))
 
 
-def _how(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Config, step_rows: RowsConfig) -> How:
-    """Return how passes run."""
-    p, chunk = problem, config.chunk if problem.form == "chunk" else NO_CHUNK
-    states, rows = partial(_states_tiles, p, results, config.states), partial(_rows_tiles, p, results, config.rows)
-    return How(chunk, states, rows, config.chunk, step_rows)
-
-
 def _vector(problem: Problem) -> int:
     """Return the number of elements of a copy."""
     return min(vector_of(problem.arrays[name]) for name in TILED if name in problem.arrays)
 
 
-def _shape(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass) -> Shape:
-    """Return what kernels of a pass are built for."""
-    call = each.call
-    whole = is_stored_whole(results[each.out.data])
-    return Shape(boxes_of(int(call.D)), columns_of(int(call.Dv)), _vector(problem), bool(call.Dv % 4 == 0), whole)
-
-
-def _states_tiles(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80States, each: Pass) -> Tiles:
-    """Return the kernel that computes what each chunk of a pass adds to the state. It is exact if a state is a result,
-    or if a result has so few numbers that errors do not average out.
+def _tiles(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Config, each: Pass) -> tuple[Tiles, Tiles]:
+    """Return the kernels of what each chunk of a pass adds to the state, and of its rows. The first is exact if a state
+    is a result, or if a result has so few numbers that errors do not average out.
     """
-    shape = _shape(problem, results, each)
-    exact = bool(each.states.final.data) or bool(min(each.call.D, each.call.Dv) <= NARROW)
-    variant = replace(each.variant, mask="", normalized=False, aligned=False)
-    own = shape._replace(boxes=0, whole=False)
-    build = partial(build_states, replace(config, exact=exact), variant, own)
-    return Tiles(build, BOX, shape.columns, config.shared_bytes(shape.columns))
-
-
-def _rows_tiles(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Rows, each: Pass) -> Tiles:
-    """Return the kernel of a pass's rows."""
-    shape = _shape(problem, results, each)
+    (_, rows, states), call, variant = config, each.call, replace(each.variant, aligned=False)
+    columns, whole = columns_of(int(call.Dv)), is_stored_whole(results[each.out.data])
+    shape = Shape(boxes_of(int(call.D)), columns, _vector(problem), bool(call.Dv % 4 == 0), whole)
+    exact = replace(states, exact=bool(each.states.final.data) or bool(min(call.D, call.Dv) <= NARROW))
+    plain, own = replace(variant, mask="", normalized=False), shape._replace(boxes=0, whole=False)
     # with a mask one kernel serves calls with and without row sums: without them the assembler finds no registers
-    normalized = each.variant.normalized or each.variant.masked
-    build = partial(build_rows, config, replace(each.variant, aligned=False, normalized=normalized), shape)
-    return Tiles(build, config.block_q, shape.columns, config.shared_bytes(shape))
+    variant = replace(variant, normalized=variant.normalized or variant.masked)
+    return (
+        Tiles(partial(build_states, exact, plain, own), BOX, columns, states.shared_bytes(columns)),
+        Tiles(partial(build_rows, rows, variant, shape), rows.block_q, columns, rows.shared_bytes(shape)),
+    )

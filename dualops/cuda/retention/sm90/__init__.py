@@ -154,7 +154,7 @@ def steps_of(
     problem: Problem, results: Mapping[str, ArrayMeta], config: Config, roles: tuple[tuple[str, ...], ...]
 ) -> Sequence[Step]:
     """Return the launches of each pass. They overlap if a block walks a whole sequence; otherwise they don't."""
-    p, backward, passes = problem, roles is BACKWARD, passes_of(problem, results, {}, config.chunk)
+    p, backward, passes = problem, roles is BACKWARD, passes_of(problem, results, config.chunk)
     sums = "prefix_sums" in _workspace(p, results, config)
     steps = list(prefix_sums_steps(p, passes[0].logs, passes[0].call)) if sums else []
     for each, names in zip(passes, roles, strict=True):
