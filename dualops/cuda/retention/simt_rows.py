@@ -22,9 +22,8 @@ Registers: tile_q * (BLOCK_V / 16 + max(tile_kv, 4)) numbers and about 50 more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
@@ -36,7 +35,7 @@ from ..tile.products import LANES, mma_ab, mma_abt
 from ..tile.rows import lane_reductions
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
-from ..tile.vector_load import by_vectors
+from ..tile.vector_load import vector_tile
 from .arguments import (
     ABS,
     OF_COLUMNS,
@@ -96,32 +95,22 @@ class RowsConfig:
 
     def layout(self, dtype: str, D: int, *, aligned: bool = False, weighted: bool = False) -> RowsLayout:
         """Return the layout. aligned: rows of the arrays are whole vectors; weighted: V's rows may have weights."""
-        threads = self.threads
-        shared = Shared(dtype, threads)
-        k = shared.tile(self.block_kv, self.depth)
-        v = shared.tile(self.block_kv, self.block_v, over=k)
-        p = shared.tile(self.block_q, self.block_kv)
-        weights = shared.vector(self.block_kv)
-        q = shared.tile(self.block_q, self.depth, stages=cdiv(D, self.depth))
-        return RowsLayout(
-            k.but(load=by_vectors(dtype, aligned, k, threads)),
-            v.but(load=by_vectors(dtype, aligned, v, threads, weighted=weighted, checked=True)),
-            v.but(load=by_vectors(compute_dtype(dtype), aligned, v, threads)),
-            p,
-            weights,
-            _slices(q, by_vectors(dtype, aligned, q, threads)),
-            shared.nbytes,
-        )
+        shared = Shared(dtype, self.threads)
+        tile = partial(vector_tile, shared, aligned=aligned)
+        k = tile(self.block_kv, self.depth)
+        v = tile(self.block_kv, self.block_v, over=k, weighted=weighted, checked=True)
+        state = tile(self.block_kv, self.block_v, over=k, dtype=compute_dtype(dtype))
+        p, weights = shared.tile(self.block_q, self.block_kv), shared.vector(self.block_kv)
+        q = _slices(tile(self.block_q, self.depth, stages=cdiv(D, self.depth)))
+        return RowsLayout(k, v, state, p, weights, q, shared.nbytes)
 
     def shared_bytes(self, dtype: str, D: int) -> int:
         return self.layout(dtype, D).nbytes
 
 
 @noun
-def _slices(tile: Tile, load_at: Callable[..., Any]) -> Members:
-    """Q in shared memory: a tile for every DEPTH columns, and room for one column more. load_at: (smem, part, at) loads
-    the slice that begins at `at`.
-    """
+def _slices(tile: Tile) -> Members:
+    """Q in shared memory: a tile for every DEPTH columns, and room for one column more."""
 
     @verb
     def at(d):
@@ -137,7 +126,7 @@ def _slices(tile: Tile, load_at: Callable[..., Any]) -> Members:
     @verb
     def load(smem, part, d):
         """Load the slice that begins with column d."""
-        load_at(smem, part, at(d))
+        tile.load(smem, part, at(d))
 
     return members(
         locals(),

@@ -25,7 +25,7 @@ from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_atb
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import access, storage
-from ..tile.vector_load import by_vectors
+from ..tile.vector_load import vector_tile
 from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, origin, slot_of, span, state_type
 from .decays import decays_of
 
@@ -69,9 +69,8 @@ class StatesConfig:
         """Return the layout. aligned: rows of the arrays are whole vectors."""
         shared = Shared(dtype, self.threads)
         weights = shared.vector(LONGEST_CHUNK)
-        k, v = shared.tile(self.tokens, self.block_d), shared.tile(self.tokens, self.block_v)
-        k = k.but(load=by_vectors(dtype, aligned, k, self.threads))
-        v = v.but(load=by_vectors(dtype, aligned, v, self.threads, weighted=True))
+        k = vector_tile(shared, self.tokens, self.block_d, aligned=aligned)
+        v = vector_tile(shared, self.tokens, self.block_v, aligned=aligned, weighted=True)
         return StatesLayout(weights, k, v, shared.nbytes)
 
     def shared_bytes(self, dtype: str) -> int:
@@ -88,19 +87,19 @@ def fewer(call, count):
 
 
 def chunk_of(mirrored: bool) -> Callable[..., Any]:
-    """Return the verb (call, b, chunk) -> the first token of sequence b, its number of tokens, the first row of its
-    chunk, and the end of the chunk's rows, which is no later than the sequence's.
-
-    mirrored: a backward pass has the chunks of the forward pass.
+    """Return the verb (call, chunk, head) -> batch, head, the sequence's first token and number of tokens, the chunk's
+    first row and the end of its rows. head: of all sequences. mirrored: a backward pass has the chunks of the forward
+    pass.
     """
 
     @verb
-    def rows(call, b, chunk):
+    def rows(call, chunk, head):
+        b, h = head // call.H, head % call.H
         first, _, count = span(call, b)
         t0 = chunk * call.state_chunk
         if mirrored:
             t0 -= fewer(call, count)
-        return first, count, max(t0, 0) if mirrored else t0, min(t0 + call.state_chunk, count)
+        return b, h, first, count, max(t0, 0) if mirrored else t0, min(t0 + call.state_chunk, count)
 
     return rows
 
@@ -149,9 +148,8 @@ def build_contributions(config: StatesConfig, variant: Variant, mirrored: bool) 
         v_blocks = (call.Dv + config.block_v - 1) // config.block_v
         part, place = i64(cuda.blockIdx.x) % (d_blocks * v_blocks), i64(cuda.blockIdx.x) // (d_blocks * v_blocks)
         d0, e0 = part // v_blocks * config.block_d, part % v_blocks * config.block_v
-        chunk, head = place % chunks, place // chunks
-        b, h = head // call.H, head % call.H
-        first, count, t0, end = rows_of(call, b, chunk)
+        chunk = place % chunks
+        b, h, first, count, t0, end = rows_of(call, chunk, place // chunks)
         if t0 >= count:
             return
         token0 = origin(call, first, count)
@@ -200,9 +198,8 @@ def build_norms(dtype: str, stepwise: bool, mirrored: bool) -> Kernel:
         blocks = (width + NORM_THREADS - 1) // NORM_THREADS
         place = i64(cuda.blockIdx.x) // blocks
         e = i64(cuda.blockIdx.x) % blocks * NORM_THREADS + cuda.threadIdx.x
-        chunk, head = place % chunks, place // chunks
-        b, h = head // call.H, head % call.H
-        first, count, t0, end = rows_of(call, b, chunk)
+        chunk = place % chunks
+        b, h, first, count, t0, end = rows_of(call, chunk, place // chunks)
         if (t0 >= count) | (e >= width):
             return
         token0 = origin(call, first, count)

@@ -33,7 +33,7 @@ from ..tile.products import mma_ab, mma_abt
 from ..tile.rows import lane_reductions
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
-from ..tile.vector_load import by_vectors
+from ..tile.vector_load import vector_tile
 from .arguments import (
     LONGEST_CHUNK,
     OF_COLUMNS,
@@ -89,29 +89,17 @@ class StepsLayout(NamedTuple):
 def terms_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> StateTermsLayout:
     """Return the layout of step 1. aligned: rows of the arrays are whole vectors."""
     shared = Shared(dtype, config.threads)
-    x = shared.tile(config.block_q, DEPTH)
-    state = shared.tile(DEPTH, config.lanes * config.near)
-    return StateTermsLayout(
-        x.but(load=by_vectors(dtype, aligned, x, config.threads)),
-        state.but(load=by_vectors(compute_dtype(dtype), aligned, state, config.threads)),
-        shared.nbytes,
-    )
+    x = vector_tile(shared, config.block_q, DEPTH, aligned=aligned)
+    state = vector_tile(shared, DEPTH, config.lanes * config.near, aligned=aligned, dtype=compute_dtype(dtype))
+    return StateTermsLayout(x, state, shared.nbytes)
 
 
 def steps_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> StepsLayout:
     """Return the layout of step 2. aligned: rows of the arrays are whole vectors."""
-    block = config.block_q
-    shared = Shared(dtype, config.threads)
-    rows, columns = shared.tile(block, DEPTH), shared.tile(block, DEPTH)
-    p = shared.tile(block, block)
-    before, sums, passed, given = (shared.vector(count) for count in (block, block, LONGEST_CHUNK, LONGEST_CHUNK))
-    return StepsLayout(
-        rows.but(load=by_vectors(dtype, aligned, rows, config.threads)),
-        columns.but(load=by_vectors(dtype, aligned, columns, config.threads)),
-        p,
-        *(before, sums, passed, given),
-        shared.nbytes,
-    )
+    shared, block = Shared(dtype, config.threads), config.block_q
+    rows, columns = (vector_tile(shared, block, DEPTH, aligned=aligned) for _ in range(2))
+    p, vectors = shared.tile(block, block), [shared.vector(n) for n in (block, block, LONGEST_CHUNK, LONGEST_CHUNK)]
+    return StepsLayout(rows, columns, p, *vectors, shared.nbytes)
 
 
 @builds
@@ -140,9 +128,8 @@ def build_state_terms(config: RowsConfig, variant: Variant, mirrored: bool) -> K
         lane, line = tid % config.lanes, tid // config.lanes
         blocks = (call.state_chunk + config.block_q - 1) // config.block_q  # of a chunk
         place = i64(cuda.blockIdx.x) // blocks
-        chunk, head = place % call.slots, place // call.slots
-        b, h = head // call.H, head % call.H
-        first, count, t0, end = rows_of(call, b, chunk)
+        chunk = place % call.slots
+        b, h, first, count, t0, end = rows_of(call, chunk, place // call.slots)
         m0 = t0 + i64(cuda.blockIdx.x) % blocks * config.block_q
         if m0 >= end:
             return
@@ -247,9 +234,8 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % config.lanes, tid // config.lanes
-        chunk, head = i64(cuda.blockIdx.x) % call.slots, i64(cuda.blockIdx.x) // call.slots
-        b, h = head // call.H, head % call.H
-        first, count, t0, end = rows_of(call, b, chunk)
+        chunk = i64(cuda.blockIdx.x) % call.slots
+        b, h, first, count, t0, end = rows_of(call, chunk, i64(cuda.blockIdx.x) // call.slots)
         if t0 >= count:
             return
         mine = decays.of(decay, call, b, h, first, count)

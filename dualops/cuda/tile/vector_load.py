@@ -1,4 +1,4 @@
-"""Load a tile into shared memory, 16 bytes per thread at a time."""
+"""Tiles of shared memory that are loaded 16 bytes per thread at a time."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ from typing import Any
 
 from ..compiler.backend import cuda, i32, u32, verb
 from .numbers import numbers
-from .shared import Tile
+from .shared import Shared, Tile
 from .storage import access, storage
 
 
-def by_vectors(
-    dtype: str, aligned: bool, tile: Tile, threads: int, *, weighted: bool = False, checked: bool = False
-) -> Any:
-    """Return the tile's verb `load`: (smem, part) loads a Part, (smem, part, at) loads it into the stage at `at`.
+def vector_tile(
+    shared: Shared,
+    rows: int,
+    width: int,
+    *,
+    aligned: bool,
+    dtype: str = "",
+    weighted: bool = False,
+    checked: bool = False,
+    **options: Any,
+) -> Tile:
+    """Allocate a tile (`Shared.tile`, with its options). (smem, part) of its verb `load` loads a Part, (smem, part, at)
+    loads it into the stage at `at`.
 
-    Elements outside of the part's lines and columns become 0. The tile's width is a power of two, at most `threads`
-    vectors. aligned: first, step and columns are multiples of 16 bytes. weighted: lines are multiplied by their
-    weights. checked: `load` returns 1 if this thread loaded a NaN or an infinity.
+    Elements outside of the part's lines and columns become 0. The tile's width is a power of two, at most as many
+    vectors as threads. aligned: first, step and columns are multiples of 16 bytes. dtype: of the array, by default that
+    of `shared`. weighted: lines are multiplied by their weights. checked: `load` returns 1 if this thread loaded a NaN
+    or an infinity.
     """
+    dtype, threads, tile = dtype or shared.dtype, shared.threads, shared.tile(rows, width, **options)
     mem, source, num = storage(dtype), access(dtype, aligned, once=True), numbers(storage(dtype).number)
     at_once = threads * source.vector // tile.width  # lines that all threads load together
     steps = -(-tile.rows // at_once)
@@ -49,4 +60,4 @@ def by_vectors(
             place += at_once * tile.row
         return non_finite
 
-    return load
+    return tile.but(load=load)

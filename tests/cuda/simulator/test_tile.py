@@ -12,7 +12,7 @@ from dualops.cuda.launch.step import flat
 from dualops.cuda.tile.products import mma_ab, mma_abt, mma_atb
 from dualops.cuda.tile.shared import PAD, Lines, Part, Shared
 from dualops.cuda.tile.unrolled import nothing, unrolled
-from dualops.cuda.tile.vector_load import by_vectors
+from dualops.cuda.tile.vector_load import vector_tile
 
 LANES = 4
 THREADS = LANES * LANES
@@ -111,16 +111,15 @@ def test_load_fills_rows_with_zeros(order):
 @pytest.mark.parametrize("aligned", [False, True])
 def test_load_by_vectors(aligned, order):
     shared = Shared("float32", THREADS)
-    weights, tile = shared.vector(6), shared.tile(6, 8)
+    weights, tile = shared.vector(6), vector_tile(shared, 6, 8, aligned=aligned, weighted=True, checked=True)
     x = np.arange(48, dtype=np.float32).reshape(4, 12)
-    load = by_vectors("float32", aligned, tile, THREADS, weighted=True, checked=True)
-    image, returned = filled(shared, load, x, 4, 12, 3, 4, weights)
+    image, returned = filled(shared, tile.load, x, 4, 12, 3, 4, weights)
     got = rows_of(image, tile)
     assert got[:3, :4].tolist() == (2 * x[:3, 4:8]).tolist()
     assert not got[3:, :8].any() and not got[:, 4:8].any() and (got[:, 8:] == 2).all() and not returned.any()
     x[2, 7] = np.inf
-    assert filled(shared, load, x, 4, 12, 3, 4, weights)[1].sum() == 1
-    assert not filled(shared, load, x, 4, 12, 2, 4, weights)[1].any()
+    assert filled(shared, tile.load, x, 4, 12, 3, 4, weights)[1].sum() == 1
+    assert not filled(shared, tile.load, x, 4, 12, 2, 4, weights)[1].any()
 
 
 def product(shared, mma, add, number, *tiles):

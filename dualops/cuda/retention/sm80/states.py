@@ -71,9 +71,8 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, mirrored: b
         d_blocks, v_blocks = (call.D + (BOX - 1)) // BOX, (call.Dv + (BLOCK_V - 1)) // BLOCK_V
         part, place = i64(cuda.blockIdx.x) % (d_blocks * v_blocks), i64(cuda.blockIdx.x) // (d_blocks * v_blocks)
         d0, e0 = part // v_blocks * BOX, part % v_blocks * BLOCK_V
-        chunk, head = place % chunks, place // chunks
-        b, h = head // call.H, head % call.H
-        first, count, t0, end = rows_of(call, b, chunk)
+        chunk = place % chunks
+        b, h, first, count, t0, end = rows_of(call, chunk, place // chunks)
         if t0 >= count:
             return
         token0 = origin(call, first, count)
