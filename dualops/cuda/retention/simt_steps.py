@@ -98,8 +98,9 @@ def steps_layout(config: RowsConfig, dtype: str, *, aligned: bool = False) -> St
     """Return the layout of step 2. aligned: rows of the arrays are whole vectors."""
     shared, block = Shared(dtype, config.threads), config.block_q
     rows, columns = (vector_tile(shared, block, DEPTH, aligned=aligned) for _ in range(2))
-    p, vectors = shared.tile(block, block), [shared.vector(n) for n in (block, block, LONGEST_CHUNK, LONGEST_CHUNK)]
-    return StepsLayout(rows, columns, p, *vectors, shared.nbytes)
+    p = shared.tile(block, block)
+    before, sums, passed, given = (shared.vector(n) for n in (block, block, LONGEST_CHUNK, LONGEST_CHUNK))
+    return StepsLayout(rows, columns, p, before, sums, passed, given, shared.nbytes)
 
 
 @builds

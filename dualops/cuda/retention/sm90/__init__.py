@@ -89,35 +89,32 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device,
     short = ONE_CHUNK < p.Sk <= SHORT * passes and "state" not in results  # a state in three parts takes longer
     if (min(blocks) * segments < LEAST_BLOCKS and not short) != few:
         return
-    loaded, stored = _loaded(roles), [names[-1] for names in roles]
+    stored = [names[-1] for names in roles]
+    loaded = sorted({name for names in roles for name in names[:-1]})  # to shared memory
     if wide and (stepwise or any(is_shared(metas[name]) for name in loaded)):
         return
-    if not all(metas[name].size for name in stored) or any(_boxed(metas, name) is None for name in loaded):
+    if not all(metas[name].size and how_stored(metas, name, False) == "boxes" for name in stored):
         return
-    if any(how_stored(metas, name, False) != "boxes" for name in stored):
+    lines = dict.fromkeys(loaded, config.chunk) | dict.fromkeys(stored, ROWS)
+    boxes = [(each, lines[name]) for name in lines if (each := _boxed(metas, name))]
+    if len(boxes) < len(lines):
         return
     parts = 3 if "state" in results or "dinitial_state" in results else 1
     config = replace(config, parts=parts, segments=segments)
-    room = max(config.shared_bytes(*each) for each in widths) + SLACK
-    if "dlog_decay" in results:
-        room = max(room, *(config.shared_bytes(*each, True) + SLACK for each in widths))
-    if room <= device.shared_memory_per_block:
+    with_y = {False, "dlog_decay" in results}
+    if max(config.shared_bytes(*each, y) for each in widths for y in with_y) + SLACK <= device.shared_memory_per_block:
         reason = "few sequences, most of the GPU rests" if few else "enough sequences, or short ones"
         what = "a sequence" if segments == 1 else f"one of {segments} segments of a sequence"
         of = f"a slice of {what}" if wide else what
         why = f"a block walks {of} in chunks of {config.chunk} tokens, the state in registers: {reason}"
         steps, made = partial(steps_of, p, results, config, roles), _workspace(p, results, config)
-        yield Choice("sm90", config, why, steps, made, maps=_maps(p, metas, roles, config.chunk))
+        maps = {f"{x.name}_map": Mapped(x.name, p.dtype, x.shape, x.strides, (1, 1, rows, BOX)) for x, rows in boxes}
+        yield Choice("sm90", config, why, steps, made, maps=maps)
 
 
 # tiles for forward and gradient; few: if few long sequences leave most of the GPU idle, and the many blocks of other
 # rungs come first
 choices, few_choices = (partial(_choices, few=few) for few in (False, True))
-
-
-def _loaded(roles: tuple[tuple[str, ...], ...]) -> list[str]:
-    """Return the arrays that kernels load to shared memory, each once."""
-    return sorted({name for names in roles for name in names[:-1]})
 
 
 def _boxed(metas: Mapping[str, ArrayMeta], name: str) -> Boxed | None:
@@ -129,24 +126,11 @@ def _boxed(metas: Mapping[str, ArrayMeta], name: str) -> Boxed | None:
     return boxed({name: meta}, name, False)
 
 
-def _maps(
-    problem: Problem, metas: Mapping[str, ArrayMeta], roles: tuple[tuple[str, ...], ...], chunk: int
-) -> dict[str, Mapped]:
-    """Return the tensor maps of the launches."""
-    lines = dict.fromkeys(_loaded(roles), chunk) | {names[-1]: ROWS for names in roles}
-    found = [each for name in lines if (each := _boxed(metas, name))]
-    return {
-        f"{each.name}_map": Mapped(each.name, problem.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
-        for each in found
-    }
-
-
 def _workspace(problem: Problem, results: Mapping[str, ArrayMeta], config: Config) -> dict[str, ArrayMeta]:
-    """Return the state before each segment. With log_decay also its prefix sums, and what its gradient needs."""
-    p = problem
-    made = segment_states(p, config)
-    if "log_decay" in p.arrays and SEGMENTS in made:
-        made |= prefix_sums_workspace(p)
+    """Return the state before each segment, with log_decay its prefix sums, and what log_decay's gradient needs."""
+    p, made = problem, {}
+    if config.segments > 1:
+        made = {SEGMENTS: workspace(p, (p.B * config.segments, p.H, p.D * p.Dv)), **prefix_sums_workspace(p)}
     return made | (decay_grad_workspace(p) if "dlog_decay" in results else {})
 
 
@@ -174,23 +158,15 @@ def steps_of(
 SEGMENTS = "segments"  # the workspace of states between segments
 
 
-def segment_states(problem: Problem, config: Config) -> dict[str, ArrayMeta]:
-    """Return room for the state before each segment, if there are several."""
-    p = problem
-    shape = (p.B * config.segments, p.H, p.D * p.Dv)
-    return {SEGMENTS: workspace(p, shape)} if config.segments > 1 else {}
-
-
 def between_segments(problem: Problem, each: Pass, config: Config) -> tuple[States, Step, States]:
     """Return where a first launch leaves what each segment adds to the state, the launch that turns it into the state
     before each segment, and where the pass begins from there.
     """
-    p, call, ends = problem, each.call, each.states
-    size = call.D * call.Dv
+    p, call, size = problem, each.call, each.call.D * each.call.Dv
     between = Strided(SEGMENTS, (config.segments * p.H * size, size, call.Dv, 1))
-    states = whole(segment_states(p, config), SEGMENTS, 3)
+    states = Strided(SEGMENTS, (p.H * size, size, 1))
     missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, with which passes back begin
-    args = (states, ends.state, each.decay, call_of(p, each, config), size, call.Dv, missing)
+    args = (states, each.states.state, each.decay, call_of(p, each, config), size, call.Dv, missing)
     kernel = build_walk(compute_dtype(p.dtype), each.variant.stepwise, False)
     walk = Step(kernel, (p.B * p.H * cdiv(size, THREADS),), args)
     return States(final=between), walk, States(initial=between)
