@@ -32,7 +32,7 @@ from ..launch.device import Device
 from ..launch.plans import Choice
 from ..launch.step import Argument, Step
 from ..rows import cluster, registers, reread
-from ..rows.cluster import ClusterRowsConfig, share_of
+from ..rows.cluster import share_of
 from ..rows.registers import RowsConfig
 from ..rows.reread import LongRowsConfig
 from . import long_rows_backward, naive, ring, ring_backward, rows_backward
@@ -47,102 +47,61 @@ from .sums import LANES, build_sums
 BLOCKS = 4  # blocks of norm_long_rows_backward per SM
 
 
-def forward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the kernel that keeps rows in registers."""
-    call = Call(problem, results, backward=False)
+def rows_choices(call: Call, device: Device, first: bool | None = None) -> Iterator[Choice]:
+    """Yield the kernel that keeps rows in registers. first: of a gradient; whether only for rows that would be slower
+    with the ring, or only for all others.
+    """
     config = rows_config(call.N, call.variant, call.aligned)
-    if config is not None:
-        yield Choice("simt", config, "a row fits in registers", partial(rows_steps, config, call))
-
-
-def rows_steps(config: RowsConfig, call: Call) -> list[Step]:
-    """Return the launch of forward's kernel that keeps rows in registers."""
-    return registers.steps_of(config, Norm(call.variant), call.args)
-
-
-def backward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the gradient's kernel that keeps rows in registers."""
-    call = Call(problem, results, backward=True)
-    if not comes_first(call.N, call.variant, device):
-        yield from _rows_of_gradient(call, device)
-
-
-def backward_first(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the gradient's kernel that keeps rows in registers, for rows that would be slower with the ring."""
-    call = Call(problem, results, backward=True)
-    if comes_first(call.N, call.variant, device):
-        yield from _rows_of_gradient(call, device)
-
-
-def _rows_of_gradient(call: Call, device: Device) -> Iterator[Choice]:
-    config = rows_config(call.N, call.variant, call.aligned)
-    if config is not None:
-        yield Choice("simt", config, "a row fits in registers", *gradient_steps(config, call, device))
+    if config is not None and call.variant.backward:
+        if comes_first(call.N, call.variant, device) == first:
+            yield Choice("simt", config, "a row fits in registers", *gradient_steps(config, call, device))
+    elif config is not None:
+        steps = partial(registers.steps_of, config, Norm(call.variant), call.args)
+        yield Choice("simt", config, "a row fits in registers", steps)
 
 
 def gradient_steps(
     config: RowsConfig | RingConfig, call: Call, device: Device
 ) -> tuple[Callable[[], list[Step]], dict[str, ArrayMeta]]:
-    """Return the launches of a gradient with persistent blocks, which keep dw and db, and their workspace."""
-    if isinstance(config, RowsConfig):
-        slots = slots_of(call.M, config, 1, device)
-        make = partial(
-            _step, rows_backward.build_backward, config, call, slots, call.partials_args(slots), resident=True
-        )
+    """Return the launches of a gradient with persistent blocks, which keep dw and db, and their workspace. As many
+    blocks, or clusters, as run at once have a slot, but none without rows.
+    """
+    cluster = config.cluster if isinstance(config, RingConfig) else 1
+    slots = min(cdiv(call.M, config.rows), max(device.sms * config.min_blocks // cluster, 1))
+    args = call.partials_args(slots)
+    if isinstance(config, RingConfig):
+        make = partial(_ring_step, ring_backward.build_backward, config, call, slots * cluster, args)
     else:
-        slots = slots_of(call.M, config, config.cluster, device)
-        blocks, args = slots * config.cluster, call.partials_args(slots)
-        make = partial(_ring_step, ring_backward.build_backward, config, call, blocks, args)
+        make = partial(_step, rows_backward.build_backward, config, call, slots, args, resident=True)
     return _with_sums(call, device, slots, make)
 
 
-def slots_of(M: int, config: RowsConfig | RingConfig, cluster: int, device: Device) -> int:
-    """Return the number of persistent blocks, or clusters: as many as run at once, but none without rows."""
-    return min(cdiv(M, config.rows), max(device.sms * config.min_blocks // cluster, 1))
-
-
-def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+def cluster_choices(call: Call, device: Device) -> Iterator[Choice]:
     """Yield the kernel that keeps rows in the registers of a cluster."""
-    call = Call(problem, results, backward=False)
     config = cluster_config(call.N, call.variant, device) if call.aligned else None
     if config is not None:
-        make = partial(cluster_steps, config, call, device)
-        yield Choice("sm90", config, "rows wait in the registers of a cluster", make)
+        steps = partial(cluster.steps_of, config, Norm(call.variant), call.args, device)
+        yield Choice("sm90", config, "rows wait in the registers of a cluster", steps)
 
 
-def cluster_steps(config: ClusterRowsConfig, call: Call, device: Device) -> list[Step]:
-    """Return the launch of forward's kernel whose rows are split among a cluster."""
-    return cluster.steps_of(config, Norm(call.variant), call.args, device)
-
-
-def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+def ring_choices(call: Call, device: Device) -> Iterator[Choice]:
     """Yield the kernel that copies rows in advance."""
-    call = Call(problem, results, backward=False)
     config = ring_config(call.N, call.variant, device) if call.aligned and call.N else None
-    if config is not None:
+    reason = "rows are copied to shared memory ahead"
+    if config is not None and call.variant.backward:
+        yield Choice("sm90", config, reason, *gradient_steps(config, call, device))
+    elif config is not None:
         blocks = cdiv(call.M, config.rows) * config.cluster
-        make = partial(_ring_step, ring.build_forward, config, call, blocks, call.args)
-        yield Choice("sm90", config, "rows are copied to shared memory ahead", make)
+        yield Choice("sm90", config, reason, partial(_ring_step, ring.build_forward, config, call, blocks, call.args))
 
 
-def backward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    call = Call(problem, results, backward=True)
-    config = ring_config(call.N, call.variant, device) if call.aligned and call.N else None
-    if config is not None:
-        yield Choice("sm90", config, "rows are copied to shared memory ahead", *gradient_steps(config, call, device))
-
-
-def forward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the kernel that reads rows twice."""
-    call = Call(problem, results, backward=False)
+def long_rows_choices(call: Call, device: Device) -> Iterator[Choice]:
+    """Yield the kernels that read rows twice."""
     config = LongRowsConfig(512, 2 if call.aligned else 8, call.aligned)
-    make = partial(reread.steps_of, config, Norm(call.variant), call.args)
-    yield Choice("simt", config, "a row is too long to be kept, and is read again", make)
-
-
-def backward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    call = Call(problem, results, backward=True)
-    config = LongRowsConfig(512, 2 if call.aligned else 8, call.aligned)
+    if not call.variant.backward:
+        make = partial(reread.steps_of, config, Norm(call.variant), call.args)
+        yield Choice("simt", config, "a row is too long to be kept, and is read again", make)
+        return
     tiles = cdiv(call.N, config.columns(call.dtype))
     slots = min(call.M, cdiv(device.sms * BLOCKS, tiles))
     make = partial(_long_rows_steps, config, call, tiles * slots, slots)
@@ -151,20 +110,30 @@ def backward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], devic
     yield Choice("simt", config, reason, steps, {"means": call.numbers(2, call.M), **space})
 
 
-def forward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the kernel with one thread per row."""
-    call, config = Call(problem, results, backward=False), NaiveConfig()
-    make = partial(_step, naive.build_forward, config, call, cdiv(call.M, config.threads), call.args)
-    yield Choice("naive", config, "one thread per row", make)
+def naive_choices(call: Call, device: Device) -> Iterator[Choice]:
+    """Yield the kernel with one thread per row, and with one per column for dw and db."""
+    config = NaiveConfig()
+    if call.variant.backward:
+        yield Choice("naive", config, "one thread per row, or a column", partial(_naive_steps, config, call))
+    else:
+        make = partial(_step, naive.build_forward, config, call, cdiv(call.M, config.threads), call.args)
+        yield Choice("naive", config, "one thread per row", make)
 
 
-def backward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    call, config = Call(problem, results, backward=True), NaiveConfig()
-    yield Choice("naive", config, "one thread per row, or a column", partial(_naive_steps, config, call))
+def _of_problem(
+    rung: Callable[..., Iterator[Choice]],
+    backward: bool,
+    problem: Problem,
+    results: Mapping[str, ArrayMeta],
+    device: Device,
+) -> Iterator[Choice]:
+    return rung(Call(problem, results, backward=backward), device)
 
 
-FORWARD = (forward_rows, forward_cluster, forward_ring, forward_long_rows, forward_naive)
-BACKWARD = (backward_first, backward_ring, backward_rows, backward_long_rows, backward_naive)
+first, later = (partial(rows_choices, first=first) for first in (True, False))
+RUNGS = (rows_choices, cluster_choices, ring_choices, long_rows_choices, naive_choices)
+FORWARD = tuple(partial(_of_problem, rung, False) for rung in RUNGS)
+BACKWARD = tuple(partial(_of_problem, rung, True) for rung in (first, ring_choices, later, *RUNGS[3:]))
 
 
 def _with_sums(

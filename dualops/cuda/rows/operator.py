@@ -14,6 +14,7 @@ from ..compiler.backend import Members, Namespace, Noun, cuda, i32, i64, noun, t
 from ..launch.views import strided
 from ..tile.ring import cluster_ctarank
 from ..tile.storage import access, storage
+from ..tile.unrolled import nothing
 
 
 class RowArrays(NamedTuple):
@@ -96,60 +97,25 @@ def _no_smem(params):
     return params
 
 
-@verb
-def _nothing(own):
-    pass
-
-
-@verb
-def _nothing_of_two(own, columns):
-    pass
-
-
-@verb
-def _nothing_of_three(a, b, c):
-    pass
-
-
 # the verbs of an operator without params
-PLAIN: dict[str, Any] = {"smem": _no_smem, "prepare": _nothing_of_three, "init": _nothing, "fetch": _nothing_of_two}
-PLAIN |= {"wait": _nothing, "end": _nothing_of_three}
+PLAIN: dict[str, Any] = {"smem": _no_smem, "prepare": nothing(3), "init": nothing(1), "fetch": nothing(2)}
+PLAIN |= {"wait": nothing(1), "end": nothing(3)}
 
 
 class Kind(Protocol):
     """An operator in one direction, with its dtypes."""
 
     @property
-    def dtype(self) -> str:
-        """Return the dtype of the arrays of rows."""
-        ...
-
+    def dtype(self) -> str: ...  # of the arrays of rows
     @property
-    def rank(self) -> int:
-        """Return the number of axes along which rows lie."""
-        ...
-
+    def rank(self) -> int: ...  # axes along which rows lie
     @property
-    def inputs(self) -> int:
-        """Return the number of arrays of rows that it reads, 1 or 2."""
-        ...
-
+    def inputs(self) -> int: ...  # arrays of rows that it reads, 1 or 2
     @property
-    def params_type(self) -> Any:
-        """Return Numba's type of the operator's params."""
-        ...
-
-    def named(self, walk: str) -> str:
-        """Return the name of its kernel for a walk."""
-        ...
-
-    def operator(self, keeping: Keeping) -> RowOperator:
-        """Return its verbs."""
-        ...
-
-    def shared_bytes(self, columns: int) -> int:
-        """Return the bytes of dynamic shared memory for the params of `columns` columns."""
-        ...
+    def params_type(self) -> Any: ...  # Numba's type of its params
+    def named(self, walk: str) -> str: ...  # the name of its kernel for a walk
+    def operator(self, keeping: Keeping) -> RowOperator: ...  # its verbs
+    def shared_bytes(self, columns: int) -> int: ...  # dynamic shared memory for the params of `columns` columns
 
 
 @noun
