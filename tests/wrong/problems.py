@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from itertools import product
 from typing import Any, NoReturn
 from unittest import mock
@@ -50,7 +51,6 @@ from dualops.cuda.rows.chunks import ChunksConfig
 from dualops.cuda.rows.cluster import ClusterRowsConfig
 from dualops.cuda.rows.registers import RowsConfig
 from dualops.cuda.rows.reread import LongRowsConfig
-from dualops.cuda.softmax import rungs as softmax_rungs
 from dualops.cuda.tile.boxes import Cluster
 from dualops.cuda.tile.roles import roles
 from dualops.spec import OPERATORS, Case, Tag, retention_cases
@@ -60,7 +60,8 @@ from tests.checks import Rejected, check
 from tests.cuda.configs import Change, alone, changed
 from tests.cuda.operators import Direction
 
-NO_ROWS = (softmax_rungs, {"rows_config": lambda *_: None})  # registers keep no row
+softmax_choices = import_module("dualops.cuda.softmax")  # dualops.cuda has the function of this name
+NO_ROWS = (softmax_choices, {"rows_config": lambda *_: None})  # registers keep no row
 
 
 def _recomputed(*_: Any) -> NoReturn:
@@ -115,8 +116,8 @@ def _softmax_rings() -> Iterator[Problem]:
         chosen = replace(config, cluster=cluster)
         columns = chosen.kept("float64") + longer * cluster * chosen.chunk("float64")
         case = Case(f"cluster of {cluster}{longer * ', longer'}", "float64", {"x": (7, columns)})
-        no_cluster = (softmax_rungs, {"cluster_config": lambda *_: None})
-        instead = (softmax_rungs, {"ring_configs": lambda *_, chosen=chosen: iter([chosen])})
+        no_cluster = (softmax_choices, {"cluster_config": lambda *_: None})
+        instead = (softmax_choices, {"ring_configs": lambda *_, chosen=chosen: iter([chosen])})
         kernel = "softmax_ring_backward" if backward else "softmax_ring"
         yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, no_cluster, instead))
 
@@ -125,7 +126,7 @@ def _softmax_clusters() -> Iterator[Problem]:
     """Rows of four vectors per thread for each of two blocks."""
     config = ClusterRowsConfig(64, 4, cluster=2)
     case = Case("cluster of 2", "float32", {"x": (3, 2 * config.columns("float32"))})
-    instead = (softmax_rungs, {"cluster_config": lambda *_: config})
+    instead = (softmax_choices, {"cluster_config": lambda *_: config})
     for backward in DIRECTIONS:
         kernel = f"softmax_cluster_rows{'_backward' if backward else ''}"
         yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, instead))
@@ -134,11 +135,11 @@ def _softmax_clusters() -> Iterator[Problem]:
 def _softmax_rows() -> Iterator[Problem]:
     dtype = "float32"
     rows, long_rows = RowsConfig(64, 1, 2), LongRowsConfig(64, 1)
-    kept = ((softmax_rungs, {"rows_config": lambda *_: rows}),)
+    kept = ((softmax_choices, {"rows_config": lambda *_: rows}),)
     too_long = (
         NO_ROWS,
-        (softmax_rungs, {"ring_configs": lambda *_: iter(())}),
-        (softmax_rungs, {"LongRowsConfig": lambda *_: long_rows}),
+        (softmax_choices, {"ring_configs": lambda *_: iter(())}),
+        (softmax_choices, {"LongRowsConfig": lambda *_: long_rows}),
     )
     for backward in DIRECTIONS:
         behind = "_backward" if backward else ""

@@ -20,11 +20,11 @@ naive.py                  one thread per row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ...spec import ArrayMeta, Problem
+from ...spec import ArrayMeta
 from ...spec.meta import compute_dtype
 from ..compiler.backend import Kernel
 from ..launch.arrays import cdiv
@@ -33,6 +33,7 @@ from ..launch.plans import Choice
 from ..launch.step import Argument, Step
 from ..rows import cluster, registers, reread
 from ..rows.cluster import share_of
+from ..rows.operator import choices_of_calls
 from ..rows.registers import RowsConfig
 from ..rows.reread import LongRowsConfig
 from . import long_rows_backward, naive, ring, ring_backward, rows_backward
@@ -120,20 +121,10 @@ def naive_choices(call: Call, device: Device) -> Iterator[Choice]:
         yield Choice("naive", config, "one thread per row", make)
 
 
-def _of_problem(
-    rung: Callable[..., Iterator[Choice]],
-    backward: bool,
-    problem: Problem,
-    results: Mapping[str, ArrayMeta],
-    device: Device,
-) -> Iterator[Choice]:
-    return rung(Call(problem, results, backward=backward), device)
-
-
 first, later = (partial(rows_choices, first=first) for first in (True, False))
 RUNGS = (rows_choices, cluster_choices, ring_choices, long_rows_choices, naive_choices)
-FORWARD = tuple(partial(_of_problem, rung, False) for rung in RUNGS)
-BACKWARD = tuple(partial(_of_problem, rung, True) for rung in (first, ring_choices, later, *RUNGS[3:]))
+FORWARD = choices_of_calls(Call, RUNGS, backward=False)
+BACKWARD = choices_of_calls(Call, (first, ring_choices, later, *RUNGS[3:]), backward=True)
 
 
 def _with_sums(

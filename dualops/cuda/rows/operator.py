@@ -7,10 +7,12 @@ operator's verbs reduce and replace the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from ..compiler.backend import Members, Namespace, Noun, cuda, i32, i64, noun, types, verb
+from ..launch.device import Device
+from ..launch.plans import Choice
 from ..launch.views import strided
 from ..tile.ring import cluster_ctarank
 from ..tile.storage import access, storage
@@ -145,6 +147,19 @@ def inputs_of(kind: Any, op: RowOperator, vectors: int, aligned: bool) -> Member
                 frag[i] = mem.rounded(frag[i] + other[i])
 
     return locals()
+
+
+def choices_of_calls(
+    call: Callable[..., Any], rungs: Iterable[Callable[[Any, Device], Iterator[Choice]]], *, backward: bool
+) -> tuple[Callable[..., Iterator[Choice]], ...]:
+    """Return the rungs of an operation: choices for a problem, its results and a device. rungs: choices for a call and
+    a device. call: makes the call of a problem.
+    """
+
+    def of_problems(rung: Callable[[Any, Device], Iterator[Choice]]) -> Callable[..., Iterator[Choice]]:
+        return lambda problem, results, device: rung(call(problem, results, backward=backward), device)
+
+    return tuple(map(of_problems, rungs))
 
 
 def argument_types(kind: Kind) -> tuple[Any, ...]:

@@ -13,14 +13,21 @@ For README.md, examples/ladder/softmax has the steps between naive.py and rows/r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from ...spec import softmax as SPEC
+from ..launch.device import Device
 from ..launch.operation import Operation
+from ..launch.plans import Choice
 from ..public import Array
+from ..rows import chunks, cluster, registers, reread
+from ..rows.operator import choices_of_calls
+from ..rows.reread import LongRowsConfig
 from . import naive, strided
-from .rungs import cluster_choices, long_rows_choices, ring_choices, rows_choices
+from .arguments import Call
+from .configs import BACKWARD_BLOCKS, BLOCKS, cluster_config, ring_configs, rows_config
 
 
 def softmax(
@@ -50,7 +57,41 @@ def softmax_backward(
     return backward((y, dy), (axis,), out, kernel, stream)
 
 
+def rows_choices(call: Call, device: Device) -> Iterator[Choice]:
+    """Yield the kernel that keeps a row in the registers of as few threads as possible, if a row fits."""
+    config = rows_config(call.N, call.dtype, call.kind.backward, call.aligned) if call.contiguous else None
+    if config is not None:
+        steps = partial(registers.steps_of, config, call.kind, call.arguments)
+        yield Choice("simt", config, "a row fits in registers", steps)
+
+
+def cluster_choices(call: Call, device: Device) -> Iterator[Choice]:
+    """Yield the smallest cluster whose registers can hold a row; for backward, two rows."""
+    if call.contiguous and call.aligned and device.has_bulk_copies:
+        config = cluster_config(call.N, call.dtype, device, BACKWARD_BLOCKS if call.kind.backward else BLOCKS)
+        if config is not None:
+            steps = partial(cluster.steps_of, config, call.kind, call.arguments, device)
+            yield Choice("sm90", config, "a row waits in the registers of a cluster", steps)
+
+
+def ring_choices(call: Call, device: Device) -> Iterator[Choice]:
+    """Yield the ring with the smallest cluster that can hold a row, or with the largest cluster."""
+    if call.contiguous and call.aligned and device.has_bulk_copies:
+        for config in ring_configs(call.N, call.dtype, call.kind.inputs, device):
+            steps = partial(chunks.steps_of, config, call.kind, call.arguments)
+            yield Choice("sm90", config, "a row waits in shared memory, and the next is on its way", steps)
+
+
+def long_rows_choices(call: Call, device: Device) -> Iterator[Choice]:
+    """Yield the kernel with one block per row, which reads it twice."""
+    if call.contiguous:
+        config = LongRowsConfig(512, 2 if call.aligned else 8, call.aligned)
+        steps = partial(reread.steps_of, config, call.kind, call.arguments)
+        yield Choice("simt", config, "a row is too long to be kept, and is read twice", steps)
+
+
 RUNGS = (cluster_choices, rows_choices, ring_choices, long_rows_choices, strided.choices, naive.choices)
-BACKWARD = (rows_choices, cluster_choices, *RUNGS[2:])
-forward = Operation(SPEC, rungs=tuple(partial(rung, False) for rung in RUNGS), inplace=("x",))
-backward = Operation(SPEC, rungs=tuple(partial(rung, True) for rung in BACKWARD), backward=True, inplace=("y", "dy"))
+FORWARD = choices_of_calls(Call, RUNGS, backward=False)
+BACKWARD = choices_of_calls(Call, (rows_choices, cluster_choices, *RUNGS[2:]), backward=True)
+forward = Operation(SPEC, rungs=FORWARD, inplace=("x",))
+backward = Operation(SPEC, rungs=BACKWARD, backward=True, inplace=("y", "dy"))

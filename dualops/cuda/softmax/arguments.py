@@ -11,12 +11,14 @@ from ..launch.step import Argument
 from ..launch.views import absent
 from ..rows.operator import RowArrays, Rows
 from ..tile.storage import storage
+from .operator import Softmax
 
 
 class Call:
     """A problem with its results: arrays of one shape, results first, in the order of kernels' arguments."""
 
-    def __init__(self, problem: Problem, results: Mapping[str, ArrayMeta]):
+    def __init__(self, problem: Problem, results: Mapping[str, ArrayMeta], *, backward: bool):
+        self.kind = Softmax(problem.dtype, backward)
         self.M, self.N, self.dtype, axis = problem.M, problem.N, problem.dtype, problem.axis
         self.metas = {**results, **problem.arrays}
         metas = self.metas.values()

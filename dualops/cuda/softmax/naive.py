@@ -10,11 +10,10 @@ bytes. Rows must be contiguous; strided.py serves others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from ...spec import ArrayMeta, Problem
 from ..compiler.backend import Kernel, builds, cuda, i64, kernel, pointer
 from ..launch.arrays import cdiv
 from ..launch.device import Device
@@ -79,14 +78,13 @@ def build_backward(config: NaiveConfig, dtype: str) -> Kernel:
     return softmax_naive_backward
 
 
-def choices(backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+def choices(call: Call, device: Device) -> Iterator[Choice]:
     """Yield the kernel with one thread per row, if rows are contiguous."""
-    call, config = Call(problem, results), NaiveConfig()
     if call.contiguous:
-        build = build_backward if backward else build_forward
-        yield Choice("naive", config, "one thread per row", partial(_steps, build, config, call))
+        config = NaiveConfig()
+        yield Choice("naive", config, "one thread per row", partial(_steps, config, call))
 
 
-def _steps(build: Callable[..., Kernel], config: NaiveConfig, call: Call) -> list[Step]:
-    args = (*call.metas, call.M, call.N, *call.row_strides)
-    return [Step(build(config, call.dtype), (cdiv(call.M, config.threads),), args)]
+def _steps(config: NaiveConfig, call: Call) -> list[Step]:
+    build, args = build_backward if call.kind.backward else build_forward, (*call.metas, call.M, call.N)
+    return [Step(build(config, call.dtype), (cdiv(call.M, config.threads),), (*args, *call.row_strides))]

@@ -8,12 +8,11 @@ compensation. So a sum of a million is as accurate as one of a hundred. Shared m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from ...spec import ArrayMeta, Problem
 from ..compiler.backend import Kernel, builds, cuda, i64, kernel, types
 from ..launch.arrays import cdiv
 from ..launch.device import Device
@@ -142,17 +141,16 @@ def build_backward(config: StridedConfig, dtype: str) -> Kernel:
     return softmax_strided_backward
 
 
-def choices(backward: bool, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+def choices(call: Call, device: Device) -> Iterator[Choice]:
     """Yield the kernel with lanes along neighbouring rows if these are adjacent in memory, else along a row."""
-    call = Call(problem, results)
     if len(call.sizes) > MOST_AXES:
         return
     together = min(call.steps) > 1
     config = StridedConfig(32, 8) if together else StridedConfig(1, 128)
     reason = "neighbouring rows are read together" if together else "rows lie along more than one stride"
-    build = build_backward if backward else build_forward
-    yield Choice("simt", config, reason, partial(_steps, build, config, call))
+    yield Choice("simt", config, reason, partial(_steps, config, call))
 
 
-def _steps(build: Callable[..., Kernel], config: StridedConfig, call: Call) -> list[Step]:
+def _steps(config: StridedConfig, call: Call) -> list[Step]:
+    build = build_backward if call.kind.backward else build_forward
     return [Step(build(config, call.dtype), (cdiv(call.M, config.lanes),), call.strided_arguments(MOST_AXES))]
