@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...spec.meta import compute_dtype, itemsize
+from ..launch.arrays import cdiv
 from ..launch.device import Device
-from ..rows.cluster import ClusterRowsConfig
-from ..rows.registers import RowsConfig
+from ..rows.cluster import ClusterRowsConfig, smallest_cluster
+from ..rows.registers import UNALIGNED, RowsConfig
 from ..tile.storage import storage
 from . import gradient_configs
 from .arguments import Variant
@@ -40,13 +41,6 @@ CENTRED_ROWS = (
     RowsConfig(128, 4, 1),  # 4096: 0.95; 256 threads with 2 vectors 0.84, a ring 0.86
     RowsConfig(256, 4, 1),
     RowsConfig(256, 8, 1, min_blocks=2),  # 16384: 0.96; 512 threads with 4 vectors 0.94, a ring 0.87
-)
-# unaligned rows: one element per load, so more loads per thread
-FORWARD_UNALIGNED = (
-    RowsConfig(32, 4, 4, aligned=False),
-    RowsConfig(32, 16, 4, aligned=False),
-    RowsConfig(128, 16, 1, aligned=False),
-    RowsConfig(512, 16, 1, aligned=False),
 )
 
 # most stages; 0: as many as fit in shared memory
@@ -133,7 +127,7 @@ def rows_config(N: int, variant: Variant, aligned: bool) -> RowsConfig | None:
     if variant.backward:
         ladder = gradient_configs.ROWS[variant.centred] if aligned else gradient_configs.UNALIGNED
     else:
-        ladder = (CENTRED_ROWS if variant.centred else FORWARD_ROWS) if aligned else FORWARD_UNALIGNED
+        ladder = (CENTRED_ROWS if variant.centred else FORWARD_ROWS) if aligned else UNALIGNED
     found = next((config for config in ladder if config.columns(variant.dtype) >= N), None)
     if found and variant.backward and variant.added and variant.weight_gradients > 1:
         return replace(found, min_blocks=min(found.min_blocks, 2))  # with three blocks per SM it spills on sm_80
@@ -151,13 +145,10 @@ def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfi
     step, blocks = CLUSTER_THREADS * storage(variant.dtype).vector, CLUSTER_BLOCKS[variant.centred, variant.added]
     if step * LEAST_VECTORS >= N:
         return None
-    clusters = [cluster for cluster in (2, 4, 8, 16) if cluster <= device.max_cluster]
-    few = FEW_VECTORS[variant.added]
-    cluster = next((cluster for cluster in clusters if cluster * few * step >= N), clusters[-1])
-    for vectors in range(1, max(blocks) + 1):
-        if cluster * vectors * step >= N:
-            return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, _blocks_of_cluster(vectors, variant), rows=2)
-    return None
+    cluster, vectors = smallest_cluster(cdiv(N, step), FEW_VECTORS[variant.added], device)
+    if vectors > max(blocks):
+        return None
+    return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, _blocks_of_cluster(vectors, variant), rows=2)
 
 
 def _blocks_of_cluster(vectors: int, variant: Variant) -> int:

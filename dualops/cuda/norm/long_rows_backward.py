@@ -16,9 +16,9 @@ from ..rows.operator import Columns
 from ..rows.reread import LongRowsConfig
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
-from .arguments import Variant, backward_types, gradient_types
+from ..tile.unrolled import local_array
+from .arguments import Variant, backward_types, gradient_types, norm_axes, weights
 from .sums import PIECE, partial_sums
-from .verbs import meet_block, norm_axes, weights
 
 
 @builds
@@ -30,16 +30,14 @@ def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes = numbers(mem.number), norm_axes(variant)
     w_and_b, group = weights(variant, config.aligned), in_block(mem.number, config.threads, 1)
-    COLUMNS = config.columns(variant.dtype)
+    COLUMNS, make = config.columns(variant.dtype), local_array(vec.vector, mem.number)
 
     @kernel(pointer(mem.number), *gradient_types(variant), mem.number, threads=config.threads)
     def norm_long_rows_means(means, inputs, rows, offset):
         parts = group.smem()
         tid = cuda.threadIdx.x
         place = axes.place()
-        x_frag = cuda.local.array(vec.vector, mem.number)
-        dy_frag = cuda.local.array(vec.vector, mem.number)
-        w_frag = cuda.local.array(vec.vector, mem.number)
+        x_frag, dy_frag, w_frag = make(), make(), make()
         row = i64(cuda.blockIdx.x)
         axes.locate(place, row, rows.sizes)
         x_row, dy_row = axes.start(place, inputs.x), axes.start(place, inputs.dy)
@@ -75,20 +73,15 @@ def build_backward(config: LongRowsConfig, variant: Variant) -> Kernel:
     """
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes, w_and_b = numbers(mem.number), norm_axes(variant), weights(variant, config.aligned)
-    sums = partial_sums(variant, config.threads, config.vectors, 1, config.aligned, meet_block)
-    COLUMNS = config.columns(variant.dtype)
+    sums = partial_sums(variant, config.threads, config.vectors, 1, config.aligned)
+    COLUMNS, make = config.columns(variant.dtype), local_array(config.vectors * vec.vector, mem.number)
 
     @kernel(pointer(mem.number), *backward_types(variant), threads=config.threads)
     def norm_long_rows_backward(means, dx, partials, inputs, rows, offset, slots):
         table = sums.table(partials, slots, rows.N)
         tid = cuda.threadIdx.x
         place = axes.place()
-        x_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
-        dy_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
-        other = cuda.local.array(config.vectors * vec.vector, mem.number)
-        w_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
-        dw_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
-        db_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        x_frag, dy_frag, other, w_frag, dw_frag, db_frag = make(), make(), make(), make(), make(), make()
         tiles = (rows.N + COLUMNS - 1) // COLUMNS
         begin = cuda.blockIdx.x % tiles * COLUMNS
         slot = i64(cuda.blockIdx.x // tiles)

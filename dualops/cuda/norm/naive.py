@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from ..compiler.backend import Kernel, Members, builds, cuda, i64, kernel, noun, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .arguments import Variant, array_type, forward_types, gradient_types
-from .verbs import norm_axes
+from .arguments import Variant, array_type, forward_types, gradient_types, norm_axes
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class NaiveConfig:
 def elements(variant: Variant) -> Members:
     """The verbs for one element."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
-    w_mem, b_mem = storage(variant.w or variant.dtype), storage(variant.b or variant.dtype)
+    w_mem = storage(variant.w or variant.dtype)
 
     @verb
     def h(arrays, x_index, residual_index):
@@ -55,11 +54,6 @@ def elements(variant: Variant) -> Members:
         """Return w[n] + offset, 1 without w."""
         return w_mem.load(w, n) + offset if variant.w is not None else num.one
 
-    @verb
-    def bias(b, n):
-        """Return b[n]."""
-        return b_mem.load(b, n)
-
     return locals()
 
 
@@ -67,7 +61,7 @@ def elements(variant: Variant) -> Members:
 def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
     """Build norm_naive(arrays, params, rows)."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
-    element, axes = elements(variant), norm_axes(variant)
+    element, axes, b_mem = elements(variant), norm_axes(variant), storage(variant.b or variant.dtype)
 
     @kernel(*forward_types(variant), threads=config.threads)
     def norm_naive(arrays, params, rows):
@@ -93,7 +87,7 @@ def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
                 h = element.h(arrays, x_row + n, residual_row + n)
                 value = element.centred(h, row_mean) * row_rstd * element.weight(params.w, i64(n), params.offset)
                 if variant.b is not None:
-                    value += element.bias(params.b, i64(n))
+                    value += b_mem.load(params.b, i64(n))
                 mem.store(arrays.y.data, y_row + n, value)
                 if variant.added:
                     mem.store(arrays.summed.data, summed_row + n, h)

@@ -20,9 +20,8 @@ from ..rows.operator import Keeping
 from ..tile.numbers import numbers
 from ..tile.packed import recomputed_i32
 from ..tile.storage import access, storage
-from .arguments import Variant, params_type
+from .arguments import Variant, norm_axes, params_type, weights
 from .staging import shared_weights, weights_layout
-from .verbs import norm_axes, weights
 
 
 class Known(NamedTuple):

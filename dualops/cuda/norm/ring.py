@@ -29,10 +29,9 @@ from ..rows.operator import Columns
 from ..tile.numbers import numbers
 from ..tile.ring import RingSmem, cluster_ctarank, ring, start_cluster
 from ..tile.storage import storage
-from .arguments import Variant, forward_types
+from .arguments import Variant, forward_types, norm_axes
 from .operator import columns_of_warps
 from .staging import RingConfig, WeightsSmem, copies, shared_weights
-from .verbs import norm_axes
 
 
 class Block(NamedTuple):

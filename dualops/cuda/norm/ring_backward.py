@@ -27,10 +27,10 @@ from ..tile.numbers import numbers
 from ..tile.ring import bar_sync, ring, start_cluster
 from ..tile.rows import FULL_WARP
 from ..tile.storage import storage
-from .arguments import Variant, backward_types
+from ..tile.unrolled import local_array
+from .arguments import Variant, backward_types, norm_axes
 from .staging import RingConfig, copies, own_weights
 from .sums import PIECE, partial_sums
-from .verbs import norm_axes
 
 
 class Begun(NamedTuple):
@@ -104,8 +104,7 @@ def ring_gradient(config: RingConfig, variant: Variant) -> Members:
     @verb
     def begin(smem, sent, w_frag, w_smem, i, is_row, known):
         """Do steps 1 and 2 of row number i, except the sums over warps."""
-        x_frag = cuda.local.array(mem.vector, mem.number)
-        dy_frag = cuda.local.array(mem.vector, mem.number)
+        x_frag, dy_frag = cuda.local.array(mem.vector, mem.number), cuda.local.array(mem.vector, mem.number)
         level, along, row_mean = num.zero, num.zero, num.zero
         source = i32(cuda.threadIdx.x % 32 // SHARING * SHARING + (i & (SHARING - 1)))
         row_rstd = num.of_lane(known.rstd, source, FULL_WARP)
@@ -142,7 +141,8 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
     partials has room for `slots` clusters of blocks.
     """
     mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
-    deal = ring_gradient(config, variant)
+    deal, make_one = ring_gradient(config, variant), local_array(mem.vector, mem.number)
+    make = local_array(config.vectors * mem.vector, mem.number)  # my part of a row
     sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, readers_meet(config.readers))
 
     @kernel(*backward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
@@ -165,12 +165,8 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
             if lane == 0:
                 deal.staging.feed(smem, turns, columns, (inputs.x, inputs.dy, inputs.dsummed))
         else:
-            x_frag = cuda.local.array(mem.vector, mem.number)
-            dy_frag = cuda.local.array(mem.vector, mem.number)
-            other = cuda.local.array(mem.vector, mem.number)
-            w_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
-            dw_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
-            db_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
+            x_frag, dy_frag, other = make_one(), make_one(), make_one()  # a vector
+            w_frag, dw_frag, db_frag = make(), make(), make()
             place = axes.place()
             column = tid % config.row_threads * mem.vector
             left = i32(columns.width - column)  # columns from my first column on

@@ -20,9 +20,9 @@ from ..rows.operator import Columns
 from ..rows.registers import RowsConfig
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
-from .arguments import Variant, backward_types
+from ..tile.unrolled import local_array
+from .arguments import Variant, backward_types, norm_axes, weights
 from .sums import PIECE, partial_sums
-from .verbs import meet_block, norm_axes, weights
 
 
 @builds
@@ -34,8 +34,9 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
     num, axes = numbers(mem.number), norm_axes(variant)
     w_and_b, group = weights(variant, config.aligned), in_block(mem.number, config.row_threads, config.rows)
-    sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, config.aligned, meet_block)
+    sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, config.aligned)
     STEP = config.row_threads * vec.vector  # columns between a thread's accesses
+    make = local_array(config.vectors * vec.vector, mem.number)  # my part of a row
     W_KEPT = variant.weight_gradients < 2  # with both dw and db there are no registers for it
 
     @verb
@@ -52,12 +53,8 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
         first, step = i64(cuda.blockIdx.x) * config.rows, cuda.gridDim.x * config.rows
         half = i32(0)
         place = axes.place()
-        x_frag = cuda.local.array(config.vectors * vec.vector, mem.number)  # my part of x[row], then xhat
-        dy_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
-        other = cuda.local.array(vec.vector, mem.number)
-        w_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
-        dw_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
-        db_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        x_frag, dy_frag, other = make(), make(), cuda.local.array(vec.vector, mem.number)  # x_frag: x[row], then xhat
+        w_frag, dw_frag, db_frag = make(), make(), make()
         if W_KEPT:
             for j in range(config.vectors):
                 load_w(w_frag, j, inputs.w, column, left, offset)

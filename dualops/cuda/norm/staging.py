@@ -12,8 +12,7 @@ from ..rows.operator import columns_of_block
 from ..tile.numbers import numbers
 from ..tile.ring import Ring, Stages, fetch, init_fetch, start_fetch, wait_fetch
 from ..tile.storage import storage
-from .arguments import Variant
-from .verbs import norm_axes, weights
+from .arguments import Variant, norm_axes, weights
 
 
 @dataclass(frozen=True)

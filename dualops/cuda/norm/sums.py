@@ -1,7 +1,7 @@
 """dw and db: sums over all rows, in the same order every time, without atomics.
 
     1  every group of threads adds up its rows in registers, PIECE of them one by one
-    2  the groups of a block add their sums, in order, to the block's row of `partials`        (PartialSums)
+    2  the groups of a block add their sums, in order, to the block's row of `partials`        (partial_sums)
     3  a second kernel sums the rows of partials                                               (norm_sums)
 
 partials [requested ones of dw and db; slots; N] are float32 (float64 for float64), with a slot for each possible block.
@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..compiler.backend import Kernel, Members, Noun, builds, cuda, i32, i64, kept_noun, kernel, pointer, verb
+from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kept_noun, kernel, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP
 from ..tile.storage import access, storage
@@ -35,18 +35,21 @@ class Table(NamedTuple):
     smem: Any
 
 
-PartialSums = Noun  # what `partial_sums` makes
+@verb
+def meet_block():
+    """A barrier of the block."""
+    cuda.syncthreads()
 
 
 @kept_noun
 def partial_sums(
-    variant: Variant, row_threads: int, vectors: int, rows: int, aligned: bool, meet: Callable[[], None]
+    variant: Variant, row_threads: int, vectors: int, rows: int, aligned: bool, meet: Callable[[], None] = meet_block
 ) -> Members:
     """The verbs that add up the sums of a block's `rows` groups.
 
     A group has `row_threads` threads, each with `vectors` accesses per row.
 
-    A frag is a thread's part of the block's columns; meet: a barrier of all groups' threads.
+    A frag is a thread's part of the block's columns. meet: a barrier of all groups' threads.
     """
     mem, dtype = storage(compute_dtype(variant.dtype)), variant.dtype
     num, vec = numbers(mem.number), access(compute_dtype(dtype), aligned)

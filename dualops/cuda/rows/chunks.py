@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype, itemsize
 from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, members, noun, verb
-from ..launch.step import Argument, Step
+from ..launch.step import Step
 from ..row_walk import row_axes
 from ..tile.ring import Stages, ring, start_cluster
 from ..tile.storage import storage
@@ -207,9 +207,8 @@ def build(config: ChunksConfig, kind: Any) -> Kernel:
     return chunks_in_ring
 
 
-def steps_of(config: ChunksConfig, kind: Kind, arguments: tuple[Argument, ...]) -> list[Step]:
+def steps_of(config: ChunksConfig, kind: Kind, arguments: tuple[Any, ...]) -> list[Step]:
     """Return the launch for arguments (arrays, params, rows)."""
-    rows: Any = arguments[2]
-    args = (*arguments, share_of(rows.N, config.cluster, rows.N, kind.dtype))
+    args = (*arguments, share_of(arguments[2].N, config.cluster, arguments[2].N, kind.dtype))
     nbytes = config.staged(kind.dtype, kind.inputs).nbytes
-    return [Step(build(config, kind), (rows.M * config.cluster,), args, nbytes, resident=True)]
+    return [Step(build(config, kind), (arguments[2].M * config.cluster,), args, nbytes, resident=True)]

@@ -25,7 +25,7 @@ from typing import Any
 from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
 from ..launch.arrays import align_up, cdiv
 from ..launch.device import Device
-from ..launch.step import Argument, Step
+from ..launch.step import Step
 from ..row_walk import row_axes
 from ..tile.packed import packed, recomputed_i32
 from ..tile.ring import cluster_ctarank, start_mbarriers
@@ -144,11 +144,10 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
     return cluster_rows
 
 
-def steps_of(config: ClusterRowsConfig, kind: Kind, arguments: tuple[Argument, ...], device: Device) -> list[Step]:
+def steps_of(config: ClusterRowsConfig, kind: Kind, arguments: tuple[Any, ...], device: Device) -> list[Step]:
     """Return the launch for arguments (arrays, params, rows)."""
-    rows: Any = arguments[2]
-    columns, blocks = config.columns(kind.dtype), config.cluster * clusters_of(rows.M, config, device)
-    args = (*arguments, share_of(rows.N, config.cluster, columns, kind.dtype))
+    columns, blocks = config.columns(kind.dtype), config.cluster * clusters_of(arguments[2].M, config, device)
+    args = (*arguments, share_of(arguments[2].N, config.cluster, columns, kind.dtype))
     return [Step(build(config, kind), (blocks,), args, kind.shared_bytes(columns))]
 
 
@@ -159,6 +158,15 @@ def clusters_of(M: int, config: ClusterRowsConfig, device: Device) -> int:
         return M
     at_once = max(device.sms * config.min_blocks // config.cluster, 1)
     return max(cdiv(M, config.rows), min(M, at_once))
+
+
+def smallest_cluster(steps: int, few: int, device: Device) -> tuple[int, int]:
+    """Return the blocks and each thread's vectors for a row that is `steps` blocks with one vector long. The largest
+    cluster alone has more than `few` vectors.
+    """
+    clusters = [cluster for cluster in (2, 4, 8, 16) if cluster <= device.max_cluster]
+    cluster = next((cluster for cluster in clusters if cluster * few >= steps), clusters[-1])
+    return cluster, cdiv(steps, cluster)
 
 
 def share_of(N: int, cluster: int, columns: int, dtype: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel
 from ..launch.arrays import cdiv
-from ..launch.step import Argument, Step
+from ..launch.step import Step
 from ..row_walk import row_axes
 from ..tile.storage import access, storage
 from .exchange import in_block
@@ -40,6 +40,10 @@ class RowsConfig:
     def columns(self, dtype: str) -> int:
         """Return the length of the longest row."""
         return self.row_threads * self.vectors * (storage(dtype).vector if self.aligned else 1)
+
+
+# for unaligned rows, the first that can hold a row: one element per load, so more loads per thread
+UNALIGNED = tuple(RowsConfig(*shape, aligned=False) for shape in ((32, 4, 4), (32, 16, 4), (128, 16, 1), (512, 16, 1)))
 
 
 @builds
@@ -81,7 +85,6 @@ def build(config: RowsConfig, kind: Any) -> Kernel:
     return rows_in_registers
 
 
-def steps_of(config: RowsConfig, kind: Kind, arguments: tuple[Argument, ...]) -> list[Step]:
+def steps_of(config: RowsConfig, kind: Kind, arguments: tuple[Any, ...]) -> list[Step]:
     """Return the launch for arguments (arrays, params, rows)."""
-    rows: Any = arguments[2]
-    return [Step(build(config, kind), (cdiv(rows.M, config.rows),), arguments)]
+    return [Step(build(config, kind), (cdiv(arguments[2].M, config.rows),), arguments)]

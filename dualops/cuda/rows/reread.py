@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..compiler.backend import Kernel, builds, cuda, i32, i64, kernel, verb
-from ..launch.step import Argument, Step
+from ..launch.step import Step
 from ..row_walk import row_axes
 from ..tile.storage import access, storage
 from .exchange import in_block
@@ -82,7 +82,6 @@ def build(config: LongRowsConfig, kind: Any) -> Kernel:
     return long_rows
 
 
-def steps_of(config: LongRowsConfig, kind: Kind, arguments: tuple[Argument, ...]) -> list[Step]:
+def steps_of(config: LongRowsConfig, kind: Kind, arguments: tuple[Any, ...]) -> list[Step]:
     """Return the launch for arguments (arrays, params, rows)."""
-    rows: Any = arguments[2]
-    return [Step(build(config, kind), (rows.M,), arguments)]
+    return [Step(build(config, kind), (arguments[2].M,), arguments)]

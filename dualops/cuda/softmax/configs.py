@@ -4,38 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 
 from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..rows.chunks import MOST_STAGES, ChunksConfig
-from ..rows.cluster import ClusterRowsConfig
-from ..rows.registers import RowsConfig
+from ..rows.cluster import ClusterRowsConfig, smallest_cluster
+from ..rows.registers import UNALIGNED, RowsConfig
 from ..tile.storage import storage
 
-# (row_threads, vectors, rows) in the order of the row length: the first that can hold the row is used. Shares of the
-# roof, a plain kernel with the same reads and writes: bf16, H200, 32768 rows, 2026-11-21, both still with plain stores.
+# In the order of the row length: the first that can hold the row is used. Shares of the roof, a plain kernel with the
+# same reads and writes: bf16, H200, 32768 rows, 2026-11-21, both still with plain stores.
 FORWARD_ROWS = (
-    (32, 1, 4),
-    (32, 2, 4),
-    (64, 2, 2),  # 1024 columns: 0.98; one warp per row with 4 vectors 0.96
-    (128, 2, 1),
-    (256, 2, 1),  # 4096 columns: 0.97; 128 threads with 4 vectors 0.95
-    (256, 4, 1),
-    (512, 4, 1),  # 16384 columns: 0.97; 256 threads with 8 vectors 0.96, 1024 with 2 0.66
-    (1024, 4, 1),
+    RowsConfig(32, 1, 4),
+    RowsConfig(32, 2, 4),
+    RowsConfig(64, 2, 2),  # 1024 columns: 0.98; one warp per row with 4 vectors 0.96
+    RowsConfig(128, 2, 1),
+    RowsConfig(256, 2, 1),  # 4096 columns: 0.97; 128 threads with 4 vectors 0.95
+    RowsConfig(256, 4, 1),
+    RowsConfig(512, 4, 1),  # 16384 columns: 0.97; 256 threads with 8 vectors 0.96, 1024 with 2 0.66
+    RowsConfig(1024, 4, 1),
 )
 BACKWARD_ROWS = (
-    (32, 1, 4),
-    (32, 2, 4),
-    (64, 2, 2),  # 1024 columns: 1.00; four rows per block 0.97
-    (128, 2, 1),
-    (128, 4, 2),  # 4096 columns: 0.99; 512 threads with 1 vector 0.98
-    (256, 4, 1),
-    (512, 4, 1),  # 16384 columns: 0.97; 1024 threads with 2 vectors 0.97
+    RowsConfig(32, 1, 4),
+    RowsConfig(32, 2, 4),
+    RowsConfig(64, 2, 2),  # 1024 columns: 1.00; four rows per block 0.97
+    RowsConfig(128, 2, 1),
+    RowsConfig(128, 4, 2),  # 4096 columns: 0.99; 512 threads with 1 vector 0.98
+    RowsConfig(256, 4, 1),
+    RowsConfig(512, 4, 1),  # 16384 columns: 0.97; 1024 threads with 2 vectors 0.97
 )
-# unaligned rows: one element per load, so more loads per thread
-UNALIGNED_ROWS = ((32, 4, 4), (32, 16, 4), (128, 16, 1), (512, 16, 1))
 
 THREADS = 256  # threads per block
 # Most vectors per thread -> blocks for which an SM has registers. Shares of the roof with 2^29 elements of 2 bytes or
@@ -77,26 +74,17 @@ def cluster_config(N: int, dtype: str, device: Device, blocks: Mapping[int, int]
     step, (least, few, most) = THREADS * storage(dtype).vector, blocks
     if step * least >= N:
         return None
-    clusters = [cluster for cluster in (2, 4, 8, 16) if cluster <= device.max_cluster]
-    cluster = next((cluster for cluster in clusters if cluster * few * step >= N), clusters[-1])
-    for vectors in range(1, (most if dtype != "float64" else few) + 1):
-        if cluster * vectors * step >= N:
-            resident = next(blocks[many] for many in blocks if vectors <= many)
-            return ClusterRowsConfig(THREADS, vectors, cluster, resident - (dtype == "float64"))
-    return None
-
-
-@cache
-def _row_configs(shapes: tuple[tuple[int, int, int], ...], dtype: str, aligned: bool) -> list[tuple[int, RowsConfig]]:
-    """Return the longest row that each Config keeps in registers, and the Config, in the order of the length."""
-    configs = [RowsConfig(*shape, aligned) for shape in shapes]
-    return [(config.columns(dtype), config) for config in configs]
+    cluster, vectors = smallest_cluster(cdiv(N, step), few, device)
+    if vectors > (few if dtype == "float64" else most):
+        return None
+    resident = next(blocks[many] for many in blocks if vectors <= many)
+    return ClusterRowsConfig(THREADS, vectors, cluster, resident - (dtype == "float64"))
 
 
 def rows_config(N: int, dtype: str, backward: bool, aligned: bool) -> RowsConfig | None:
     """Return the first Config that keeps a row of N elements in registers, or None."""
-    shapes = (BACKWARD_ROWS if backward else FORWARD_ROWS) if aligned else UNALIGNED_ROWS
-    return next((config for columns, config in _row_configs(shapes, dtype, aligned) if columns >= N), None)
+    ladder = (BACKWARD_ROWS if backward else FORWARD_ROWS) if aligned else UNALIGNED
+    return next((config for config in ladder if config.columns(dtype) >= N), None)
 
 
 def ring_configs(N: int, dtype: str, inputs: int, device: Device) -> Iterator[ChunksConfig]:
