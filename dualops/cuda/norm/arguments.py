@@ -79,8 +79,8 @@ def forward_types(variant: Variant) -> tuple[Any, ...]:
 
 def params_type(variant: Variant) -> Any:
     """Return the type of `Params`."""
-    statistic, number = _statistic_type(variant), storage(variant.dtype).number
-    w, b = (_vector_type(variant, dtype) for dtype in (variant.w, variant.b))
+    statistic, number = number_type(variant.dtype, variant.rank), storage(variant.dtype).number
+    w, b = (pointer(storage(dtype or variant.dtype).element) for dtype in (variant.w, variant.b))
     return types.NamedTuple((statistic, statistic, w, b, number, number), Params)
 
 
@@ -92,22 +92,14 @@ def backward_types(variant: Variant) -> tuple[Any, ...]:
 
 def gradient_types(variant: Variant) -> tuple[Any, ...]:
     """Return the types of `GradientInputs` and `Rows`."""
-    data, statistic = array_type(variant), _statistic_type(variant)
-    fields = (data, statistic, statistic, data, data, _vector_type(variant, variant.w))
+    data, statistic = array_type(variant), number_type(variant.dtype, variant.rank)
+    fields = (data, statistic, statistic, data, data, pointer(storage(variant.w or variant.dtype).element))
     return types.NamedTuple(fields, GradientInputs), rows_type(variant.rank)
 
 
 def array_type(variant: Variant) -> Any:
     """Return the type of x, and of every array of its shape."""
     return strided(variant.dtype, variant.rank)
-
-
-def _statistic_type(variant: Variant) -> Any:
-    return number_type(variant.dtype, variant.rank)
-
-
-def _vector_type(variant: Variant, dtype: str | None) -> Any:
-    return pointer(storage(dtype or variant.dtype).element)
 
 
 class Call:

@@ -18,7 +18,6 @@ more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..compiler.backend import Kernel, Members, builds, cuda, i32, i64, kernel, members, noun, verb
@@ -55,16 +54,6 @@ class Known(NamedTuple):
 EVERYBODY = 15  # the barrier of all warps except the producer; a row's barrier has number 1 + its place in the block
 
 
-def readers_meet(readers: int) -> Callable[[], None]:
-    """Return the verb for a barrier of all threads except those of the producer warp."""
-
-    @verb
-    def meet():
-        bar_sync(EVERYBODY, readers)
-
-    return meet
-
-
 @noun
 def ring_gradient(config: RingConfig, variant: Variant) -> Members:
     """The verbs of the kernel."""
@@ -93,13 +82,6 @@ def ring_gradient(config: RingConfig, variant: Variant) -> Members:
             axes.locate(place, row, turns.sizes)
             row_mean, row_rstd = axes.statistics(place, inputs)
         return row_mean, row_rstd
-
-    @verb
-    def known_of(place, row, turns, inputs):
-        """Return `Known` of a row and of those after it."""
-        first = statistics(place, row, turns, inputs)
-        then = statistics(place, row + SHARING * turns.step, turns, inputs)
-        return Known(first[0], first[1], then[0], then[1])
 
     @verb
     def begin(smem, sent, w_frag, w_smem, i, is_row, known):
@@ -143,7 +125,12 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
     mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
     deal, make_one = ring_gradient(config, variant), local_array(mem.vector, mem.number)
     make = local_array(config.vectors * mem.vector, mem.number)  # my part of a row
-    sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, readers_meet(config.readers))
+
+    @verb
+    def meet():
+        bar_sync(EVERYBODY, config.readers)
+
+    sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, meet)
 
     @kernel(*backward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
     def norm_ring_backward(dx, partials, inputs, rows, offset, slots, share):
@@ -178,7 +165,9 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
             deal.own_w.put(w_frag, w_smem)
 
             row = turns.first + tid // config.row_threads
-            known = deal.known_of(place, row, turns, inputs)
+            first = deal.statistics(place, row, turns, inputs)
+            then = deal.statistics(place, row + deal.SHARING * turns.step, turns, inputs)
+            known = Known(first[0], first[1], then[0], then[1])
             now = coming = Begun(i32(0), num.zero, num.zero, num.zero, num.zero)
             rounds, i = deal.staging.rounds(turns), i32(0)
             if config.overlap:  # before the first row's sums there is no row to write

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype, itemsize
-from ..compiler.backend import Members, Noun, cuda, i32, i64, members, noun, u64, verb
+from ..compiler.backend import Members, cuda, i32, i64, members, noun, u64, verb
 from ..rows.operator import columns_of_block
 from ..tile.numbers import numbers
 from ..tile.ring import Ring, Stages, fetch, init_fetch, start_fetch, wait_fetch
@@ -60,35 +61,29 @@ class RingConfig:
         if variant.backward:
             sizes = [self.rows * itemsize(compute_dtype(variant.dtype)), 0]
         stages = Stages(variant.dtype, self.stages, variant.staged, self.rows, columns)
-        return Layout(stages, *(self.w_shared * columns * size for size in sizes))
+        return layout_of(stages, *(self.w_shared * columns * size for size in sizes))
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """A block's dynamic shared memory: the stages of its ring, and after them w and b, if they are kept there."""
 
     stages: Stages
     w_bytes: int
     b_bytes: int
+    w_at: int  # the byte at which w begins
+    b_at: int
+    nbytes: int
 
-    @cached_property
-    def w_at(self) -> int:
-        """Return the byte at which w begins."""
-        return self.stages.nbytes
 
-    @cached_property
-    def b_at(self) -> int:
-        return self.w_at + self.w_bytes
-
-    @cached_property
-    def nbytes(self) -> int:
-        return self.b_at + self.b_bytes
+def layout_of(stages: Stages, *weights_bytes: int) -> Layout:
+    """Return the layout of stages and of as many bytes of w and b."""
+    return Layout(stages, *weights_bytes, *accumulate((stages.nbytes, *weights_bytes)))
 
 
 def weights_layout(columns: int, variant: Variant) -> Layout:
     """Return the layout of unconverted w and b of `columns` columns, without stages."""
-    w_bytes, b_bytes = (columns * itemsize(dtype) if dtype else 0 for dtype in (variant.w, variant.b))
-    return Layout(Stages(variant.dtype, 0, 0, 1, columns), w_bytes, b_bytes)
+    sizes = (columns * itemsize(dtype) if dtype else 0 for dtype in (variant.w, variant.b))
+    return layout_of(Stages(variant.dtype, 0, 0, 1, columns), *sizes)
 
 
 class Turns(NamedTuple):
@@ -98,9 +93,6 @@ class Turns(NamedTuple):
     step: int
     M: int
     sizes: tuple[int, ...]
-
-
-Copies = Noun  # what `copies` makes
 
 
 @noun

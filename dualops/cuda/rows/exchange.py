@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compiler.backend import Members, Noun, cuda, i32, kept_noun, members, u32, verb
+from ..compiler.backend import Members, cuda, i32, kept_noun, members, u32, verb
 from ..tile.numbers import numbers
 from ..tile.ring import cluster_ctarank, parts
 from ..tile.rows import lane_reductions
-
-Exchange = Noun  # what `in_block` and `in_cluster` make
+from ..tile.unrolled import nothing
 
 
 @kept_noun
@@ -138,10 +137,6 @@ def in_cluster(number: Any, row_threads: int, rows: int, cluster: int, kept: int
         return sent.pairs[u32(at + 2 * part(k) + 1)]
 
     @verb
-    def meet():
-        """Do nothing: the cluster meets in `start_mbarriers`."""
-
-    @verb
     def _mine(sent, at):
         total = num.zero
         for k in range(LANE_PARTS):
@@ -163,6 +158,7 @@ def in_cluster(number: Any, row_threads: int, rows: int, cluster: int, kept: int
         locals(),
         in_warp=in_warp,  # reductions over the lanes of my warp that share my row
         lanes=lanes,  # reductions over lanes, of each lane's numbers of warps
+        meet=nothing(0),  # the cluster meets in `start_mbarriers`
         smem=pairs.smem,
         init=pairs.init,  # (sent)
         send=pairs.send,  # (sent, row_round, a, b)
