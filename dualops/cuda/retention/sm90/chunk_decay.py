@@ -142,12 +142,6 @@ def load_float(array, at):
     return f32_of_bits(ld_shared_b32(array, at))
 
 
-@verb
-def store_four_floats(array, at, four):
-    a, b, c, d = bits_of_f32(four[0]), bits_of_f32(four[1]), bits_of_f32(four[2]), bits_of_f32(four[3])
-    st_shared_v4_b32(array, at, a, b, c, d)
-
-
 def tables_at(at: int) -> list[int]:
     """Return the bytes at which the tables of tokens begin: within, near, kept and known, the first one at `at`."""
     return [at + n * DECAY_TABLES // 4 for n in range(4)]
@@ -213,7 +207,8 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
             for n in range(EACH):
                 number = num.exp2(four[n]) if raised else four[n]
                 four[n] = number if n < tokens else num.zero
-            store_four_floats(smem, i32(byte + 4 * EACH * lane), four)
+            a, b, c, d = bits_of_f32(four[0]), bits_of_f32(four[1]), bits_of_f32(four[2]), bits_of_f32(four[3])
+            st_shared_v4_b32(smem, i32(byte + 4 * EACH * lane), a, b, c, d)
 
         return put_table
 

@@ -234,7 +234,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     pv.wait(o)
                     if decays.forgets(mine):
                         near.add(o, near_words, smem, v_at)
-                    repair(o, (x, smem), (b, h, m0, row, 0), mine, call)
+                    repair(o, (x, (smem, tiles.state_at)), (b, h, m0, row, 0), mine, call)
                     turn.leave(warpgroup)
                     if GRAD:
                         sums.put_rows(grad.rows, o, smem, y_at, (b, h, m0, row), count)

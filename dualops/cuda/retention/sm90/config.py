@@ -96,6 +96,10 @@ def padded(width: int) -> int:
 class WideTiles(NamedTuple):
     """What is in shared memory for wide heads. A warpgroup multiplies operands; the producer loads tiles."""
 
+    halves: bool  # whether the warpgroups split the keys, because the state of one would not fit in its registers
+    keys: int  # that a warpgroup multiplies
+    values: int  # a block's columns of o and V
+    stages: int  # of K and V
     q_tile: Operand  # [64, keys of all warpgroups]; K's is the same
     v_tile: Operand  # [64, values of all warpgroups], a stage
     q: Operand  # [64, keys]; K's for scores is the same
@@ -119,38 +123,24 @@ class WideConfig:
     segments: int = 1
     chunk: int = ROWS
 
-    @staticmethod
-    def halves(D: int) -> bool:
-        """Whether the warpgroups split the keys, because the state of one would not fit in its registers."""
-        return D > MOST_KEYS
-
-    @staticmethod
-    def keys(D: int) -> int:
-        """Return the keys that a warpgroup multiplies."""
-        return padded(-(-D // CONSUMERS)) if D > MOST_KEYS else padded(D)
-
-    def values(self, D: int) -> int:
-        """Return a block's columns of o and V."""
-        return BOX if self.halves(D) else CONSUMERS * BOX
-
     def slices(self, D: int, Dv: int) -> int:
         """Return the number of blocks that split the columns of a sequence."""
-        return -(-Dv // self.values(D))
-
-    def stages_of(self, D: int) -> int:
-        return 1 if self.halves(D) else self.stages
+        return -(-Dv // self.tiles(D).values)
 
     def tiles(self, D: int) -> WideTiles:
-        keys, halves = self.keys(D), self.halves(D)
+        halves = D > MOST_KEYS
+        keys, values, stages = padded(D), CONSUMERS * BOX, self.stages
+        if halves:
+            keys, values, stages = padded(-(-D // CONSUMERS)), BOX, 1
         q_tile = Operand(self.chunk, CONSUMERS * keys if halves else keys, 2, 128, "k")
-        v_tile = Operand(self.chunk, self.values(D), 2, 128, "mn")
+        v_tile = Operand(self.chunk, values, 2, 128, "mn")
         q, k = (Operand(self.chunk, keys, 2, 128, major) for major in ("k", "mn"))
         v, state = Operand(self.chunk, BOX, 2, 128, "mn"), Operand(BOX, keys, 2, 128, "k")
-        stages, sums = self.stages_of(D), exchange_bytes(self.chunk * BOX // THREADS, 1, True) if halves else 0
+        sums = exchange_bytes(self.chunk * BOX // THREADS, 1, True) if halves else 0
         keys_and_values = q_tile.nbytes, stages * q_tile.nbytes, stages * v_tile.nbytes
         o = v_tile.nbytes  # o has as many columns as V
         ends = accumulate((*keys_and_values, CONSUMERS * state.nbytes, o, sums))
-        return WideTiles(q_tile, v_tile, q, k, v, state, *ends)
+        return WideTiles(halves, keys, values, stages, q_tile, v_tile, q, k, v, state, *ends)
 
     def shared_bytes(self, D: int, Dv: int, decay_grad: bool = False) -> int:
         """Return the shared memory. The kernel for wide heads has no log_decay."""

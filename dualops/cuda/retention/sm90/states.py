@@ -65,9 +65,7 @@ def place_of(row, element):
 @kept_noun
 def fragments_of(columns: int, transposed: bool = False) -> Members:
     """The verbs for a state of `columns` columns; transposed: acc has the state's columns as rows."""
-    DOWN, ALONG = (3, 2) if transposed else (2, 3)
-
-    SIZE, BOXES = BOX // 2, columns // BOX
+    (DOWN, ALONG), SIZE, BOXES = (3, 2) if transposed else (2, 3), BOX // 2, columns // BOX
 
     @verb
     def _take(values, acc, box):
@@ -158,17 +156,13 @@ def state_smem(tile: Operand, at: int, *, recompute: bool = False) -> Members:
         put_to(smem, i32(at + my_warpgroup() * ROWS * SPAN), acc)
 
     @verb
-    def number_in(smem, first, line, column):
-        """Return a number of the tile that begins at this byte, as float32."""
+    def number(room, line, column):
+        """Return a number of the tile, as float32. room: shared memory, and where the tile begins."""
+        smem, first = room
         byte = i32(column % BOX * 2)
         place = i32(first + column // BOX * box_bytes + line * SPAN + ((byte & ~3) ^ (line & 7) << 4))
         low, high = unpack_bf16x2(ld_shared_b32(smem, place))
         return high if column % 2 == 1 else low
-
-    @verb
-    def number(smem, line, column):
-        """Return a number of the tile, as float32."""
-        return number_in(smem, at, line, column)
 
     return locals()
 

@@ -59,10 +59,9 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
 
     maps: `Loaded`. states: `SegmentStates`. slices: those of the columns of a sequence. D: keys, in whole boxes.
     """
-    CHUNK, HALVES, VALUES = config.chunk, config.halves(D), config.values(D)
-    STEP = -CHUNK if walk.back else CHUNK
+    tiles, CHUNK, STEP = config.tiles(D), config.chunk, -config.chunk if walk.back else config.chunk
+    HALVES, KEYS, VALUES, stages = tiles.halves, tiles.keys, tiles.values, tiles.stages
     num, decays, role = numbers(f32), constant_decay(CHUNK, BOX, walk.back), roles(CONSUMERS, most=True)
-    tiles, stages, KEYS = config.tiles(D), config.stages_of(D), config.keys(D)
     # from one warpgroup's part to the next one's: bytes of Q and K, keys, bytes of V, columns
     Q_APART, KEYS_APART = (tiles.q.nbytes, KEYS) if HALVES else (0, 0)
     V_APART, COLUMNS_APART = (0, 0) if HALVES else (tiles.v.nbytes, BOX)
@@ -90,8 +89,8 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     def of_state(room, d, column):
         smem, state_at = room
         if HALVES:
-            return carry.number_in(smem, i32(state_at + d // KEYS * tiles.state.nbytes), column, i32(d % KEYS))
-        return carry.number_in(smem, state_at, column, d)
+            return carry.number((smem, i32(state_at + d // KEYS * tiles.state.nbytes)), column, i32(d % KEYS))
+        return carry.number(room, column, d)
 
     @verb
     def load_q(smem, q_map, q_bars, i, m0, others):
