@@ -120,9 +120,7 @@ def decays_of(dtype: str, stepwise: bool) -> Noun:
 
 @kept_noun
 def step_decays(dtype: str) -> Members:
-    """Verbs for a decay of each step. A difference of two sums is exact to its eps: each sum to eps^2. Kernels that use
-    many pairs of places read the prefix sums once (`sum_at`).
-    """
+    """Verbs for a decay of each step. Kernels that use many pairs of places read the prefix sums once (`sum_at`)."""
     number = storage(dtype).number
     num = numbers(number)
 

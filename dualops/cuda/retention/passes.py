@@ -86,9 +86,9 @@ class Pass:
     call: Call
     states: States
     gamma: Strided
-    row_sum: Strided = NOTHING
-    logs: Strided = NOTHING  # log_decay
-    prefix_sums: Strided = NOTHING  # its prefix sums
+    row_sum: Strided
+    logs: Strided  # log_decay
+    prefix_sums: Strided  # its prefix sums
 
     @property
     def decay(self) -> Strided:
@@ -119,12 +119,12 @@ def passes_of(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int) ->
     p, metas = problem, {**problem.arrays, **results}
     o, q, k, v = (by_token(metas, name, is_varlen(p)) for name in ("o", "q", "k", "v"))
     begin, end = whole(p.arrays, "initial_state", 4), whole(results, "state", 4)
-    gamma, mask = whole(p.arrays, "gamma", 1), whole(p.arrays, "mask", 3)
+    mask = whole(p.arrays, "mask", 3)
     states = States(begin, end, whole(p.arrays, "initial_norm", 3), whole(results, "state_norm", 3))
     normalize, normed = {None: (0, 0), "signed": (SIGNED, OF_ROWS), "abs": (ABS, 0)}[p.normalize]
     call = _call(p, chunk, states)._replace(normalize=normalize, normed=normed, sums=int(p.return_row_sum))
-    inputs, row_sum = Inputs(q, k, v, NOTHING, NOTHING, mask), by_token(results, "row_sum", is_varlen(p))
-    return (Pass(o, inputs, variant_of(p), call, states, gamma, row_sum, **_steps(p)),)
+    row_sum = by_token(results, "row_sum", is_varlen(p))
+    return (_pass(p, o, Inputs(q, k, v, NOTHING, NOTHING, mask), call, states, row_sum),)
 
 
 def normalizer_workspace(problem: Problem) -> dict[str, ArrayMeta]:
@@ -141,32 +141,33 @@ def _backward_passes(problem: Problem, results: Mapping[str, ArrayMeta], chunk: 
     initial, dstate, dinitial = (whole(metas, name, 4) for name in ("initial_state", "dstate", "dinitial_state"))
     norm, dnorm, dinitial_norm = (whole(metas, name, 3) for name in ("initial_norm", "dstate_norm", "dinitial_norm"))
     signed, weighted = int(p.normalize == "signed"), int(p.normalize is not None)
-    normed, variant = OF_COLUMNS * signed, variant_of(p)
-    gamma, mask = whole(p.arrays, "gamma", 1), whole(p.arrays, "mask", 3)
+    normed, mask = OF_COLUMNS * signed, whole(p.arrays, "mask", 3)
 
     forth = States(transposed(initial), initial_norm=norm)
     call = _call(p, chunk, forth)._replace(D=p.Dv, Dv=p.D, row_weighted=weighted, row_term=signed, normed=normed)
     weights, terms = (by_token(metas, name, is_varlen(p)) for name in ("weights", "terms"))
-    pass_dq = Pass(dq, Inputs(do, v, k, weights, terms, mask), variant, call, forth, gamma, **_steps(p))
+    pass_dq = _pass(p, dq, Inputs(do, v, k, weights, terms, mask), call, forth)
 
     mask = mask._replace(strides=(mask.strides[0], mask.strides[2], mask.strides[1]))
     back = States(dstate, dinitial)
     call = _call(p, chunk, back)._replace(rows=p.Sk, columns=p.Sq, offset=0, direction=-1, later=0)
     call = call._replace(kept_scale=p.scale, state_scale=1.0, column_weighted=weighted)
-    pass_dv = Pass(dv, Inputs(k, q, do, weights, terms, mask), variant, call, back, gamma, **_steps(p))
+    pass_dv = _pass(p, dv, Inputs(k, q, do, weights, terms, mask), call, back)
 
     back = States(transposed(dstate), initial_norm=dnorm, final_norm=dinitial_norm)
     first = _call(p, chunk, back).first_chunk
     call = call._replace(D=p.Dv, Dv=p.D, first_chunk=first, column_term=signed, normed=normed)
-    pass_dk = Pass(dk, Inputs(v, do, q, weights, terms, mask), variant, call, back, gamma, **_steps(p))
+    pass_dk = _pass(p, dk, Inputs(v, do, q, weights, terms, mask), call, back)
     return pass_dq, pass_dv, pass_dk
 
 
-def _steps(problem: Problem) -> dict[str, Strided]:
-    """Return the arrays of log_decay, which replace gamma."""
-    if "log_decay" not in problem.arrays:
-        return {}
-    return {"logs": logs_of(problem.arrays, "log_decay", is_varlen(problem)), "prefix_sums": prefix_sums_of(problem)}
+def _pass(
+    problem: Problem, out: Strided, inputs: Inputs, call: Call, states: States, row_sum: Strided = NOTHING
+) -> Pass:
+    p, variant = problem, variant_of(problem)
+    logs = logs_of(p.arrays, "log_decay", is_varlen(p))
+    prefix_sums = prefix_sums_of(p) if variant.stepwise else NOTHING
+    return Pass(out, inputs, variant, call, states, whole(p.arrays, "gamma", 1), row_sum, logs, prefix_sums)
 
 
 def _call(problem: Problem, chunk: int, states: States) -> Call:

@@ -4,8 +4,7 @@
 
 By chunks of T tokens the state before a chunk is the key of everything before it. The gradient of the state after the
 chunk is the query of everything after it. Nothing is subtracted: a result is as exact as its terms, and a NaN reaches
-only the steps that it passes over. (Sums of q . dq - k . dk from the end give the same result without these
-properties.)
+only the steps that it passes over.
 
     1  taken_i = q_i . (what dq_i has of the state before its chunk)                            `build_state_terms`
        given_j = k_j . (what dk_j has of the gradient of the state after it)                    the same, of a pass back

@@ -15,10 +15,9 @@ while registers or cp.async fill the other.
     8      wait for the next one, all threads
     9  out = acc / n, 16 rows of a warp at a time through shared memory
 
-P stays in registers: accumulators have the layout of the left factor of 7. bfloat16 problems round P and the state to
-bfloat16. float16 has too small a range: there both are rounded to tf32, and Q and V are used as they are. If the
-rounding errors count, 7 has a second part (`counts`), and 2 too for narrow heads. A P of 0 times a NaN in V is a NaN:
-`nan_repair` fixes that.
+P stays in registers: accumulators have the layout of the left factor of 7. P and the state are rounded (`floats`). If
+the rounding errors count, 7 has a second part (`counts`), and 2 too for narrow heads. A P of 0 times a NaN in V is a
+NaN: `nan_repair` fixes that.
 
 The factors of 6 (`pairs_of`), for a thread's rows m and m + 8 and two neighbouring columns of each eight
 (`tile.fragment.accumulator`):

@@ -48,12 +48,12 @@ from ...ptx.warp import bar_warp_sync
 from ...tile.epilogue import opaque_f32
 from ...tile.numbers import LOG2_E, numbers
 from ...tile.pipeline import arrivals, arrives, places
-from ...tile.products import opaque_i32, recomputed_i32
+from ...tile.products import opaque_i32
 from ...tile.rows import FULL_WARP, shfl_idx_f32
 from ...tile.unrolled import local_array
 from ..decays import LEAST_KEPT, decay, exp_of_step
 from .config import CHUNK, DECAY_TABLES, DTYPE
-from .states import column_of, my_column, my_row, row_of
+from .states import column_of, my_column, my_row, my_thread_again, row_of
 
 EIGHT = 8  # tokens
 EIGHTS = CHUNK // EIGHT
@@ -163,8 +163,7 @@ def decay_tables(at: int, back: bool, warps: int) -> Members:
 
     @verb
     def _lane_again():
-        """Return the lane. Registers keep nothing computed from it between chunks: a producer has few."""
-        return i32(u32(recomputed_i32(i32(cuda.threadIdx.x))) % u32(32))
+        return i32(u32(my_thread_again()) % u32(32))
 
     @verb
     def _fetch(own, logs, b, h, m0, rows):
@@ -280,16 +279,11 @@ def per_token_decay(width: int, at: int, back: bool) -> Members:
 
     @verb
     def again(tables):
-        return tables  # but see `my_thread`
-
-    @verb
-    def my_thread():
-        """Return the thread's number. Registers keep nothing computed from it between chunks."""
-        return recomputed_i32(i32(cuda.threadIdx.x))
+        return tables
 
     @verb
     def pairs(scores, row, mine, scale):
-        (smem, eights), tid = mine, my_thread()
+        (smem, eights), tid = mine, my_thread_again()
         line, column = i32(u32(row_of(tid)) % u32(EIGHT)), column_of(tid)
         first = i32(u32(row + row_of(tid)) // u32(EIGHT))  # the upper row's eight, the same for all lanes
         edge = cuda.local.array(2, f32)
@@ -324,7 +318,7 @@ def per_token_decay(width: int, at: int, back: bool) -> Members:
 
     @verb
     def rows(o, row, count, mine, scale):
-        r = i32(row + row_of(my_thread()))
+        r = i32(row + row_of(my_thread_again()))
         for h in range(2):
             factor = of_row(mine, i32(r + 8 * h), count) * scale
             for j in range(QUADS):

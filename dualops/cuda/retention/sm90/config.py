@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -163,13 +164,7 @@ class Loaded(NamedTuple):
     v: Any
 
 
-class LoadedWithY(NamedTuple):
-    """As `Loaded`, for the walks of log_decay's gradient."""
-
-    q: Any
-    k: Any
-    v: Any
-    y: Any
+LoadedWithY = namedtuple("LoadedWithY", (*Loaded._fields, "y"))  # of the walks of log_decay's gradient
 
 
 class SegmentStates(NamedTuple):

@@ -10,10 +10,9 @@ rounded, states and rounded as one number per warp.
 
     dlog_decay_t = sum_(i >= t) (q_i . dq_i - k_i . dk_i) + <S, dS> after the last token
 
-is exact, but adds and subtracts every pair after t. Within a chunk this is harmless: dq and dk use the same rounded P
-of a pair, so its error cancels. The errors of rounded states do not cancel, and would add up over the chunks. So each
-chunk begins with its own B = <S, dS>, the product of the state before it and that state's gradient. Its rows also get
-the rounding errors of its states:
+is exact, but the errors of rounded states add up over the chunks (README.md, 4). So each chunk begins with its own
+B = <S, dS>, the product of the state before it and that state's gradient. Its rows also get the rounding errors of its
+states:
 
     B_0 = <initial_state, dinitial_state>, or 0           B_(c+1) = B_c + states of dk - states of dq
     dlog_decay_t = B_c + sum_(first token <= i < t) (k_i . dk_i + share of dk - q_i . dq_i - share of dq)
@@ -33,7 +32,6 @@ from ...launch.views import number_type, start
 from ...ptx.convert import unpack_bf16x2
 from ...tile.a_fragment import words_of_rows
 from ...tile.numbers import numbers
-from ...tile.products import recomputed_i32
 from ...tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS, my_warpgroup
@@ -41,7 +39,7 @@ from ..arguments import call_type, state_type
 from .chunk_decay import LEAST
 from .config import CHUNK, DECAY_GRAD, DTYPE, WARPS
 from .state_sums import weighted_sums
-from .states import my_row
+from .states import my_row, my_thread_again
 
 LANES, WORDS = 4, 4  # of a row; of a thread, for 16 columns
 WARP = 32
@@ -68,7 +66,7 @@ def decay_grad_parts(q: Operand, y: Operand, decays: Noun) -> Members:
     @verb
     def _put(to, x, place):
         """Write the sum of my warp's x. to: [B, H, chunks * WARPS]. place: batch, head, the chunk's first token."""
-        (b, h, m0), tid = place, u32(recomputed_i32(i32(cuda.threadIdx.x)))
+        (b, h, m0), tid = place, u32(my_thread_again())
         total = of_warp.sum(x)
         if tid % u32(WARP) == u32(0):
             to.data[start(to, b, h, i32(u32(m0) // u32(CHUNK) * u32(WARPS) + tid // u32(WARP)))] = total
@@ -90,7 +88,7 @@ def decay_grad_parts(q: Operand, y: Operand, decays: Noun) -> Members:
         """Write the sums of my rows. to: [B, H, S]. place: batch, head, the first token of the chunk, which has `count`
         tokens, and the warpgroup's first row.
         """
-        (b, h, m0, row), tid, sums = place, recomputed_i32(i32(cuda.threadIdx.x)), cuda.local.array(2, f32)
+        (b, h, m0, row), tid, sums = place, my_thread_again(), cuda.local.array(2, f32)
         _sum_rows(sums, o, smem, y_at, tid)
         for half in range(2):
             total, r = lanes.sum(sums[half]), i32(row + my_row() + 8 * half)
@@ -101,7 +99,7 @@ def decay_grad_parts(q: Operand, y: Operand, decays: Noun) -> Members:
     def put_total(to, o, smem, y_at, place):
         """Write the sum of my warp's rows."""
         sums = cuda.local.array(2, f32)
-        _sum_rows(sums, o, smem, y_at, recomputed_i32(i32(cuda.threadIdx.x)))
+        _sum_rows(sums, o, smem, y_at, my_thread_again())
         _put(to, sums[0] + sums[1], place)
 
     @verb

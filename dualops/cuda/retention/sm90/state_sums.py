@@ -26,13 +26,12 @@ from typing import Any
 from ...compiler.backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ...ptx.convert import pack_bf16x2, unpack_bf16x2
 from ...tile.a_fragment import words_of_columns
-from ...tile.products import recomputed_i32
 from ...tile.split_bf16x3 import PARTS, packed_parts, upper_part
 from ...tile.swizzle import Operand
 from ...tile.unrolled import local_array, nothing
 from ...tile.warpgroup import register_mma
 from .config import BOX, DTYPE
-from .states import rest
+from .states import my_thread_again, rest
 
 WORDS = 4  # of a thread, for a step
 HALVES = 2  # the steps are packed and multiplied in halves; more steps at once take more registers
@@ -92,7 +91,7 @@ def weighted(x: Operand, weight: Callable[..., Any], *, same_columns: bool = Fal
     @verb
     def begin(x_at, args):
         """Return the arguments of `take`, which registers do not keep."""
-        tid = recomputed_i32(i32(cuda.threadIdx.x))
+        tid = my_thread_again()
         return columns.first(x_at, tid), i32(2 * i32(u32(tid) % u32(4))), args
 
     @verb

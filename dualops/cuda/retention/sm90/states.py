@@ -34,6 +34,12 @@ from .config import BOX, DTYPE
 
 
 @verb
+def my_thread_again():
+    """Return the thread's number. Registers keep nothing computed from it between chunks."""
+    return recomputed_i32(i32(cuda.threadIdx.x))
+
+
+@verb
 def row_of(tid):
     """Return the upper one of a thread's two rows."""
     tid = u32(tid)  # unsigned divisions are faster
@@ -180,8 +186,8 @@ def diagonal_residual(v: Operand) -> Members:
 
     @verb
     def _my_warp():
-        """Return my warp's number among those that share V's tokens. Registers do not keep it between chunks."""
-        return i32(u32(recomputed_i32(i32(cuda.threadIdx.x))) // u32(32) % u32(STEPS))
+        """Return my warp's number among those that share V's tokens."""
+        return i32(u32(my_thread_again()) // u32(32) % u32(STEPS))
 
     @verb
     def keep(words, scores):
@@ -197,7 +203,7 @@ def diagonal_residual(v: Operand) -> Members:
     @verb
     def add(o, words, smem, v_at):
         """Add the product of the errors and V to o, after o's own products."""
-        lane = i32(u32(recomputed_i32(i32(cuda.threadIdx.x))) % u32(32))
+        lane = i32(u32(my_thread_again()) % u32(32))
         line = v_at + (OWN * _my_warp() + lane % OWN) * SPAN
         right = cuda.local.array(WORDS, u32)
         for column in range(0, v.width, OWN):
