@@ -11,9 +11,9 @@ forward:
                           than 512 KiB (rms_norm with weights of x's dtype: 1 MiB; layer_norm with a residual and wider
                           weights: 128 KiB)
 gradients:
-    rows_backward.py      rows kept in registers, up to 1 KiB
+    rows_backward.py      rows kept in registers, up to 1 KiB; and all other rows, read twice: on older GPUs, unaligned,
+                          or more than 512 KiB (layer_norm: 256)
     ring_backward.py      a producer warp copies rows to shared memory in advance, on sm_90
-    long_rows_backward.py all other rows, read twice: on older GPUs, unaligned, or more than 512 KiB (layer_norm: 256)
     sums.py               dw and db from the partial sums of blocks
 naive.py                  one thread per row
 """
@@ -36,7 +36,7 @@ from ..rows.cluster import share_of
 from ..rows.operator import choices_of_calls
 from ..rows.registers import RowsConfig
 from ..rows.reread import LongRowsConfig
-from . import long_rows_backward, naive, ring, ring_backward, rows_backward
+from . import naive, ring, ring_backward, rows_backward
 from .arguments import Call
 from .configs import cluster_config, ring_config, rows_config, sums_config
 from .gradient_configs import comes_first
@@ -169,8 +169,8 @@ def _ring_step(
 
 def _long_rows_steps(config: LongRowsConfig, call: Call, blocks: int, slots: int) -> list[Step]:
     return [
-        Step(long_rows_backward.build_means(config, call.variant), (call.M,), ("means", *call.args)),
-        Step(long_rows_backward.build_backward(config, call.variant), (blocks,), ("means", *call.partials_args(slots))),
+        Step(rows_backward.build_means(config, call.variant), (call.M,), ("means", *call.args)),
+        Step(rows_backward.build_long_backward(config, call.variant), (blocks,), ("means", *call.partials_args(slots))),
     ]
 
 

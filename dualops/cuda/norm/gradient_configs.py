@@ -70,7 +70,7 @@ SHORT = (
     (32, RingConfig(32, 1, 8, 0, min_blocks=2)),
 )
 # (most vectors of a row, Config) by `centred`. Figures after a length in columns are those described above. Figures
-# after a length in KiB: an H200, 2026-11-26, float32 weights; in parentheses: rows read twice (long_rows_backward.py)
+# after a length in KiB: an H200, 2026-11-26, float32 weights; in parentheses: rows read twice
 RINGS: dict[bool, tuple[tuple[int, RingConfig], ...]] = {
     False: (
         *SHORT,

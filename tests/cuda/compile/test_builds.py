@@ -22,7 +22,7 @@ READ_WIDE = (
     "dualops.cuda.retention.simt_rows.build_rows",
     "dualops.cuda.retention.simt_steps.build_state_terms",
     "dualops.cuda.retention.simt_steps.build_step_gradient",
-    "dualops.cuda.norm.long_rows_backward.build_means",
+    "dualops.cuda.norm.rows_backward.build_means",
     "dualops.cuda.matmul.gradient.build_column_sums",
 )
 # ten to twenty seconds each; `make check` builds them in each Config, for several architectures

@@ -10,7 +10,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import norm, simulator
 from dualops.cuda.launch.operation import OPERATIONS
-from dualops.cuda.norm import long_rows_backward, ring_backward, rows_backward
+from dualops.cuda.norm import ring_backward, rows_backward
 from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.rows import cluster
@@ -31,7 +31,7 @@ DIRECTIONS = pytest.mark.parametrize("backward", [False, True], ids=["forward", 
 @pytest.fixture(autouse=True)
 def few_rows_a_piece(monkeypatch):
     """Sums over rows are combined from several pieces, and plans are made again."""
-    for module in (rows_backward, ring_backward, long_rows_backward):
+    for module in (rows_backward, ring_backward):
         monkeypatch.setattr(module, "PIECE", 2)
     for name in NORMS:
         for operation in OPERATIONS[name]:
