@@ -43,23 +43,8 @@ class Block(NamedTuple):
     columns: Columns
 
 
-class Weighting(NamedTuple):
-    """w + offset and b of a thread's columns: in registers, or in shared memory, from which they are loaded."""
-
-    w_frag: Any
-    b_frag: Any
-    offset: Any
-
-
-class Sums(NamedTuple):
-    """My warp's sums of a row: of h, 0 without a mean, and of the squares about its own mean."""
-
-    total: Any
-    squares: Any
-
-
 class Begun(NamedTuple):
-    """A row in a stage, and my warp's sums of it."""
+    """A row in a stage, and my warp's sums of it (`send`)."""
 
     stage: Any
     sums: Any
@@ -105,14 +90,14 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
             staging.feed(block.smem, turns, block.columns, (arrays.x, arrays.other))
 
     @verb
-    def load(weighting, block, params):
+    def load(w_frag, b_frag, block, params):
         """Load w and b of my columns, after they have arrived in shared memory, or into registers that keep them."""
         column = cuda.threadIdx.x % config.row_threads * mem.vector
         w_and_b.wait(block.waiting)
         for v in range(config.vectors):
             n, keep = i64(block.columns.begin + column) + v * STEP, block.columns.width - column > v * STEP
-            w_and_b.load_w_plus(weighting.w_frag, v * mem.vector, params.w, n, keep, weighting.offset)
-            w_and_b.load_b(weighting.b_frag, v * mem.vector, params.b, n, keep)
+            w_and_b.load_w_plus(w_frag, v * mem.vector, params.w, n, keep, params.offset)
+            w_and_b.load_b(b_frag, v * mem.vector, params.b, n, keep)
 
     @verb
     def of_warps(N, share):
@@ -140,7 +125,9 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
 
     @verb
     def send(frag, block, i, left, of_warps):
-        """Send the sums of row number i; frag has my part of the row. left: columns from my first column on."""
+        """Send my warp's sums of row number i, and return them: of h, 0 without a mean, and of the squares about its
+        own mean. frag has my part of the row. left: columns from my first column on.
+        """
         mean, total, squares = num.zero, num.zero, num.zero
         if variant.centred:
             for v in range(config.vectors):
@@ -159,7 +146,7 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
         squares = group.in_warp.sum(squares)
         if group.PARTS > 1:
             group.send(block.sent, i, squares, total)
-        return Sums(total, squares)
+        return total, squares
 
     @verb
     def begin_row(block, i, left, of_warps):
@@ -173,7 +160,7 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
     @verb
     def merge(block, i, sums, of_warps, inverse_N, eps):
         """Return the mean and rstd of row number i."""
-        squares, row_mean = sums.squares, sums.total * inverse_N
+        squares, row_mean = sums[1], sums[0] * inverse_N
         if group.PARTS > 1:
             found = group.wait(block.sent, i)
             squares = group.sum(block.sent, found)
@@ -188,16 +175,17 @@ def ring_rows(config: RingConfig, variant: Variant) -> Members:
 
     @verb
     def scale(frag, at, block, weighting, v, row_mean, row_rstd):
-        """Turn h of vector v into y."""
+        """Turn h of vector v into y. weighting: w and b in registers, if they are there, and the offset."""
+        w_frag, b_frag, offset = weighting
         first, column = v * mem.vector, cuda.threadIdx.x % config.row_threads * mem.vector + v * STEP
-        w_and_b.recall_w(weighting.w_frag, first, block.waiting, column, weighting.offset)
-        w_and_b.recall_b(weighting.b_frag, first, block.waiting, column)
+        w_and_b.recall_w(w_frag, first, block.waiting, column, offset)
+        w_and_b.recall_b(b_frag, first, block.waiting, column)
         for c in range(mem.vector):
             frag[at + c] = (frag[at + c] - row_mean) * row_rstd
             if variant.w is not None:
-                frag[at + c] *= weighting.w_frag[first + c]
+                frag[at + c] *= w_frag[first + c]
             if variant.b is not None:
-                frag[at + c] += weighting.b_frag[first + c]
+                frag[at + c] += b_frag[first + c]
 
     return members(locals(), pipe=pipe, staging=staging)
 
@@ -227,15 +215,15 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
             frag = cuda.local.array(SIZE, mem.number)  # my part of h[row]
             w_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
             b_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
-            place, weighting = axes.place(), Weighting(w_frag, b_frag, params.offset)
+            place, weighting = axes.place(), (w_frag, b_frag, params.offset)
             column = tid % config.row_threads * mem.vector
             left = i32(block.columns.width - column)  # columns from my first column on
-            deal.load(weighting, block, params)
+            deal.load(w_frag, b_frag, block, params)
             of_warps, inverse_N = deal.of_warps(rows.N, share), num.one / mem.number(rows.N)
 
             row = turns.first + tid // config.row_threads
             rounds, i = deal.staging.rounds(turns), i32(0)
-            sums = Sums(num.zero, num.zero)
+            sums = num.zero, num.zero
             now = coming = Begun(i32(0), sums)
             if config.overlap and i < rounds:  # before the first row's sums there is no row to write
                 coming = deal.begin_row(block, i, left, of_warps)
