@@ -45,9 +45,8 @@ def my_index():
 @builds
 def build_scores(dtype: str, mask_dtype: str, stepwise: bool) -> Kernel:
     """retention_naive_scores(scores, x, decay, call). A score a thread."""
-    mem, mask_mem, decays = storage(dtype), storage(mask_dtype or dtype), decays_of(dtype, stepwise)
-    num = numbers(mem.number)
-    masked = bool(mask_dtype)
+    mem, num, decays = storage(dtype), numbers(storage(dtype).number), decays_of(dtype, stepwise)
+    mask_mem, masked = storage(mask_dtype or dtype), bool(mask_dtype)
 
     @kernel(pointer(mem.number), inputs_type(dtype, mask_dtype), decays.argument, call_type(dtype), threads=THREADS)
     def retention_naive_scores(scores, x, decay, call):
@@ -88,8 +87,7 @@ def build_scores(dtype: str, mask_dtype: str, stepwise: bool) -> Kernel:
 @builds
 def build_sums(dtype: str, stepwise: bool) -> Kernel:
     """retention_naive_sums(sums, row_sum, scores, q, norm, decay, call). A row a thread. norm: a `State`."""
-    mem, decays = storage(dtype), decays_of(dtype, stepwise)
-    num = numbers(mem.number)
+    mem, num, decays = storage(dtype), numbers(storage(dtype).number), decays_of(dtype, stepwise)
 
     @kernel(
         pointer(mem.number),
@@ -131,8 +129,7 @@ def build_sums(dtype: str, stepwise: bool) -> Kernel:
 @builds
 def build_product(dtype: str, mask_dtype: str, stepwise: bool) -> Kernel:
     """retention_naive_product(out, scores, sums, x, state, norm, decay, call). An element of the result a thread."""
-    mem, decays = storage(dtype), decays_of(dtype, stepwise)
-    num = numbers(mem.number)
+    mem, num, decays = storage(dtype), numbers(storage(dtype).number), decays_of(dtype, stepwise)
 
     @kernel(
         strided(dtype, 3),
@@ -191,8 +188,7 @@ def build_state(dtype: str, mask_dtype: str, stepwise: bool) -> Kernel:
 
     An element of the final state a thread; D, Dv: its size. alone: k is 1, or the column's term.
     """
-    mem, decays = storage(dtype), decays_of(dtype, stepwise)
-    num = numbers(mem.number)
+    mem, num, decays = storage(dtype), numbers(storage(dtype).number), decays_of(dtype, stepwise)
 
     @kernel(
         state_type(dtype),

@@ -233,8 +233,7 @@ def build_walk(dtype: str, stepwise: bool, mirrored: bool) -> Kernel:
     size: numbers of a state. ends: a `State` whose rows have `width` numbers. missing: how many tokens the first chunk
     is short of a whole one; with `mirrored` chunks the kernel computes it.
     """
-    mem, decays = storage(dtype), decays_of(dtype, stepwise)
-    num = numbers(mem.number)
+    mem, num, decays = storage(dtype), numbers(storage(dtype).number), decays_of(dtype, stepwise)
 
     @kernel(number_type(dtype, 3), state_type(dtype), decays.argument, call_type(dtype), *[i64] * 3, threads=THREADS)
     def retention_walk(states, ends, decay, call, size, width, missing):
