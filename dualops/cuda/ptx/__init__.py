@@ -4,34 +4,5 @@ Importing this package imports all files. `asm.RECORDS` lists all imported instr
 families (`asm.FAMILIES`) that were made so far.
 """
 
-from . import (
-    arithmetic,
-    asm,
-    async_copy,
-    convert,
-    cp_async,
-    matrices,
-    mbarrier,
-    memory,
-    mma,
-    registers,
-    tma,
-    warp,
-    wgmma,
-)
-
-__all__ = [
-    "arithmetic",
-    "asm",
-    "async_copy",
-    "convert",
-    "cp_async",
-    "matrices",
-    "mbarrier",
-    "memory",
-    "mma",
-    "registers",
-    "tma",
-    "warp",
-    "wgmma",
-]
+# ruff: noqa: F401  imported for their declarations
+from . import arithmetic, async_copy, convert, cp_async, matrices, mbarrier, memory, mma, registers, tma, warp, wgmma

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -214,66 +215,31 @@ def bits_of_f64(x):
     return _LONG.item()
 
 
-if SIMULATED:
+def _radians(half_turns):
+    """Return an angle in radians, without whole turns, which are removed exactly."""
+    return np.pi * (half_turns - 2.0 * np.rint(double(half_turns) / 2.0))
 
-    def exp_f64(x):
-        """exp(x) in double precision."""
-        return np.exp(double(x))
 
-    def exp2_f64(x):
-        """2 ** x in double precision."""
-        return np.exp2(double(x))
-
-    def log2_f64(x):
-        """log2(x) in double precision; -inf for 0."""
-        return np.log2(double(x))
-
-    def log_f64(x):
-        """log(x) in double precision; -inf for 0."""
-        return np.log(double(x))
-
-    def tanh_f64(x):
-        """tanh(x) in double precision."""
-        return np.tanh(double(x))
-
-    def tanh_f32(x):
-        """tanh(x) to the last bit or two; tanh.approx has only eleven bits."""
-        return np.tanh(single(x))
-
-    def erfc_f64(x) -> Any:
-        """1 - erf(x) in double precision, also where erf(x) is nearly 1."""
-        return double(math.erfc(x))
-
-    def erfc_f32(x) -> Any:
-        """1 - erf(x) to the last bits."""
-        return single(math.erfc(x))
-
-    def pow_f64(x, y):
-        """x ** y in double precision."""
-        return np.power(double(x), double(y))
-
-    def cospi_f64(x):
-        """cos(pi * x) in double precision; whole turns are removed exactly."""
-        return np.cos(np.pi * (x - 2.0 * np.rint(double(x) / 2.0)))
-
-    def sinpi_f64(x):
-        """sin(pi * x) in double precision; whole turns are removed exactly."""
-        return np.sin(np.pi * (x - 2.0 * np.rint(double(x) / 2.0)))
-
-else:
+def _libdevice(name: str, twin: Callable[..., Any]) -> Any:
+    """Return libdevice's function of this name, which has all bits but the last or two; in the simulator its twin."""
+    if SIMULATED:
+        return twin
     from numba.cuda import libdevice
 
-    exp_f64 = libdevice.exp
-    log_f64 = libdevice.log
-    exp2_f64 = libdevice.exp2
-    log2_f64 = libdevice.log2
-    tanh_f64 = libdevice.tanh
-    tanh_f32 = libdevice.tanhf
-    erfc_f64 = libdevice.erfc
-    erfc_f32 = libdevice.erfcf
-    pow_f64 = libdevice.pow
-    cospi_f64 = libdevice.cospi
-    sinpi_f64 = libdevice.sinpi
+    return getattr(libdevice, name)
+
+
+exp_f64 = _libdevice("exp", lambda x: np.exp(double(x)))
+exp2_f64 = _libdevice("exp2", lambda x: np.exp2(double(x)))
+log_f64 = _libdevice("log", lambda x: np.log(double(x)))  # -inf for 0
+log2_f64 = _libdevice("log2", lambda x: np.log2(double(x)))  # -inf for 0
+tanh_f64 = _libdevice("tanh", lambda x: np.tanh(double(x)))
+tanh_f32 = _libdevice("tanhf", lambda x: np.tanh(single(x)))  # tanh.approx has only eleven bits
+erfc_f64 = _libdevice("erfc", lambda x: double(math.erfc(x)))  # 1 - erf(x), also where erf(x) is nearly 1
+erfc_f32 = _libdevice("erfcf", lambda x: single(math.erfc(x)))
+pow_f64 = _libdevice("pow", lambda x, y: np.power(double(x), double(y)))
+cospi_f64 = _libdevice("cospi", lambda x: np.cos(_radians(x)))  # cos(pi * x)
+sinpi_f64 = _libdevice("sinpi", lambda x: np.sin(_radians(x)))
 
 
 @instruction(

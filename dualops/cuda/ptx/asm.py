@@ -85,8 +85,7 @@ def instruction(
     """
 
     def declare(twin: Twin) -> Twin:
-        called = name or twin.__name__
-        record = record_of(called, called, signature, text, section, pure, convergent, twin)
+        record = record_of(name or twin.__name__, signature, text, section, pure, convergent, twin)
         if record.name in RECORDS:
             raise TypeError(f"{record.name} is declared twice")
         RECORDS[record.name] = record

@@ -105,25 +105,20 @@ def cp_async_bulk_wait_group_read(pending):
     stores().wait_read(pending)
 
 
-@instruction(
-    "(shared[i32], i32, f32, f32, shared[i32]) -> void",
+_ST_ASYNC = (
     "{ .reg .b32 there, bell; "
     "mapa.shared::cluster.u32 there, {to}, {rank}; mapa.shared::cluster.u32 bell, {bar}, {rank}; "
-    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {{a}, {b}}, [bell]; }",
-    section="9.7.9.12",
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.%s [there], {{a}, {b}}, [bell]; }"
 )
+
+
+@instruction("(shared[i32], i32, f32, f32, shared[i32]) -> void", _ST_ASYNC % "f32", section="9.7.9.12")
 def st_async_v2_f32(to, index, rank, a, b, bar, bar_index):
     """Start writing two floats into block `rank`'s shared array; its mbarrier counts 8 bytes."""
     _store_later(to, index, rank, (a, b), bar, bar_index)
 
 
-@instruction(
-    "(shared[i32], i32, f64, f64, shared[i32]) -> void",
-    "{ .reg .b32 there, bell; "
-    "mapa.shared::cluster.u32 there, {to}, {rank}; mapa.shared::cluster.u32 bell, {bar}, {rank}; "
-    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f64 [there], {{a}, {b}}, [bell]; }",
-    section="9.7.9.12",
-)
+@instruction("(shared[i32], i32, f64, f64, shared[i32]) -> void", _ST_ASYNC % "f64", section="9.7.9.12")
 def st_async_v2_f64(to, index, rank, a, b, bar, bar_index):
     """Start writing two doubles into block `rank`'s shared array; its mbarrier counts 16 bytes."""
     _store_later(to, index, rank, (a, b), bar, bar_index)

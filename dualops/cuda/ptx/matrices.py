@@ -48,12 +48,7 @@ def ldmatrix(count, trans=False):
 
 @family(count=(1, 2, 4), trans=(False, True))
 def stmatrix(count, trans=False):
-    """Store `count` matrices, one register per lane each: the inverse of `ldmatrix`.
-
-    Lane 8 * m + r passes the address of row r of matrix m: 16 bytes at a multiple of 16. The addresses of other lanes
-    are ignored. Lane l has elements 2 * (l % 4) and 2 * (l % 4) + 1 of row l // 4, the first in the lower half of the
-    word. trans: those of column l // 4.
-    """
+    """Store `count` matrices, one register per lane each: the inverse of `ldmatrix`, with the same addresses."""
     name = f"stmatrix_x{count}_trans" if trans else f"stmatrix_x{count}"
     dot_trans = ".trans" if trans else ""
     # for each line of a matrix: the lanes whose words have its elements, and the shifts of these

@@ -96,14 +96,7 @@ class Instruction:
 
 
 def record_of(
-    name: str,
-    family: str,
-    signature: str,
-    text: str,
-    section: str,
-    pure: bool,
-    convergent: bool,
-    twin: Callable[..., Any],
+    name: str, signature: str, text: str, section: str, pure: bool, convergent: bool, twin: Callable[..., Any]
 ) -> Instruction:
     """Return the record. Raises TypeError if signature, text and twin do not fit together."""
     takes, gives = (tuple(re.findall(r"[+=]?\w+(?:\[[^]]*\])*", side)) for side in signature.split("->"))
@@ -123,7 +116,7 @@ def record_of(
             raise TypeError(f"{name}: {kind} is no type of a result, expected one of {', '.join(CONSTRAINTS)}")
     if not _has_body(twin):
         raise TypeError(f"{name}: no twin, expected a body that computes it in Python")
-    record = Instruction(name, family, text, takes, gives, section, pure, convergent, tuple(operands), parameters, twin)
+    record = Instruction(name, name, text, takes, gives, section, pure, convergent, tuple(operands), parameters, twin)
     _check_text(record)
     return record
 

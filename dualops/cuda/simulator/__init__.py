@@ -13,6 +13,7 @@ This package is the lowest layer of `dualops.cuda` and imports nothing from dual
 (`ptx`) can ask it which thread is running, and wait for other threads.
 """
 
+# ruff: noqa: F401  the names that the other packages use
 from .bulk import Store, stores
 from .dialect import Float, Signed, Unsigned, cuda
 from .meetings import WARP, Deadlock, MBarrier
@@ -24,35 +25,3 @@ from .sums import added_at_once, rounded_sums, toward_zero
 from .tensor_map import TensorMap, as_tf32, tensor_map_at
 from .threads import current, exchange
 from .warpgroup import products
-
-__all__ = [
-    "WARP",
-    "Deadlock",
-    "Float",
-    "Late",
-    "Local",
-    "MBarrier",
-    "Pointer",
-    "Signed",
-    "Store",
-    "TensorMap",
-    "Unsigned",
-    "added_at_once",
-    "as_tf32",
-    "cuda",
-    "current",
-    "double",
-    "exchange",
-    "launch",
-    "located",
-    "order",
-    "products",
-    "reachable",
-    "rounded_sums",
-    "single",
-    "stores",
-    "swizzled",
-    "tensor_map_at",
-    "toward_zero",
-    "waited_for_grid",
-]

@@ -9,7 +9,7 @@ from dualops.cuda import ptx
 from dualops.cuda.ptx import asm
 from dualops.cuda.ptx.asm import FAMILIES, RECORDS, family, instruction
 
-CHAPTERS = [getattr(ptx, name) for name in ptx.__all__]
+CHAPTERS = [each for each in vars(ptx).values() if inspect.ismodule(each)]
 
 
 @pytest.fixture(autouse=True)
