@@ -14,9 +14,9 @@ What is done less often:
                  (`inference`).
     signatures   Numba tries all overloads and ufuncs for each `a + b`, for each literal, and again to lower it. Here:
                  once in the life of the process (`answers`).
-    lowering     has a shorter way for each statement (`lowering`), elements of arrays (`elements`), divisions by
-                 constants (`division`) and loops (`ranges`).
-    stack        Values that are read in another block go through the stack. Here: few (`lowering`, `slots`).
+    lowering     has a shorter way for each statement (`lowering`), and for elements of arrays, divisions by constants
+                 and loops (`operations`).
+    stack        Values that are read in another block go through the stack. Here: few (`lowering`).
     labels       of blocks double with each function that is inlined in one that is inlined. Here: they count blocks.
     lifetimes    of variables are computed after each of nine passes, and to count references. Here: never, since nobody
                  counts them (`passes`).

@@ -1,17 +1,15 @@
 """LLVM IR of a kernel: Numba's, without what it does for each statement and asks for each call.
 
-    singly assigned   Numba looks through a block's statements for each variable of it. Here: once through all.
-    words             Numba prepares the words of an error for each statement, formats it for a print that is off, and
-                      asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
-    implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
-                      again if there is none. Here: once per kernel.
-    places            Numba gives a place on the stack to each variable that is read in another block than that of its
-                      assignment. Here: to those alone that are assigned to again, or read in a block that is lowered
-                      earlier, and to iterators.
-    zeros             Numba stores a zero in each place when the kernel begins, and NVVM then walks through all blocks
-                      for each. Here, in kernels of MANY_BLOCKS: only where there are several assignments.
-
-`elements`, `division` and `ranges` are shorter forms of three operations.
+singly assigned   Numba looks through a block's statements for each variable of it. Here: once through all.
+words             Numba prepares the words of an error for each statement, formats it for a print that is off, and
+                  asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
+implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
+                  again if there is none. Here: once per kernel.
+places            Numba gives a place on the stack to each variable that is read in another block than that of its
+                  assignment. Here: to those alone that are assigned to again, or read in a block that is lowered
+                  earlier, and to iterators.
+zeros             Numba stores a zero in each place when the kernel begins, and NVVM then walks through all blocks
+                  for each. Here, in kernels of MANY_BLOCKS: only where there are several assignments.
 """
 
 from __future__ import annotations
@@ -30,11 +28,8 @@ from numba.cuda.core.unsafe import eh
 from numba.cuda.lowering import CUDALower
 
 from ..backend import BLACKWELL
-from .division import division
-from .elements import element
 from .names import names_read
-from .ranges import PAIR, has_constants, loop, next_element
-from .slots import slot
+from .operations import PAIR, division, element, has_constants, loop, next_element, slot
 
 # NVVM's time grows faster than the number of blocks and of zeros: of 1,986 blocks of Numba's it made 12 s, and 1.5 with
 # few zeros and divisions by selection. The machine code had the same registers, no spills and as many instructions,
