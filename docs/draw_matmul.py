@@ -164,7 +164,7 @@ def recorded(name: str) -> tuple[int, list[Event]]:
     """
     import ml_dtypes
 
-    from dualops.cuda.matmul.sm80_config import Sm80Config
+    from dualops.cuda.matmul.sm80 import Sm80Config
     from dualops.cuda.matmul.sm90 import slices
     from dualops.cuda.matmul.sm90.config import Sm90Config
     from dualops.cuda.tile.warpgroup import warpgroup_mma

@@ -10,7 +10,7 @@ from ..cuda.launch.plans import Choice
 from ..cuda.matmul import sm80, sm90
 from ..cuda.matmul.gradient import gradient_metas, gradient_products
 from ..cuda.matmul.product import Product as Matrices, forward_product
-from ..cuda.matmul.sm80_config import Sm80Config
+from ..cuda.matmul.sm80 import Sm80Config
 from ..cuda.matmul.sm90.config import LEAST_SPLIT, MEET, SLACK, TILES, Sm90Config
 from ..cuda.matmul.sm90.parts import ready
 from ..spec import ArrayMeta, Problem

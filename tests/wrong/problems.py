@@ -32,7 +32,7 @@ from dualops.cuda.flash_attention.sm90 import (
 from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig
 from dualops.cuda.flash_attention.sm90.dq_config import DbiasConfig, DqConfig, DqThirdsConfig
-from dualops.cuda.matmul.sm80_config import Sm80Config
+from dualops.cuda.matmul.sm80 import Sm80Config
 from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.norm.staging import RingConfig as NormRing

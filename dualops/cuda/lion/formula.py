@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...spec import Problem
-from ..compiler.backend import Members, Noun, f32, f64, i32, kept_noun, members, noun, pointer, types, verb
+from ..compiler.backend import Members, f32, f64, i32, kept_noun, members, noun, pointer, types, verb
 from ..ptx.arithmetic import add_rn, add_rn_f64, mul_rn, mul_rn_f64, sub_rn, sub_rn_f64
 from ..tile.storage import storage
 
@@ -127,9 +127,6 @@ def rounded(number: Any) -> Members:
     if number is f64:
         return members({}, mul=mul_rn_f64, add=add_rn_f64, sub=sub_rn_f64)
     return members({}, mul=mul_rn, add=add_rn, sub=sub_rn)
-
-
-Steps = Noun  # what `steps` makes
 
 
 @kept_noun

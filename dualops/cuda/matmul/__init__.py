@@ -136,11 +136,6 @@ def matmul_backward(
     return backward(arrays, (*params, a_gradient, b_gradient, bias_gradient), out, kernel, stream)
 
 
-forward = Operation(
-    SPEC, rungs=(sm90.forward_choices, sm80.forward_choices, simt.forward_choices, naive.forward_choices)
-)
-backward = Operation(
-    SPEC,
-    rungs=(sm90.backward_choices, sm80.backward_choices, simt.backward_choices, naive.backward_choices),
-    backward=True,
-)
+TILED = (sm90.RUNG, sm80.RUNG, simt.RUNG)
+forward = Operation(SPEC, rungs=(*(rung.forward_choices for rung in TILED), naive.forward_choices))
+backward = Operation(SPEC, rungs=(*(rung.backward_choices for rung in TILED), naive.backward_choices), backward=True)

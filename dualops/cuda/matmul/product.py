@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..compiler.backend import Members, Noun, i64, kept_noun, members, noun, pointer, types, u32, verb
+from ..compiler.backend import Members, i64, kept_noun, members, noun, pointer, types, u32, verb
 from ..tile.storage import storage
 
 
@@ -311,9 +311,6 @@ def result_type(found: Variant, batch: Any) -> Any:
 def bias_type(found: Variant) -> Any:
     """Return the type of a Bias."""
     return types.NamedTuple((pointer(storage(found.bias_dtype or found.dtype).element), i64), Bias)
-
-
-Axes = Noun  # what `axes_of` makes
 
 
 @kept_noun

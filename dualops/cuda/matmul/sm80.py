@@ -32,26 +32,100 @@ Shared memory: ITEMSIZE * STAGES * BLOCK_K * (BLOCK_M + BLOCK_N) bytes. Register
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ..compiler.backend import Kernel, builds, cuda, f32, i32, kernel, u32
 from ..launch.device import Device
-from ..launch.plans import Choice
 from ..launch.step import Step
 from ..tile.async_copies import cp_async_commit, cp_async_wait_group
 from ..tile.storage import storage
-from ..tile.warp_mma import fragments, warp_products
-from ..tile.warp_rows import COLUMNS, warp_output
-from . import tiled
+from ..tile.warp_mma import STEP_BYTES, fragments, warp_products
+from ..tile.warp_rows import COLUMNS, WarpRowsLayout, warp_output
 from .loading import Reading
 from .product import Product, Variant, argument_types, needs_tensor_cores, product_axes, variant
-from .sm80_config import Sm80Config
 from .sm80_copies import Terms, slice_copies
 from .tiled import Results, Rung, best_first, block_count, block_order, finishing, launch_of, reading, writing
 
 DTYPES = ("bfloat16", "float16")
 VECTORS = (8, 4, 2)  # 16-bit elements per copy: 16, 8 or 4 bytes
+
+
+@dataclass(frozen=True)
+class Sm80Config:
+    """A block of warps_m x warps_n warps. Each warp computes warp_m x warp_n elements of the result."""
+
+    warps_m: int
+    warps_n: int
+    warp_m: int
+    warp_n: int
+    block_k: int  # steps of the sum in a slice
+    num_stages: int
+    min_blocks: int = 1
+    itemsize: int = 2
+    piece: int = 0  # slices that tensor cores add up before their sum is added in float32 (`pieces`); 0: all
+
+    @cached_property
+    def warps(self) -> int:
+        return self.warps_m * self.warps_n
+
+    @cached_property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @cached_property
+    def block_m(self) -> int:
+        return self.warps_m * self.warp_m
+
+    @cached_property
+    def block_n(self) -> int:
+        return self.warps_n * self.warp_n
+
+    @cached_property
+    def sums(self) -> int:
+        """Return the number of sums of a thread; twice as many with pieces."""
+        return self.warp_m * self.warp_n // 32 * (2 if self.piece else 1)
+
+    @cached_property
+    def steps(self) -> int:
+        """Return the number of products along a slice."""
+        return self.block_k * self.itemsize // STEP_BYTES
+
+    @cached_property
+    def shares(self) -> int:
+        """Return the number of parts in which a slice is copied: one with each product of a slice, except the last
+        two."""
+        return max(1, self.steps - 2)
+
+    @cached_property
+    def b_at(self) -> int:
+        """Return the index at which b's slice begins in a stage, in elements."""
+        return self.block_m * self.block_k
+
+    @cached_property
+    def stage(self) -> int:
+        """Return the elements of a stage: a slice of a and one of b."""
+        return (self.block_m + self.block_n) * self.block_k
+
+    @cached_property
+    def ahead(self) -> int:
+        """Return the number of slices in flight."""
+        return self.num_stages - 1
+
+    @cached_property
+    def last(self) -> int:
+        """Return the index at which the last stage begins."""
+        return self.ahead * self.stage
+
+    def shared_bytes(self, dtype: str) -> int:
+        """Return the bytes of the ring, or of all warps' sums, which use its memory at the end, whichever is larger."""
+        return max(self.itemsize * self.num_stages * self.stage, 4 * self.warps * WarpRowsLayout(self.warp_n).size)
+
+    def columns(self, dtype: str) -> int:
+        """Return the number of neighbouring columns that a thread writes."""
+        return COLUMNS
 
 
 @builds
@@ -221,20 +295,8 @@ def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], 
     return [launch_of(product, build_product(config, *_build_of(product, p, metas)), config, p.dtype)]
 
 
-RUNG = Rung("sm80", configs, product_steps)
-
-
 def _serves(problem: Problem, device: Device) -> bool:
     return (problem.dtype in DTYPES or needs_tensor_cores(problem)) and device.has_mma_bf16
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield tiles for the product, best first."""
-    if _serves(problem, device):
-        yield from tiled.forward_choices(RUNG, problem, results, device)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the best tiles for each of the gradient's products."""
-    if _serves(problem, device):
-        yield from tiled.backward_choices(RUNG, problem, results, device)
+RUNG = Rung("sm80", configs, product_steps, serves=_serves)

@@ -186,35 +186,6 @@ def launch_of(product: Product, build: Kernel, config: TiledConfig, dtype: str) 
     return Step(build, (block_count(product, config),), arguments(product), config.shared_bytes(dtype))
 
 
-def _no_maps(*_: Any) -> dict[str, Mapped]:
-    return {}
-
-
-def _no_workspace(*_: Any) -> dict[str, ArrayMeta]:
-    return {}
-
-
-class Rung(NamedTuple):
-    """How a rung computes one product."""
-
-    name: str
-    configs: Callable[..., Iterator[tuple[Any, str]]]  # (product, problem, metas, device): best first, with reasons
-    steps: Callable[..., list[Step]]  # (product, problem, metas, config)
-    maps: Callable[..., Mapping[str, Mapped]] = _no_maps  # (product, problem, metas, config): of the steps' names
-    workspace: Callable[..., Mapping[str, ArrayMeta]] = _no_workspace  # (product, problem, metas, config)
-
-
-def forward_choices(rung: Rung, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield a rung's tiles for the product, best first."""
-    metas = {**problem.arrays, **results}
-    product = forward_product(problem, metas)
-    for config, reason in rung.configs(product, problem, metas, device):
-        call = (product, problem, metas, config)
-        yield Choice(
-            rung.name, config, reason, partial(rung.steps, *call), rung.workspace(*call), maps=rung.maps(*call)
-        )
-
-
 class GradientConfigs(NamedTuple):
     """The Config of each product; None for one that is not requested."""
 
@@ -222,37 +193,57 @@ class GradientConfigs(NamedTuple):
     b: Any
 
 
-def backward_choices(
-    rung: Rung, problem: Problem, results: Mapping[str, ArrayMeta], device: Device
-) -> Iterator[Choice]:
-    """Yield a rung's best tiles for each of the gradient's products."""
-    products, metas = gradient_products(problem, results), gradient_metas(problem, results)
-    best = {name: next(rung.configs(each, problem, metas, device), None) for name, each in products.items()}
-    if any(found is None for found in best.values()):
-        return
-    chosen = {name: found[0] for name, found in best.items() if found}
-    reason = "; ".join(f"{name}: {found[1]}" for name, found in best.items() if found) or "sums of columns"
-    steps = partial(_backward_steps, rung, problem, results, products, chosen)
-    workspace = gradient_workspace(problem) | (partial_sums(problem) if "dbias" in results else {})
-    both = GradientConfigs(chosen.get("da"), chosen.get("db"))
-    maps: dict[str, Mapped] = {}
-    for name, product in products.items():
-        call = (product, problem, metas, chosen[name])
-        maps |= rung.maps(*call)
-        workspace |= rung.workspace(*call)
-    yield Choice(rung.name, both, reason, steps, workspace, maps=maps)
+def _nothing(*_: Any) -> dict[str, Any]:
+    return {}
 
 
-def _backward_steps(
-    rung: Rung,
-    problem: Problem,
-    results: Mapping[str, ArrayMeta],
-    products: Mapping[str, Product],
-    chosen: Mapping[str, Any],
-) -> list[Step]:
-    steps, metas = dz_steps(problem), gradient_metas(problem, results)
-    for name, product in products.items():
-        steps += rung.steps(product, problem, metas, chosen[name])
-    if "dbias" in results and problem.N:
-        steps += column_sums_steps(problem, results["dbias"])
-    return steps
+class Rung(NamedTuple):
+    """How a rung computes one product, and so both directions."""
+
+    name: str
+    configs: Callable[..., Iterator[tuple[Any, str]]]  # (product, problem, metas, device): best first, with reasons
+    steps: Callable[..., list[Step]]  # (product, problem, metas, config)
+    maps: Callable[..., Mapping[str, Mapped]] = _nothing  # (product, problem, metas, config): of the steps' names
+    workspace: Callable[..., Mapping[str, ArrayMeta]] = _nothing  # (product, problem, metas, config)
+    serves: Callable[[Problem, Device], bool] = lambda problem, device: True  # whether it may have Configs
+
+    def forward_choices(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+        """Yield the rung's tiles for the product, best first."""
+        if not self.serves(problem, device):
+            return
+        metas = {**problem.arrays, **results}
+        product = forward_product(problem, metas)
+        for config, reason in self.configs(product, problem, metas, device):
+            call = (product, problem, metas, config)
+            steps = partial(self.steps, *call)
+            yield Choice(self.name, config, reason, steps, self.workspace(*call), maps=self.maps(*call))
+
+    def backward_choices(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+        """Yield the rung's best tiles for each of the gradient's products."""
+        if not self.serves(problem, device):
+            return
+        products, metas = gradient_products(problem, results), gradient_metas(problem, results)
+        best = {name: next(self.configs(each, problem, metas, device), None) for name, each in products.items()}
+        if any(found is None for found in best.values()):
+            return
+        chosen = {name: found[0] for name, found in best.items() if found}
+        reason = "; ".join(f"{name}: {found[1]}" for name, found in best.items() if found) or "sums of columns"
+        calls = [(product, problem, metas, chosen[name]) for name, product in products.items()]
+        steps = partial(self._backward_steps, problem, results, calls)
+        workspace = gradient_workspace(problem) | (partial_sums(problem) if "dbias" in results else {})
+        maps: dict[str, Mapped] = {}
+        for call in calls:
+            maps |= self.maps(*call)
+            workspace |= self.workspace(*call)
+        both = GradientConfigs(chosen.get("da"), chosen.get("db"))
+        yield Choice(self.name, both, reason, steps, workspace, maps=maps)
+
+    def _backward_steps(
+        self, problem: Problem, results: Mapping[str, ArrayMeta], calls: Iterable[tuple[Any, ...]]
+    ) -> list[Step]:
+        steps = dz_steps(problem)
+        for call in calls:
+            steps += self.steps(*call)
+        if "dbias" in results and problem.N:
+            steps += column_sums_steps(problem, results["dbias"])
+        return steps

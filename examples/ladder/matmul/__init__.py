@@ -27,9 +27,9 @@ from dualops.cuda.launch.operation import Operation
 from dualops.cuda.launch.plans import Choice
 from dualops.cuda.launch.step import Step
 from dualops.cuda.launch.tensor_map import Mapped
-from dualops.cuda.matmul import naive, sm90, tiled
+from dualops.cuda.matmul import naive, sm90
 from dualops.cuda.matmul.product import Product, variant
-from dualops.cuda.matmul.sm80_config import Sm80Config
+from dualops.cuda.matmul.sm80 import Sm80Config
 from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.matmul.tiled import MOST_BLOCKS, Rung, block_count
 from dualops.cuda.tile.boxes import Cluster
@@ -157,7 +157,7 @@ def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) 
         return
     if all(len(meta.shape) == 2 and meta.is_row_major for meta in metas.values()):
         for name, step in STEPS.items():
-            yield from tiled.forward_choices(step.rung(name), problem, results, device)
+            yield from step.rung(name).forward_choices(problem, results, device)
 
 
 # the steps are rungs of a separate operation, with matmul's validator, plans and errors

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from dualops.cuda.compiler.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, u16, u32, verb
 from dualops.cuda.matmul.loading import Reading
 from dualops.cuda.matmul.product import Factor, Variant
-from dualops.cuda.matmul.sm80_config import Sm80Config
+from dualops.cuda.matmul.sm80 import Sm80Config
 from dualops.cuda.matmul.sm80_copies import Terms, slice_copies
 from dualops.cuda.matmul.tiled import block_order
 from dualops.cuda.tile.async_copies import cp_async_commit, cp_async_wait_group

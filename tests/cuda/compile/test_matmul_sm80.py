@@ -11,8 +11,7 @@ import pytest
 from dualops.cuda.launch import device
 from dualops.cuda.matmul.loading import Reading
 from dualops.cuda.matmul.product import Variant
-from dualops.cuda.matmul.sm80 import PARTS_TILES, TF32_TILES, TILES, Build, build_product, fits
-from dualops.cuda.matmul.sm80_config import Sm80Config
+from dualops.cuda.matmul.sm80 import PARTS_TILES, TF32_TILES, TILES, Build, Sm80Config, build_product, fits
 from tests.cuda.compile.ptx import ptx_of, sound
 
 CONFIGS = [config for config, _ in TILES]

@@ -13,7 +13,7 @@ from dualops.cuda.launch.device import known
 from dualops.cuda.matmul import sm80
 from dualops.cuda.matmul.loading import Reading
 from dualops.cuda.matmul.product import Variant, forward_product
-from dualops.cuda.matmul.sm80_config import Sm80Config
+from dualops.cuda.matmul.sm80 import Sm80Config
 from dualops.cuda.matmul.sm80_copies import slice_copies
 from dualops.cuda.matmul.tiled import reading
 from dualops.cuda.tile.fragment import accumulator, left_16bit, left_tf32, right_16bit, right_tf32
@@ -314,7 +314,7 @@ def chosen(arch: str, dtype: str, sizes: tuple[int, int, int], layout: str = "nt
     for name, (rows, columns) in shapes.items():
         metas[name] = ArrayMeta((rows, columns), dtype, (columns, 1), "cuda:0", 0)
     problem = SPEC.bind(metas, transposes)
-    return [choice.config for choice in sm80.forward_choices(problem, problem.outputs(SPEC.outputs), known(arch))]
+    return [choice.config for choice in sm80.RUNG.forward_choices(problem, problem.outputs(SPEC.outputs), known(arch))]
 
 
 def test_configs_are_chosen_by_the_work_of_the_busiest_sm():

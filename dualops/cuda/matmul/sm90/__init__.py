@@ -16,13 +16,11 @@ from typing import NamedTuple
 
 from ....spec import ArrayMeta, Problem
 from ...launch.device import Device
-from ...launch.plans import Choice, Choices
 from ...launch.step import Step
 from ...launch.tensor_map import ROUNDED, Mapped
 from ...tile.boxes import box_shape
 from ...tile.epilogue import NEAR, output_box
 from ...tile.warpgroup import ROWS
-from .. import tiled
 from ..product import Axis, Bias, Product, Result, needs_tensor_cores, variant
 from ..tiled import Rung, writing
 from .arguments import Extent, Sm90Variant, To
@@ -109,14 +107,10 @@ def boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Boxed
     return Boxed(product, a, b, others, kernel_of, row_out)
 
 
-def _ready(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> tuple[Ready, Boxed | None]:
-    """Return the product with the copies of factors that tensor cores need, and as this rung computes it, if it can."""
-    made = ready(product, p, metas)
-    return made, boxed(made.product, p, made.metas)
-
-
 def _boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> tuple[Ready, Boxed]:
-    made, found = _ready(product, p, metas)
+    """Return the product with the copies of factors that tensor cores need, and as this rung computes it."""
+    made = ready(product, p, metas)
+    found = boxed(made.product, p, made.metas)
     assert found is not None  # it has a Config
     return made, found
 
@@ -125,8 +119,8 @@ def _configs(
     product: Product, p: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[Sm90Config, str]]:
     """Yield tiles for a product, best first; none if this rung can't compute it."""
-    made, found = _ready(product, p, metas)
-    if product.k.size and product.rounds and found:
+    made = ready(product, p, metas)
+    if product.k.size and product.rounds and boxed(made.product, p, made.metas):
         yield from configs(made.product, device, p.precision if needs_tensor_cores(p) else None)
 
 
@@ -154,21 +148,8 @@ def product_workspace(
     return {each.name: made.metas[each.name] for each in made.copies} if config.tiles(product) else {}
 
 
-RUNG = Rung("sm90", _configs, product_steps, product_maps, product_workspace)
+def _serves(problem: Problem, device: Device) -> bool:
+    return (problem.dtype in TYPES or needs_tensor_cores(problem)) and device.has_wgmma
 
 
-def _choices(forward: bool) -> Choices:
-    """Return a direction's choices: tiles for products that can be loaded as boxes, best first.
-
-    A gradient has choices if all its products can be.
-    """
-    choices = tiled.forward_choices if forward else tiled.backward_choices
-
-    def found(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-        if (problem.dtype in TYPES or needs_tensor_cores(problem)) and device.has_wgmma:
-            yield from choices(RUNG, problem, results, device)
-
-    return found
-
-
-forward_choices, backward_choices = _choices(True), _choices(False)
+RUNG = Rung("sm90", _configs, product_steps, product_maps, product_workspace, _serves)
