@@ -31,7 +31,7 @@ HOST = (
 FRONTEND, HELPERS, SOURCES, BUNDLED = (f"{COMPILER}.{name}" for name in ("frontend", "helpers", "sources", "bundled"))
 STEPS = ("device_memory", "step", "device_words", "tensor_map", "plans", "operation")
 HOST_OF_OPERATORS = (*HOST, *(f"{LAUNCH}.{name}" for name in STEPS))
-TUNED, PLANNING, TUNING = (f"{TUNE}.{name}" for name in ("records", "planning", "tune"))
+TUNED, TUNING = (f"{TUNE}.{name}" for name in ("records", "tune"))
 VIEWS, ROW_WALK = "dualops.cuda.launch.views", "dualops.cuda.row_walk"
 
 
@@ -115,8 +115,7 @@ LAW = (
         (SPEC, SIMULATOR, *HOST, "dualops.cuda.launch.step", "dualops.cuda.launch.plans", TUNED),
         NUMBERS,
     ),
-    Row(PLANNING, (SPEC, "dualops.cuda.launch.plans", "dualops.cuda.launch.operation"), ()),
-    Row(TUNING, (SPEC, *HOST, "dualops.cuda.launch.plans", TUNED, "dualops.cuda.launch.operation", PLANNING), ()),
+    Row(TUNING, (SPEC, *HOST, "dualops.cuda.launch.plans", TUNED, "dualops.cuda.launch.operation"), ()),
     Row(OFFLINE, (SPEC, *HOST_OF_OPERATORS), ()),
     Row(DECLARED, (SPEC,), ()),
     *(Row(f"dualops.cuda.{op}.*", (*OF_OPERATORS, DECLARED, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),

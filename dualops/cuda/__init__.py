@@ -17,8 +17,7 @@ from .retention import retention, retention_backward, retention_varlen, retentio
 from .rms_norm import rms_norm, rms_norm_backward
 from .rope import rope, rope_backward, rope_tables
 from .softmax import softmax, softmax_backward
-from .tuning.planning import plan
-from .tuning.tune import tune
+from .tuning.tune import plan, tune
 
 RUNGS: dict[str, tuple[str, ...]] = {op: spec.rungs for op, spec in _OPERATORS.items()}
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from ..compiler.backend import SIMULATED, Kernel, builds, cuda, i64, kernel, pointer, types
+from ..compiler.backend import Kernel, builds, cuda, i64, kernel, pointer, types
 from ..tile.groups import store_words
 from .device import Device
 from .step import Step, prepare
@@ -51,5 +51,4 @@ def _writer(count: int, device: Device) -> Callable[..., None]:
 
 def write_words(to: Any, first: int, words: Sequence[int], device: Device, handle: int) -> None:
     """Write words on a stream of the device, which must be current. to: an address (in the simulator an array)."""
-    write = _writer(len(words), device)
-    write([to, first, *words]) if SIMULATED else write([to, first, *words], handle)
+    _writer(len(words), device)([to, first, *words], handle)

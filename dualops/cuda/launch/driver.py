@@ -36,12 +36,12 @@ class Current:
         self.index = index
 
     def __enter__(self) -> None:
-        self.before = _done(cu.cuCtxGetCurrent())
-        _done(cu.cuCtxSetCurrent(_primary(self.index)))
+        self.before = done(cu.cuCtxGetCurrent())
+        done(cu.cuCtxSetCurrent(_primary(self.index)))
 
     def __exit__(self, *raised: object) -> None:
         if int(self.before):
-            _done(cu.cuCtxSetCurrent(self.before))
+            done(cu.cuCtxSetCurrent(self.before))
 
 
 class _Thread(threading.local):
@@ -77,14 +77,14 @@ def current_device() -> int:
 
 @cache  # an error is not cached; a retained primary context stays until the process ends
 def _primary(index: int) -> Any:
-    return _done(cu.cuDevicePrimaryCtxRetain(_done(cu.cuDeviceGet(index))))
+    return done(cu.cuDevicePrimaryCtxRetain(done(cu.cuDeviceGet(index))))
 
 
-def _done(answer: tuple[Any, ...]) -> Any:
-    """Return the result of a driver's function. Raises RuntimeError for an error."""
+def done(answer: tuple[Any, ...], what: str = "dualops.cuda") -> Any:
+    """Return the result of a driver's function. Raises RuntimeError for an error, which begins with `what`."""
     error, *result = answer
     if error != 0:
-        raise RuntimeError(f"dualops.cuda: the CUDA driver answered {getattr(error, 'name', error)}")
+        raise RuntimeError(f"{what}: the CUDA driver answered {getattr(error, 'name', error)}")
     return result[0] if result else None
 
 
@@ -112,16 +112,16 @@ def elapsed(work: Callable[[], None], handle: int) -> float:
         began = perf_counter()
         work()
         return perf_counter() - began
-    first, last = (_done(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DEFAULT)) for _ in range(2))
+    first, last = (done(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DEFAULT)) for _ in range(2))
     try:
-        _done(cu.cuEventRecord(first, handle))
+        done(cu.cuEventRecord(first, handle))
         work()
-        _done(cu.cuEventRecord(last, handle))
-        _done(cu.cuEventSynchronize(last))
-        return _done(cu.cuEventElapsedTime(first, last)) / 1e3
+        done(cu.cuEventRecord(last, handle))
+        done(cu.cuEventSynchronize(last))
+        return done(cu.cuEventElapsedTime(first, last)) / 1e3
     finally:
         for event in (first, last):
-            _done(cu.cuEventDestroy(event))
+            done(cu.cuEventDestroy(event))
 
 
 def copy(target: Any, source: Any, nbytes: int, handle: int) -> None:
@@ -129,7 +129,7 @@ def copy(target: Any, source: Any, nbytes: int, handle: int) -> None:
     if SIMULATED:
         target[...] = source
     else:
-        _done(cu.cuMemcpyDtoDAsync(target, source, nbytes, handle))
+        done(cu.cuMemcpyDtoDAsync(target, source, nbytes, handle))
 
 
 _SPARE: dict[int, list[Any]] = {}  # GPU -> events of deleted marks
@@ -145,23 +145,23 @@ class Mark:
         try:
             self.event = _SPARE.setdefault(index, []).pop()
         except IndexError:
-            self.event = _done(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
-        _done(cu.cuEventRecord(self.event, handle))
+            self.event = done(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        done(cu.cuEventRecord(self.event, handle))
 
     def is_over(self) -> bool:
         """Whether all launches before it are done. Does not wait, nor disturb a stream that is being captured."""
         if not self.over:
             with away(self.index) or nullcontext():
                 relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-                before = _done(cu.cuThreadExchangeStreamCaptureMode(relaxed))
+                before = done(cu.cuThreadExchangeStreamCaptureMode(relaxed))
                 (answer,) = cu.cuEventQuery(self.event)
-                _done(cu.cuThreadExchangeStreamCaptureMode(before))
+                done(cu.cuThreadExchangeStreamCaptureMode(before))
             self.over = answer == 0
         return self.over
 
     def hold_up(self, handle: int) -> None:
         """Make later launches on a stream wait for this mark. The stream is of the mark's GPU, which is current."""
-        _done(cu.cuStreamWaitEvent(handle, self.event, 0))
+        done(cu.cuStreamWaitEvent(handle, self.event, 0))
 
     def __del__(self, spare: dict[int, list[Any]] = _SPARE) -> None:
         if self.event is not None:

@@ -30,6 +30,8 @@ MOST_PLANS = 10_000  # plans of an operation, a few kilobytes each, before it dr
 MOST_FAMILIES = 32  # families of calls that differ only in sizes
 WRONG_ARRAYS = (TypeError, ValueError, AttributeError, RuntimeError)  # errors of adapters for wrong arrays
 
+Several = tuple[Any, ...]  # arrays or parameters, in the spec's order; None for a missing array
+
 
 class Offer(NamedTuple):
     """A way to compute a call, and a function that makes its plan."""
@@ -72,7 +74,7 @@ class Operation:
         self.host = {wanted.name: wanted.dtypes for wanted in inputs if wanted.host}
         self.host_places = [place for place, wanted in enumerate(inputs) if wanted.host]
         self.outputs = spec.gradients if backward else spec.outputs
-        updates = {} if backward else spec.updates
+        self.updates = updates = {} if backward else spec.updates
         self.updated = [self.inputs.index(updates[output.name]) for output in self.outputs if output.name in updates]
         self.inplace = tuple(inplace.values()) if isinstance(inplace, Mapping) else inplace
         # (result, input) that may be the same memory
@@ -89,9 +91,7 @@ class Operation:
         self.families: dict[Hashable, list[Family]] = {}  # a call without its sizes -> families, latest first
         OPERATIONS.setdefault(spec.name, []).append(self)
 
-    def __call__(
-        self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: Any, kernel: str | None, stream: Any
-    ) -> Any:
+    def __call__(self, arrays: Several, params: Several, out: Any, kernel: str | None, stream: Any) -> Any:
         """Run the operation: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
         for place in self.host_places:
             if arrays[place] is not None:
@@ -110,9 +110,9 @@ class Operation:
 
     def find(
         self,
-        arrays: tuple[Any, ...],
-        params: tuple[Any, ...],
-        given: tuple[Any, ...] | None = None,
+        arrays: Several,
+        params: Several,
+        given: Several | None = None,
         kernel: str | None = None,
         before: Callable[[Settled], None] | None = None,
     ) -> tuple[Plan, list[Any]]:
@@ -136,18 +136,14 @@ class Operation:
             if layouts is None:
                 _, pointers = plan.adapter.layouts(everything)
             else:
-                self._keep(key, plan)
+                if len(self.plans) >= MOST_PLANS:
+                    self.forget()
+                self.plans[key] = plan
         if SIMULATED:
             self._check_values(plan, arrays)
         return plan, pointers
 
-    def plan(
-        self,
-        arrays: tuple[Any, ...],
-        params: tuple[Any, ...],
-        out: tuple[Any, ...] | None = None,
-        kernel: str | None = None,
-    ) -> Plan:
+    def plan(self, arrays: Several, params: Several, out: Several | None = None, kernel: str | None = None) -> Plan:
         """Return a new plan for such a call. Raises the spec's errors. Launches nothing."""
         arrays = self.with_numbers(arrays)
         if self.updated and out is None:
@@ -157,9 +153,7 @@ class Operation:
             self._check_values(plan, arrays)
         return plan
 
-    def ways(
-        self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None = None
-    ) -> Iterator[Offer]:
+    def ways(self, arrays: Several, params: Several, out: Several | None = None) -> Iterator[Offer]:
         """Yield every way to compute such a call, in the operator's order, best first. Launches nothing."""
         adapter, call = self._call(arrays, params, out, None)
         settled = self._settle(call)
@@ -171,11 +165,11 @@ class Operation:
         family = Family(self.op, call, [], self.inputs, self.same_place, adapter, lambda _: way)
         return _own_plan(family, call, [])
 
-    def overwritten(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    def overwritten(self, arrays: Several) -> Several:
         """Return the inputs to which results are written without out=."""
         return tuple(arrays[place] for place in self.updated if arrays[place] is not None)
 
-    def with_numbers(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    def with_numbers(self, arrays: Several) -> Several:
         """Return the arrays with Python numbers for the host numbers at `host_places`."""
         return tuple(
             on_host(array, self.op, name, self.host[name]) if name in self.host else array
@@ -188,11 +182,6 @@ class Operation:
             there = (array for array in arrays if array is not None)
             self.spec.values(self.op, dict(zip(plan.problem.arrays, there)), plan.problem)
 
-    def _keep(self, key: Hashable, plan: Plan) -> None:
-        if len(self.plans) >= MOST_PLANS:
-            self.forget()
-        self.plans[key] = plan
-
     def forget(self) -> None:
         """Drop all plans: the next calls create new ones."""
         self.plans.clear()
@@ -202,9 +191,9 @@ class Operation:
 
     def _new_plan(
         self,
-        arrays: tuple[Any, ...],
-        params: tuple[Any, ...],
-        out: tuple[Any, ...] | None,
+        arrays: Several,
+        params: Several,
+        out: Several | None,
         kernel: str | None,
         layouts: tuple[Any, ...] | None,
         before: Callable[[Settled], None] | None = None,
@@ -240,18 +229,14 @@ class Operation:
         del families[MOST_FAMILIES:]
         return _own_plan(family, call, lengths)
 
-    def _known_call(
-        self, adapter: Adapter, layouts: Sequence[Any], params: tuple[Any, ...], kernel: str | None
-    ) -> Call:
+    def _known_call(self, adapter: Adapter, layouts: Sequence[Any], params: Several, kernel: str | None) -> Call:
         """Return a call of a family, by the layouts of its arrays."""
         metas = [layout if layout is None else _meta_of(layout, adapter) for layout in layouts]
         inputs, out = metas[: len(self.inputs)], metas[len(self.inputs) :]
         arrays = {name: meta for name, meta in zip(self.inputs, inputs) if meta is not None}
         return Call(arrays, tuple(filter(None, out)) or None, dict(zip(self.defaults, params, strict=True)), kernel)
 
-    def _call(
-        self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None, kernel: str | None
-    ) -> tuple[Adapter, Call]:
+    def _call(self, arrays: Several, params: Several, out: Several | None, kernel: str | None) -> tuple[Adapter, Call]:
         """Return the Call of arguments. Raises TypeError for arguments that are no arrays, or of several libraries."""
         present = {name: array for name, array in zip(self.inputs, arrays, strict=True) if array is not None}
         adapter = self._one_library(present)
@@ -262,11 +247,9 @@ class Operation:
             for name, array in present.items()
         }
         call = Call(metas, None, dict(zip(self.defaults, params, strict=True)), kernel)
-        if out is None:
-            return adapter, call
-        return adapter, call._replace(out=self._metas_of_results(out, adapter, call))
+        return adapter, call if out is None else call._replace(out=self._metas_of_results(out, adapter, call))
 
-    def _metas_of_results(self, out: tuple[Any, ...], adapter: Adapter, call: Call) -> tuple[ArrayMeta, ...]:
+    def _metas_of_results(self, out: Several, adapter: Adapter, call: Call) -> tuple[ArrayMeta, ...]:
         """Return the metas of the caller's arrays. Raises TypeError or ValueError for one of another library."""
         names = [output.name for output in self.outputs]
         if len(out) != len(names) or any(type(ADAPTERS.get(type(array))) is not type(adapter) for array in out):
@@ -305,8 +288,7 @@ class Operation:
         """Return the caller's arrays for results, by name."""
         self._check_count(wanted, out)
         metas = dict(zip(wanted, out, strict=True))
-        updates = {} if self.backward else self.spec.updates
-        names = {name: x for name, x in updates.items() if name in metas and metas[name] == problem.arrays[x]}
+        names = {name: x for name, x in self.updates.items() if name in metas and metas[name] == problem.arrays[x]}
         self.spec.bind_out(self.op, wanted, metas, names)
         return metas
 

@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 
 def prepare(step: Step, names: Sequence[str | None], device: Device) -> Callable[..., None]:
-    """Return a function of a stream and the pointers (in the simulator the arrays) of `names`, which launches `step`.
+    """Return a function of the pointers (in the simulator the arrays) of `names` and a stream, which launches `step`.
 
     None among the names is an array that no argument uses.
     """
@@ -151,11 +151,11 @@ class SimulatedLauncher:
             blocks = self.step.kernel.cluster
         return (blocks, *rest), [0 if isinstance(arg, str) else arg for arg in leaves(self.step.args)]
 
-    def __call__(self, grid: tuple[int, ...], args: list[Any]) -> Callable[[Sequence[Any]], None]:
+    def __call__(self, grid: tuple[int, ...], args: list[Any]) -> Callable[..., None]:
         step, names = self.step, self.names
         scalars = [_simulated(value, kind, "") for value, kind in zip(args, self.kinds, strict=True)]
 
-        def run(arrays: Sequence[Any]) -> None:
+        def run(arrays: Sequence[Any], handle: int = 0) -> None:
             own = scalars.copy()
             for i, which in self.places:
                 own[i] = _simulated(arrays[which], self.kinds[i], names[which])

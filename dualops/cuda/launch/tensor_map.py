@@ -89,7 +89,7 @@ class Boxes:
             return known
         prototype, lock = self._prototype
         with lock:
-            _done(driver.cu.cuTensorMapReplaceAddress(prototype, address))
+            driver.done(driver.cu.cuTensorMapReplaceAddress(prototype, address), "tensor map")
             memory = ctypes.create_string_buffer(ctypes.string_at(prototype.getPtr(), NBYTES), NBYTES)
         made = Encoded(memory, ctypes.addressof(memory))
         if len(self._known) >= MOST_KNOWN:
@@ -113,7 +113,7 @@ class Boxes:
     @cached_property
     def _prototype(self) -> tuple[Any, Lock]:
         """Return an encoded map and its lock. Replacing its address takes a tenth of the time of a new encoding."""
-        return _done(driver.cu.cuTensorMapEncodeTiled(*self._arguments())), Lock()
+        return driver.done(driver.cu.cuTensorMapEncodeTiled(*self._arguments()), "tensor map"), Lock()
 
     def _arguments(self) -> tuple[Any, ...]:
         """Return the arguments of cuTensorMapEncodeTiled for an array at some address."""
@@ -176,13 +176,6 @@ def boxes_of(
 ) -> Boxes:
     """Return the same `Boxes` for the same arguments, so that a shape is validated and encoded once."""
     return Boxes(dtype, shape, strides, box, span)
-
-
-def _done(answer: tuple[Any, ...]) -> Any:
-    error, *result = answer
-    if error != 0:
-        raise RuntimeError(f"tensor map: the CUDA driver answered {getattr(error, 'name', error)}")
-    return result[0] if result else None
 
 
 class Mapped(NamedTuple):

@@ -21,7 +21,7 @@ from ..launch.operation import Choice, Operation
 from ..launch.step import Step
 from . import dense, strided
 from .dense import DenseConfig
-from .formula import Arrays, array_names, dtypes_of, lr_of, rates_of
+from .formula import Arrays, array_names, dtypes_of, lr_argument, rates_of
 from .lists import ListOperation
 from .strided import StridedConfig
 
@@ -116,7 +116,7 @@ def _has_few_axes(problem: Problem, results: Mapping[str, ArrayMeta]) -> bool:
 
 
 def _numbers(problem: Problem) -> tuple[Any, Any]:
-    return lr_of(problem), rates_of(problem.betas, problem.weight_decay)
+    return lr_argument(problem.arrays["lr"].device != "host"), rates_of(problem.betas, problem.weight_decay)
 
 
 def _head(problem: Problem, metas: Mapping[str, ArrayMeta]) -> int:

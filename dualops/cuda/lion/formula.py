@@ -96,9 +96,8 @@ def rates_of(betas: tuple[float, float], weight_decay: float) -> Rates:
     return Rates(beta1, 1 - beta1, beta2, 1 - beta2, weight_decay)
 
 
-def lr_of(problem: Problem) -> Lr:
+def lr_argument(on_device: bool) -> Lr:
     """Return lr as an argument of a launch."""
-    on_device = problem.arrays["lr"].device != "host"
     return Lr(0.0, "lr", 1) if on_device else Lr("lr", "no lr", 0)
 
 

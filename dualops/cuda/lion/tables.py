@@ -18,7 +18,7 @@ from ..launch.device_words import WORDS, write_words
 from ..launch.driver import copy
 from ..launch.step import Step, prepare
 from . import dense
-from .formula import Dtypes, Lr, Rates
+from .formula import Dtypes, Rates, lr_argument
 
 
 class Group(NamedTuple):
@@ -52,7 +52,7 @@ class Tables:
         self.memory = Memory(place, streams, *(words.size for words in self.words))
         self.copied = like if streams.captured else None  # kept: a graph copies it at each replay
         self._write(like)
-        lr = Lr(0.0, "lr", 1) if lr_on_device else Lr("lr", "no lr", 0)
+        lr = lr_argument(lr_on_device)
         known = ["table", "lr", *Rates._fields, *(names if SIMULATED else ())]
         self.launches: list[Callable[..., None]] = []
         for group, (_, blocks) in zip(groups, parts, strict=True):
@@ -77,7 +77,7 @@ class Tables:
     def launch(self, lr: Any, rates: Rates, arrays: Sequence[Any], streams: Streams) -> None:
         """Launch the step of each group. lr: a number, or the address of one (in the simulator an array)."""
         for launch, table in zip(self.launches, self.memory.places, strict=True):
-            _start(launch, [table, lr, *rates, *(arrays if SIMULATED else ())], streams.handle)
+            launch([table, lr, *rates, *(arrays if SIMULATED else ())], streams.handle)
         self.memory.used_on(streams)
 
 
@@ -98,7 +98,3 @@ def pieces(changed: np.ndarray, size: int) -> Iterator[int]:
         first = min(int(changed[done]), size - WORDS)
         yield first
         done = int(np.searchsorted(changed, first + WORDS))
-
-
-def _start(launch: Callable[..., None], values: list[Any], handle: int) -> None:
-    launch(values) if SIMULATED else launch(values, handle)

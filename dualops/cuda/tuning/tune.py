@@ -1,4 +1,4 @@
-"""`tune`: time the ways to compute a call on this GPU. Later similar calls take the fastest.
+"""`plan` a call by the operator's name; `tune`: time the ways to compute it. Later similar calls take the fastest.
 
 An operator has many ways to compute a problem: a way is a rung with a Config. The operator orders them by rules that
 were measured on one GPU. On a GPU with other clocks, fewer SMs or less bandwidth, or for a problem between the rules,
@@ -8,20 +8,20 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from numbers import Integral
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from warnings import warn
 
+from ...spec.named import refusal
 from ..compiler.backend import SIMULATED
 from ..compiler.binaries import Wanted, build_all
 from ..launch.arrays import adapter_of
 from ..launch.driver import away, elapsed
-from ..launch.operation import Offer, Operation
+from ..launch.operation import OPERATIONS, Offer, Operation, results_of
 from ..launch.plans import Choice, Plan
-from .planning import named_call
 from .records import Record, Timed, Way, keep, measured, way_of
 
 SLOW = "naive"  # the rung that is never the fastest
@@ -29,6 +29,50 @@ CALLS, BURSTS = 20, 5  # calls per burst, without a wait between them; bursts, o
 BURST_SECONDS = 0.1  # a burst has fewer calls if CALLS would take longer
 
 Ranked = TypeVar("Ranked", Choice, Offer)
+
+
+class NamedCall(NamedTuple):
+    """An operation and its arguments."""
+
+    operation: Operation
+    arrays: tuple[Any, ...]
+    params: tuple[Any, ...]
+    out: tuple[Any, ...] | None
+
+
+def named_call(
+    who: str, operator: str, arrays: Sequence[Any], out: Any, backward: bool, params: Mapping[str, Any]
+) -> NamedCall:
+    """Return the call of an operator's name and arguments. who: the public function, for messages.
+
+    Raises ValueError for an unknown operator, TypeError for a parameter, NotImplementedError for a missing gradient.
+    """
+    if operator not in OPERATIONS:
+        raise ValueError(f"{who}: operator is {operator!r}, expected one of {', '.join(OPERATIONS)}")
+    directions = OPERATIONS[operator]
+    if backward and len(directions) < 2:
+        raise NotImplementedError(f"{who}: {operator} has no backward yet")
+    operation = directions[1 if backward else 0]
+    inputs = dict(zip(operation.inputs, arrays))
+    accepted = dict.fromkeys(operation.inputs) | operation.defaults
+    known = [name for name in accepted if name not in inputs]
+    if unknown := params.keys() - known:
+        raise refusal(operation.op, sorted(unknown), known)
+    call = {**accepted, **inputs, **params}
+    values = [tuple(call[name] for name in names) for names in (operation.inputs, operation.defaults)]
+    return NamedCall(operation, values[0], values[1], None if out is None else results_of(out))
+
+
+def plan(
+    operator: str, *arrays: Any, out: Any = None, kernel: str | None = None, backward: bool = False, **params: Any
+) -> Plan:
+    """Return how a call would be computed: `print(plan("softmax", x, axis=0))` shows rung, Config and reason.
+
+    Launches nothing. operator: "softmax", "flash_attention", ...; arrays, params, out, kernel: the operator's
+    arguments. Raises the errors of the call itself.
+    """
+    call = named_call("plan", operator, arrays, out, backward, params)
+    return call.operation.plan(call.arrays, call.params, call.out, kernel)
 
 
 def tune(

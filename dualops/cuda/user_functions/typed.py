@@ -25,7 +25,7 @@ from ..tile.fast_math import fast_tanh
 from .calls import BOOL, CONVERSIONS, EXTREMES, FLOAT, FUNCTIONS, INT, LOGICAL, ROUNDINGS, Kind, nearest, power, sign
 
 Typed = tuple[ast.expr, Kind]
-
+Helpers = dict[Any, tuple[Any, Kind] | None]  # function and its arguments' kinds -> rewritten, and its result's kind
 
 QUICK = {FUNCTIONS[math.tanh].implementation: fast_tanh}  # function -> its faster replacement
 
@@ -63,14 +63,7 @@ def typed(user: UserFunction, number: Any, approximate: bool = False) -> Callabl
 class _Typing:
     """Rewrite one function for parameters of these kinds. `helpers`: the rewritten functions that it calls."""
 
-    def __init__(
-        self,
-        function: FunctionType,
-        kinds: Sequence[Kind],
-        number: Any,
-        approximate: bool,
-        helpers: dict[Any, tuple[Any, Kind] | None],
-    ):
+    def __init__(self, function: FunctionType, kinds: Sequence[Kind], number: Any, approximate: bool, helpers: Helpers):
         self.number, self.approximate, self.helpers = number, approximate, helpers
         try:
             self.source = source_of(function, len(kinds))

@@ -133,7 +133,7 @@ def share(module: str) -> tuple[int, int]:
 def test_an_edit_compiles_no_other_kernel():
     for module in (
         "launch.operation",
-        "tuning.planning",
+        "tuning.tune",
         "compiler.offline",
         "tuning.records",
         "flash_attention",

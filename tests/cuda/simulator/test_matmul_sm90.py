@@ -13,7 +13,7 @@ from dualops.cuda.launch.operation import OPERATIONS
 from dualops.cuda.matmul.sm90 import config as sm90_config, parts
 from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.tile.boxes import Cluster
-from dualops.cuda.tuning.planning import plan
+from dualops.cuda.tuning.tune import plan
 from dualops.spec import OPERATORS, Case
 from dualops.spec.matmul import shapes_of
 from dualops.spec.meta import numpy_dtype
