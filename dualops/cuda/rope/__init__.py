@@ -9,6 +9,7 @@ arguments.py  the arguments of both kernels
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,8 +128,7 @@ def _results(op: str, inplace: Any, inputs: tuple[Any, Any], out: Any) -> Any:
 
 
 PLACES, PLACES_BACKWARD = ({o.name: o.like for o in outputs} for outputs in (SPEC.outputs, SPEC.gradients))
-FORWARD = (simt.forward_choices, naive.forward_choices)
-BACKWARD = (simt.backward_choices, naive.backward_choices)
+FORWARD, BACKWARD = ([partial(rung.choices, turn=turn) for rung in (simt, naive)] for turn in (1.0, -1.0))
 forward = Operation(SPEC, rungs=FORWARD, inplace=PLACES)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True, inplace=PLACES_BACKWARD)
 forward_tables = Operation(SPEC_TABLES, rungs=(tables.forward_choices,))

@@ -64,17 +64,8 @@ def build(config: NaiveConfig, variant: Variant) -> Kernel:
     return rope_naive
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the rotation, one thread per pair."""
-    return _choices(problem, results, 1.0)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the rotation back, one thread per pair."""
-    return _choices(problem, results, -1.0)
-
-
-def _choices(problem: Problem, results: Mapping[str, ArrayMeta], turn: float) -> Iterator[Choice]:
+def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device, turn: float) -> Iterator[Choice]:
+    """Yield the rotation, one thread per pair. turn: see `arguments`."""
     config = NaiveConfig()
     yield Choice("naive", config, "one thread per pair", partial(_steps, problem, results, turn, config))
 

@@ -136,16 +136,6 @@ def _pairs(config: SimtConfig, variant: Variant) -> Members:
     )
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the rotation, 16 bytes at a time if aligned."""
-    return _choices(problem, results, device, 1.0)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Yield the rotation back, 16 bytes at a time if aligned."""
-    return _choices(problem, results, device, -1.0)
-
-
 # Speed as a share of a plain kernel with the same reads and writes: bf16, H200, 2026-11-21, 4 x 8192 tokens, 32 and 8
 # heads of 128. A cap on registers for more blocks per SM costs 4 %, and spills with 8 heads per thread.
 THREADS = 128
@@ -153,7 +143,8 @@ HEADS, ROUNDS = 4, 2  # 0.96, one round 0.93; 2 heads per round 0.96, 8: 0.96. H
 WAVES, THREADS_PER_SM = 2, 640  # as many threads as the registers allow
 
 
-def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device, turn: float) -> Iterator[Choice]:
+def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device, turn: float) -> Iterator[Choice]:
+    """Yield the rotation, 16 bytes at a time if aligned. turn: see `arguments`."""
     config = config_of(problem, results)
     lanes = head_lanes(problem, config, device)
     reason = f"{lanes} threads share a token's heads"

@@ -15,10 +15,9 @@ This package is the lowest layer of `dualops.cuda` and imports nothing from dual
 
 # ruff: noqa: F401  the names that the other packages use
 from .bulk import Store, stores
-from .dialect import Float, Signed, Unsigned, cuda
+from .dialect import Float, Signed, Unsigned, cuda, double, single
 from .meetings import WARP, Deadlock, MBarrier
 from .memory import Local, Pointer, located, reachable
-from .numbers import double, single
 from .running import launch, order, waited_for_grid
 from .shared import Late, swizzled
 from .sums import added_at_once, rounded_sums, toward_zero
