@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..compiler.backend import Members, cuda, i32, kept_noun, members, verb
+from ..compiler.backend import Members, cuda, i32, kept_noun, verb
 from ..tile.numbers import numbers
 from ..tile.shared import Tile
 from ..tile.storage import access, storage
@@ -49,13 +49,11 @@ def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Members:
     vec, num = access(dtype, VECTOR > 1, once=True), numbers(storage(dtype).number)
 
     @verb
-    def _share_along_depth():
+    def share():
+        """Return the thread's Share."""
         tid = cuda.threadIdx.x
-        return Share(i32(tid // LINE), i32(tid % LINE * VECTOR))
-
-    @verb
-    def _share_along_row():
-        tid = cuda.threadIdx.x
+        if ALONG_DEPTH:
+            return Share(i32(tid // LINE), i32(tid % LINE * VECTOR))
         return Share(i32(tid % LINE * VECTOR), i32(tid // LINE))
 
     @verb
@@ -67,44 +65,29 @@ def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Members:
         return matrix + (row + share.row) * x.row + share.depth * x.depth
 
     @verb
-    def _fetch_along_depth(frag, x, index, rows_left, depth_left):
+    def fetch(frag, x, index, rows_left, depth_left):
+        """Load from x[index] on.
+
+        The factor has rows_left rows and depth_left steps from the share's first one on, none if below 1. Elements
+        beyond them are 0.
+        """
+        step, lines, along = (x.row, rows_left, depth_left) if ALONG_DEPTH else (x.depth, depth_left, rows_left)
         for i in range(COUNT):
-            keep = (i * LINES < rows_left) & (depth_left > 0)
-            vec.load(frag, i * VECTOR, x.data, index + i * LINES * x.row, keep, num.zero)
+            keep = (i * LINES < lines) & (along > 0)
+            vec.load(frag, i * VECTOR, x.data, index + i * LINES * step, keep, num.zero)
 
     @verb
-    def _fetch_along_row(frag, x, index, rows_left, depth_left):
-        for i in range(COUNT):
-            keep = (i * LINES < depth_left) & (rows_left > 0)
-            vec.load(frag, i * VECTOR, x.data, index + i * LINES * x.depth, keep, num.zero)
-
-    @verb
-    def _put_along_depth(smem, stage, share, frag):
+    def put(smem, stage, share, frag):
+        """Store to the stage that begins at `stage`."""
         at = i32(stage + slices.at + share.depth * slices.row + share.row)
         for i in range(COUNT):
-            for c in range(VECTOR):
-                num.store_shared(smem, at + c * slices.row + i * LINES, frag[i * VECTOR + c])
-
-    @verb
-    def _put_along_row(smem, stage, share, frag):
-        at = i32(stage + slices.at + share.depth * slices.row + share.row)
-        for i in range(COUNT):
-            if VECTOR == 1:
+            if ALONG_DEPTH:
+                for c in range(VECTOR):
+                    num.store_shared(smem, at + c * slices.row + i * LINES, frag[i * VECTOR + c])
+            elif VECTOR == 1:
                 num.store_shared(smem, at + i * LINES * slices.row, frag[i])
             else:
                 for c in range(0, VECTOR, num.vector):
                     num.store_vector(smem, at + i * LINES * slices.row + c, frag, i * VECTOR + c)
 
-    share, fetch, put = (
-        (_share_along_depth, _fetch_along_depth, _put_along_depth)
-        if ALONG_DEPTH
-        else (_share_along_row, _fetch_along_row, _put_along_row)
-    )
-    return members(
-        locals(),
-        share=share,  # () -> Share
-        # (frag, x, index, rows_left, depth_left): load from x[index] on. The factor has rows_left rows and depth_left
-        # steps from the share's first one on, none if below 1; elements beyond them are 0
-        fetch=fetch,
-        put=put,  # (smem, stage, share, frag): store to the stage that begins at `stage`
-    )
+    return locals()

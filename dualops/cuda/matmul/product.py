@@ -316,40 +316,32 @@ def bias_type(found: Variant) -> Any:
 @kept_noun
 def axes_of(count: int) -> Members:
     """The verb for `count` axes that arrays share, whose elements are numbered in row-major order."""
-    AXES, LAST = count, count - 1
+    LAST = count - 1
 
     @verb
-    def _along_one(index, sizes, strides):
-        return index * strides[0]
-
-    @verb
-    def _along_several(index, sizes, strides):
+    def at(index, sizes, strides):
+        """Return the offset of element number `index`."""
+        if count == 1:
+            return index * strides[0]
         total = i64(0)
-        for axis in range(AXES):
+        for axis in range(count):
             total += index % sizes[LAST - axis] * strides[LAST - axis]
             index = index // sizes[LAST - axis]
         return total
 
     @verb
-    def _along_one_32(index, sizes, strides):
-        return i64(u32(index)) * strides[0]
-
-    @verb
-    def _along_several_32(index, sizes, strides):
+    def at_32(index, sizes, strides):
+        """Return the same for a number below 2**32: a 64-bit division is a call and takes registers."""
+        if count == 1:
+            return i64(u32(index)) * strides[0]
         total, rest = i64(0), u32(index)
-        for axis in range(AXES):
+        for axis in range(count):
             size = u32(sizes[LAST - axis])
             total += i64(rest % size) * strides[LAST - axis]
             rest = rest // size
         return total
 
-    at, at_32 = (_along_one, _along_one_32) if count == 1 else (_along_several, _along_several_32)
-    return members(
-        locals(),
-        type=types.UniTuple(i64, count),  # Numba type of their sizes, and of an array's strides along them
-        at=at,  # (index, sizes, strides) -> offset of element number `index`
-        at_32=at_32,  # the same for numbers below 2**32: a 64-bit division is a call and takes registers
-    )
+    return members(locals(), type=types.UniTuple(i64, count))  # of their sizes, and of an array's strides along them
 
 
 @noun
