@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
-from ..compiler.backend import Members, i64, kept_noun, members, types, verb
+from ..compiler.backend import Members, i64, kept_noun, types, verb
 from ..launch.views import absent, by_token, strided
 from ..tile.storage import storage
 
@@ -105,20 +105,17 @@ def starts(heads, b, s):
 def table_rows(positions: str) -> Members:
     """The verb by which a token finds its row of the tables. positions: their dtype, "" without positions."""
 
-    @verb
-    def _of_token(positions, b, s, sizes):
-        return s, s < sizes.rows
+    HAS_POSITIONS = positions != ""
 
     @verb
-    def _of_position(positions, b, s, sizes):
+    def of(positions, b, s, sizes):
+        """Return the row that token (b, s) uses, and whether there is one."""
+        if not HAS_POSITIONS:
+            return s, s < sizes.rows
         row = i64(positions.data[start(positions, b, s)])
         return row, (row >= 0) & (row < sizes.rows)
 
-    return members(
-        locals(),
-        # (positions, b, s, sizes) -> the row that token (b, s) uses, and whether there is one
-        of=_of_position if positions else _of_token,
-    )
+    return locals()
 
 
 @verb

@@ -110,13 +110,13 @@ def _pairs(config: SimtConfig, variant: Variant) -> Members:
             table_vec.load(frag, at + i, table.data, index + i, keep, num.nan)
 
     @verb
-    def _load_halves(frag, table, row, first, second, keep):
-        _load_run(frag, 0, table, row + first, keep)
-
-    @verb
-    def _load_neighbours(frag, table, row, first, second, keep):
-        _load_run(frag, 0, table, row + first // 2, keep)
-        _load_run(frag, RUN, table, row + second // 2, keep)
+    def load(frag, table, row, first, second, keep):
+        """Load cos or sin of both pieces, NaN without `keep`."""
+        if not whole:
+            _load_run(frag, 0, table, row + first, keep)
+        else:
+            _load_run(frag, 0, table, row + first // 2, keep)
+            _load_run(frag, RUN, table, row + second // 2, keep)
 
     @verb
     def turn(frag, at, cos_frag, sin_frag):
@@ -131,8 +131,6 @@ def _pairs(config: SimtConfig, variant: Variant) -> Members:
         size=2 * own,  # elements of both pieces
         # whether a piece is one element, so that the other element of the pair is its neighbour in memory
         split=variant.interleaved and own == 1,
-        # (frag, table, row, first, second, keep): load cos or sin of both pieces, NaN without `keep`
-        load=_load_neighbours if whole else _load_halves,
     )
 
 

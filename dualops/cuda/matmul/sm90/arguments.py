@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...compiler.backend import Members, i32, i64, members, noun, tensor_map, types, u32, verb
+from ...compiler.backend import Members, i32, i64, noun, tensor_map, types, u32, verb
 from ..product import Bias, Result, Variant, bias_type, result_type
 from ..tiled import Results
 
@@ -48,27 +48,21 @@ def other_coordinates(others: int) -> Members:
     """The verbs that compute coordinates along a map's axes other than rows and columns."""
 
     @verb
-    def _one(extent, steps, batch, r):
-        return (i32(batch) * steps[0],)
-
-    @verb
-    def _one_of_result(extent, batch):
-        return (i32(batch),)
-
-    @verb
-    def _three(extent, steps, batch, r):
+    def factor(extent, steps, batch, r):
+        """Return a factor's coordinates, for product number r."""
+        if others == 1:
+            return (i32(batch) * steps[0],)
         inner, outer = i32(u32(batch) % u32(extent.inner)), i32(u32(batch) // u32(extent.inner))
         return (inner * steps[0], outer * steps[1], i32(r) * steps[2])
 
     @verb
-    def _two_of_result(extent, batch):
+    def result(extent, batch):
+        """Return the results' coordinates."""
+        if others == 1:
+            return (i32(batch),)
         return (i32(u32(batch) % u32(extent.inner)), i32(u32(batch) // u32(extent.inner)))
 
-    return members(
-        locals(),
-        factor=_one if others == 1 else _three,  # (extent, steps, batch, r) -> a tuple, for product number r
-        result=_one_of_result if others == 1 else _two_of_result,  # (extent, batch) -> a tuple
-    )
+    return locals()
 
 
 class To(NamedTuple):
