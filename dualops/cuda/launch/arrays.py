@@ -191,6 +191,8 @@ _TYPESTR = {"<f8": "float64", "<f4": "float32", "<f2": "float16", "<V2": "bfloat
 class InterfaceAdapter:
     """Anything with `__cuda_array_interface__`: Numba device arrays, CuPy arrays and others."""
 
+    current_device, is_capturing = staticmethod(current_device), staticmethod(is_capturing)
+
     def layouts(self, arrays: Sequence[Any]) -> tuple[tuple[Hashable, ...], list[Any]]:
         parts = [
             (None, 0) if array is None else (type(array), array) if type(array) in NUMBERS else self._layout(array)
@@ -239,12 +241,6 @@ class InterfaceAdapter:
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
         pass  # Numba frees memory only after the device has finished all work
-
-    def current_device(self) -> int:
-        return current_device()
-
-    def is_capturing(self, handle: int) -> bool:
-        return is_capturing(handle)
 
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
         return tuple(map(self.pointer, arrays))

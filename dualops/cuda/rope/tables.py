@@ -112,9 +112,7 @@ def scaling_of(problem: Problem) -> Scaling:
     """Return the numbers of a call's scaling."""
     options, R = dict(problem.scaling or ()), 2 * problem.half
     name, base = options.get("rope_type", "default"), problem.theta
-    every = Scaling(
-        base, 1.0, 0.0, 0.0, 1.0, 2.0, options.get("attention_factor", 1.0)
-    )  # kept is 0, and nothing divided
+    every = Scaling(base, 1.0, 0.0, 0.0, 1.0, 2.0, options.get("attention_factor", 1.0))  # kept is 0, nothing divided
     if name in ("default", "dynamic"):
         return every
     every = every._replace(factor=options["factor"])

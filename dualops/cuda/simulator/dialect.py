@@ -13,7 +13,6 @@ from greenlet import getcurrent
 from numba.core import types
 from numba.np import numpy_support
 
-from .meetings import WARP
 from .memory import Local, Pointer, poisoned
 from .threads import Dim3, current
 
@@ -136,7 +135,6 @@ class _Cuda:
     """The `cuda` of a simulated kernel: the part of numba.cuda that dualops uses."""
 
     shared, local = _Shared(), _Local()
-    warpsize = WARP
 
     def __init__(self) -> None:
         self.blockDim = self.gridDim = Dim3(1)

@@ -168,11 +168,9 @@ def _refuse_capture(operation: Operation, arrays: tuple[Any, ...]) -> None:
 
 def _build(ways: Iterable[Offer]) -> None:
     """Compile the kernels of ways, in parallel."""
-    if SIMULATED:
-        return
-    steps = [(way.settled.device.arch, step) for way in ways for step in way.choice.steps()]
-    for _ in build_all({Wanted(step.kernel, arch, step.shared_bytes): None for arch, step in steps}):
-        pass
+    if not SIMULATED:
+        steps = [(way.settled.device.arch, step) for way in ways for step in way.choice.steps()]
+        list(build_all({Wanted(step.kernel, arch, step.shared_bytes): None for arch, step in steps}))
 
 
 def _seconds(plan: Plan, arrays: tuple[Any, ...], out: tuple[Any, ...] | None) -> float:

@@ -29,7 +29,7 @@ This is the one package that uses internals of Numba's compiler: of numba-cuda 0
 
 from __future__ import annotations
 
-from . import known  # noqa: F401  before Numba's own modules, which may be others
+from . import known  # noqa: F401  before Numba's own modules, which may be others, or import SciPy
 
 # isort: split
 
@@ -45,13 +45,7 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.flags import CUDAFlags
 
-from . import (  # noqa: F401  their passes
-    answers,
-    array_functions,  # before Numba imports these itself
-    assignments,
-    inlining,
-    verbs,
-)
+from . import answers, assignments, inlining, verbs  # noqa: F401  their passes
 from .by_value import take_by_value
 from .called import calls_of_a_kernel
 from .cycles import untie_module

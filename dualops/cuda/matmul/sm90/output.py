@@ -30,21 +30,6 @@ class Output(Namespace):
     finish: Callable[..., None]  # (): after the last tile
 
 
-@verb
-def _nothing(to, warp):
-    pass
-
-
-@verb
-def _no_start(floats, to, n0, N):
-    pass
-
-
-@verb
-def _no_finish():
-    pass
-
-
 def box_results(config: Sm90Config, found: Sm90Variant) -> Output:
     """Return the verbs for results that are stored as boxes."""
     product = found.product
@@ -120,11 +105,23 @@ def bias_row(config: Sm90Config, product: Variant, boxes: BoxOutput) -> Members:
 
 def row_results(config: Sm90Config, found: Sm90Variant) -> Output:
     """Return the verbs for results of which `found.out` elements of a row are stored at once."""
-    finish = finishing(found.product, NEAR, found.out, short=found.short).finish
-    rows = row_output(config.block_n, config.output_at, config.store_n * config.itemsize // 4, finish)
+    finish_columns = finishing(found.product, NEAR, found.out, short=found.short).finish
+    rows = row_output(config.block_n, config.output_at, config.store_n * config.itemsize // 4, finish_columns)
+
+    @verb
+    def begin(to, warp):
+        pass
+
+    @verb
+    def start(floats, to, n0, N):
+        pass
+
+    @verb
+    def finish():
+        pass
 
     @verb
     def store(smem, floats, to, acc, corner, M, N):
         rows.store(floats, acc, corner, M, results_of(to, corner, N))
 
-    return Output(begin=_nothing, start=_no_start, store=store, finish=_no_finish)
+    return Output.from_locals(locals())
