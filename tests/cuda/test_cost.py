@@ -138,7 +138,7 @@ def test_what_a_call_takes_is_as_fast_as_the_best_that_was_found(gpu: str, least
 
 
 def test_the_picture_of_the_page(tmp_path: Path):
-    hold_pictures([*map(str, draw.draw(tmp_path, draw.PICTURES))], draw.PICTURES, page=draw.PAGE)
+    hold_pictures([*map(str, draw.draw(tmp_path, draw.PICTURES))], draw.PICTURES, draw.PAGE)
 
 
 # --- candidates ------------------------------------------------------------------------------------
