@@ -1,7 +1,6 @@
 """`bind` is the only validator: each kind of bad call, and the words that tell the caller what was wrong."""
 
 import re
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,10 @@ def softmax_backward_call(y: ArrayMeta, dy: ArrayMeta, **params: Any) -> Problem
 SOFTMAX_ERRORS = {
     TypeError: [
         (meta(2, 3, dtype="int32"), {}, f"softmax: x has dtype int32, {FLOAT_LIST}"),
-        (meta(2, 3, dtype="complex64"), {}, f"softmax: x has dtype complex64, {FLOAT_LIST}"),
         (meta(2, 3, dtype="float8_e4m3fn"), {}, f"softmax: x has dtype float8_e4m3fn, {FLOAT_LIST}"),
         (meta(2, 3), {"axis": 1.0}, "softmax: axis is 1.0, expected an integer"),
-        (meta(2, 3), {"axis": True}, "softmax: axis is True, expected an integer"),
         (meta(2, 3), {"axis": np.True_}, "softmax: axis is np.True_, expected an integer"),
-        (meta(2, 3), {"axis": None}, "softmax: axis is None, expected an integer"),
-        (meta(2, 3), {"axis": "1"}, "softmax: axis is '1', expected an integer"),
         (meta(2, 3), {"axis": (0, 1)}, "softmax: axis is (0, 1), expected an integer"),
-        (meta(2, 3), {"dim": 1}, "softmax: unknown parameter dim, expected axis"),
         (meta(2, 3), {"dim": 1, "axis": 0, "a": 2}, "softmax: unknown parameter a, dim, expected axis"),
     ],
     ValueError: [
@@ -54,8 +48,6 @@ def test_softmax_errors(kind, x, params, message):
 BACKWARD_ERRORS = {
     ValueError: [
         (meta(2, 3), meta(3, 2), {}, "softmax_backward: dy has shape (3, 2), y has shape (2, 3), expected the same"),
-        (meta(2, 3), meta(2, 3, 1), {},
-         "softmax_backward: dy has shape (2, 3, 1), y has shape (2, 3), expected the same"),
         (meta(2, 3, device="cuda:0"), meta(2, 3, device="cuda:1"), {},
          "softmax_backward: dy is on cuda:1, y on cuda:0, expected one device"),
         (meta(2, 3), meta(2, 3), {"axis": 5}, "softmax_backward: axis is 5, expected -2 to 1 for y of shape (2, 3)"),
@@ -63,7 +55,6 @@ BACKWARD_ERRORS = {
     TypeError: [
         (meta(2, 3, dtype="bfloat16"), meta(2, 3), {},
          "softmax_backward: dy has dtype float32, y has dtype bfloat16, expected the same"),
-        (meta(2, dtype="bool"), meta(2), {}, f"softmax_backward: y has dtype bool, {FLOAT_LIST}"),
         (meta(2, 3), meta(2, 3), {"dim": 0}, "softmax_backward: unknown parameter dim, expected axis"),
     ],
 }  # fmt: skip
@@ -136,10 +127,8 @@ def bind_out(given: ArrayMeta) -> None:
 OUT_ERRORS = {
     ValueError: [
         (meta(5, 4), "softmax: out y has shape (5, 4), expected (4, 5)"),
-        (meta(20), "softmax: out y has shape (20,), expected (4, 5)"),
         (meta(4, 5, device="cuda:0"), "softmax: out y is on cuda:0, expected cpu"),
         (meta(4, 5, strides=(0, 1)), "softmax: out y has strides (0, 1): its elements overlap one another"),
-        (meta(4, 5, strides=(1, 1)), "softmax: out y has strides (1, 1): its elements overlap one another"),
         (meta(4, 5, strides=(4, 1)), "softmax: out y has strides (4, 1): its elements overlap one another"),
     ],
     TypeError: [
@@ -167,12 +156,10 @@ ATTENTION_ERRORS = {
         ({"q": meta(6, 5, 16)}, "q has 3 axes (6, 5, 16), expected 4: [B, H, Sq, D]"),
         ({"v": meta(2, 3, 7, 24, 1)}, "v has 5 axes (2, 3, 7, 24, 1), expected 4: [B, Hkv, Sk, Dv]"),
         ({"k": meta(1, 3, 7, 16)}, "k has B=1, q has B=2"),
-        ({"v": meta(3, 3, 7, 24)}, "v has B=3, q has B=2"),
         ({"k": meta(2, 3, 7, 15)}, "k has D=15, q has D=16"),
         ({"v": meta(2, 3, 8, 24)}, "v has Sk=8, k has Sk=7"),
         ({"v": meta(2, 6, 7, 24)}, "v has Hkv=6, k has Hkv=3"),
         ({"q": meta(2, 7, 5, 16)}, "q has H=7, k has Hkv=3, expected H to be a multiple of Hkv, neither of them 0"),
-        ({"q": meta(2, 2, 5, 16)}, "q has H=2, k has Hkv=3, expected H to be a multiple of Hkv, neither of them 0"),
         ({"k": meta(2, 0, 7, 16), "v": meta(2, 0, 7, 24)},
          "q has H=6, k has Hkv=0, expected H to be a multiple of Hkv, neither of them 0"),
         ({"q": meta(2, 0, 5, 16)}, "q has H=0, k has Hkv=3, expected H to be a multiple of Hkv, neither of them 0"),
@@ -183,19 +170,13 @@ ATTENTION_ERRORS = {
         ({"k": meta(2, 3, 7, 16, strides=(672, 224, 32, 2))}, "k has stride 2 along its last axis D, expected 1"),
         ({"v": meta(2, 3, 7, 24, strides=(21, 7, 1, 0))}, "v has stride 0 along its last axis Dv, expected 1"),
         ({"causal": 1}, "causal is 1, expected False, True or 'top_left'"),
-        ({"causal": None}, "causal is None, expected False, True or 'top_left'"),
         ({"causal": "bottom_right"}, "causal is 'bottom_right', expected False, True or 'top_left'"),
         ({"scale": float("nan")}, "scale is nan, expected a finite number"),
-        ({"scale": float("inf")}, "scale is inf, expected a finite number"),
         ({"scale": 10**400}, f"scale is {str(10**400)[:200]}..., expected a finite number"),
         ({"window": (-1, 0)}, "window is (-1, 0), expected left and right to be None (unbounded) or at least 0"),
-        ({"window": (None, -2)}, "window is (None, -2), expected left and right to be None (unbounded) or at least 0"),
         ({"softcap": 0}, "softcap is 0, expected a number above 0, or None"),
-        ({"softcap": -1.0}, "softcap is -1.0, expected a number above 0, or None"),
         ({"softcap": float("inf")}, "softcap is inf, expected a finite number"),
         ({"bias": meta(5, 8)}, "bias has shape (5, 8), expected one that broadcasts to [B, H, Sq, Sk] = (2, 6, 5, 7)"),
-        ({"bias": meta(3, 5, 7)},
-         "bias has shape (3, 5, 7), expected one that broadcasts to [B, H, Sq, Sk] = (2, 6, 5, 7)"),
         ({"bias": meta(1, 1, 1, 1, 1)},
          "bias has shape (1, 1, 1, 1, 1), expected one that broadcasts to [B, H, Sq, Sk] = (2, 6, 5, 7)"),
         ({"bias": meta(0, 7)}, "bias has shape (0, 7), expected one that broadcasts to [B, H, Sq, Sk] = (2, 6, 5, 7)"),
@@ -207,7 +188,6 @@ ATTENTION_ERRORS = {
         ({"key_padding_mask": meta(7, dtype="bool")}, "key_padding_mask has 1 axes (7,), expected 2: [B, Sk]"),
         ({"dropout_p": 1.0}, "dropout_p is 1.0, expected a probability from 0 to below 1"),
         ({"dropout_p": -0.1}, "dropout_p is -0.1, expected a probability from 0 to below 1"),
-        ({"dropout_p": float("nan")}, "dropout_p is nan, expected a finite number"),
         ({"dropout_p": 0.5}, "seed is None, expected an integer where dropout_p is 0.5"),
         ({"seed": meta(1, dtype="int64")}, "seed has 1 axes (1,), expected 0: []"),
         ({"seed": meta(dtype="int64", device="cuda:0")}, "seed is on cuda:0, q on cpu, expected one device"),
@@ -215,26 +195,20 @@ ATTENTION_ERRORS = {
     TypeError: [
         ({"q": meta(2, 6, 5, 16, dtype="int64")}, f"q has dtype int64, {FLOAT_LIST}"),
         ({"v": meta(2, 3, 7, 24, dtype="float16")}, "v has dtype float16, q has dtype float32, expected the same"),
-        ({"scale": "big"}, "scale is 'big', expected a number"),
         ({"scale": "0.5"}, "scale is '0.5', expected a number"),
         ({"scale": True}, "scale is True, expected a number"),
         ({"return_lse": 1}, "return_lse is 1, expected True or False"),
-        ({"return_lse": None}, "return_lse is None, expected True or False"),
         ({"window": 3}, "window is 3, expected None or a pair (left, right)"),
         ({"window": (1, 2, 3)}, "window is (1, 2, 3), expected None or a pair (left, right)"),
-        ({"window": "ab"}, "window is 'ab', expected None or a pair (left, right)"),
         ({"softcap": True}, "softcap is True, expected a number"),
         ({"bias": meta(5, 7, dtype="float64")}, "bias has dtype float64, q has dtype float32, expected the same"),
-        ({"bias": meta(5, 7, dtype="bool")}, f"bias has dtype bool, {FLOAT_LIST}"),
         ({"alibi_slopes": meta(6, dtype="int32")}, f"alibi_slopes has dtype int32, {FLOAT_LIST}"),
         ({"alibi_slopes": meta(6, dtype="float16")},
          "alibi_slopes has dtype float16, q has dtype float32, expected float32"),
         ({"sinks": meta(6, dtype="float64")}, "sinks has dtype float64, q has dtype float32, expected float32"),
         ({"key_padding_mask": meta(2, 7)}, "key_padding_mask has dtype float32, expected bool"),
-        ({"key_padding_mask": meta(2, 7, dtype="uint8")}, "key_padding_mask has dtype uint8, expected bool"),
         ({"dropout_p": True}, "dropout_p is True, expected a number"),
         ({"seed": meta(dtype="int32")}, "seed has dtype int32, expected int64"),
-        ({"seed": meta(dtype="float32")}, "seed has dtype float32, expected int64"),
         ({"dropout": 0.1},
          "unknown parameter dropout, expected scale, softcap, score_mod, causal, window, mask_mod, dropout_p, "
          "return_lse"),
@@ -304,25 +278,21 @@ VARLEN_ERRORS = {
 }  # fmt: skip
 
 
-every_error = partial(pytest.mark.parametrize, ("kind", "changed", "message"))
-
-
-@every_error(rows_of(ATTENTION_ERRORS))
-def test_attention_errors(kind, changed, message):
-    with pytest.raises(kind, match=f"^{re.escape(f'flash_attention: {message}')}$"):
-        attention(**changed)
-
-
-@every_error(rows_of(ATTENTION_BACKWARD_ERRORS))
-def test_attention_backward_errors(kind, changed, message):
-    with pytest.raises(kind, match=f"^{re.escape(f'flash_attention_backward: {message}')}$"):
-        attention_backward(**changed)
-
-
-@every_error(rows_of(VARLEN_ERRORS))
-def test_varlen_errors(kind, changed, message):
-    with pytest.raises(kind, match=f"^{re.escape(f'flash_attention_varlen: {message}')}$"):
-        varlen(**changed)
+@pytest.mark.parametrize(
+    ("bind", "op", "kind", "changed", "message"),
+    [
+        pytest.param(bind, op, *row.values, id=f"{op}-{row.id}")
+        for bind, op, errors in (
+            (attention, "flash_attention", ATTENTION_ERRORS),
+            (attention_backward, "flash_attention_backward", ATTENTION_BACKWARD_ERRORS),
+            (varlen, "flash_attention_varlen", VARLEN_ERRORS),
+        )
+        for row in rows_of(errors)
+    ],
+)
+def test_attention_errors(bind, op, kind, changed, message):
+    with pytest.raises(kind, match=f"^{re.escape(f'{op}: {message}')}$"):
+        bind(**changed)
 
 
 def test_what_all_key_ranges_may_have_together():

@@ -47,18 +47,6 @@ def cell() -> Change:
     return Change(lambda score, b, h, i, j: score * slope, change)
 
 
-def loop_variable() -> Change:
-    """The trap of loops: all functions that one defines share its variable."""
-    slopes = iter((2.0, 5.0))
-
-    def layers():
-        for slope in slopes:
-            yield lambda score, b, h, i, j: score * slope  # noqa: B023
-
-    made = layers()
-    return Change(next(made), lambda: next(made))
-
-
 def made(text: str, **names: Any) -> FunctionType:
     scope = dict(names)
     exec(f"def function(score, b, h, i, j):\n    return {text}", scope)
@@ -109,15 +97,6 @@ def default_by_name() -> Change:
         return score * slope
 
     return Change(function, lambda: setattr(function, "__kwdefaults__", {"slope": 5.0}))
-
-
-def array_as_default() -> Change:
-    table = np.array([1.0, 2.0])
-
-    def function(score, b, h, i, j, table=table):
-        return score * table[h]
-
-    return Change(function, lambda: table.fill(5.0))
 
 
 def object_s_attribute() -> Change:
@@ -227,7 +206,6 @@ def code() -> Change:
 
 CHANGES = (
     cell,
-    loop_variable,
     global_number,
     global_that_hides_pythons_own,
     array(np.array([1.0, 2.0]), 1),
@@ -237,7 +215,6 @@ CHANGES = (
     tuple_with_an_array,
     default,
     default_by_name,
-    array_as_default,
     object_s_attribute,
     object_by_another_name,
     object_in_a_tuple,
