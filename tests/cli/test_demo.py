@@ -93,14 +93,6 @@ def test_verbose_shows_every_operator_with_its_errors(run):
     assert f"[1/{len(shown)}]" in err and f"[{len(shown)}/{len(shown)}]" in err  # plain progress: this is no terminal
 
 
-def test_simulator_runs_every_rung(run, simulator):
-    simulator()
-    code, out, _ = run("demo", "softmax", "--dtype", "float32", "-v")
-    assert code == 0
-    assert out.index("naive") < out.index("simt")
-    assert "simulator" in out
-
-
 def test_attention_leads_in_both_directions_with_a_row_of_options_on_every_rung(run, simulator):
     simulator()
     code, out, _ = run("demo", "--verbose")
@@ -231,23 +223,12 @@ def test_what_is_refused_is_reported_in_a_line(run, tmp_path, monkeypatch, name)
     refused(run("demo", *words), *messages)
 
 
-def test_a_missing_array_is_refused(run, tmp_path):
-    np.savez(tmp_path / "in.npz", q=np.zeros((1, 1, 2, 2)), k=np.zeros((1, 1, 2, 2)))
-    arguments = ("--where", "reference", "--input", tmp_path / "in.npz")
-    refused(run("demo", "flash_attention", *arguments), "expected q, k, v")
-
-
 def test_output_that_cannot_be_written(run, tmp_path):
     np.savez(tmp_path / "in.npz", x=np.zeros((3, 4)))
     output = Path(tmp_path / "nowhere" / "out.npz")
     result = run("demo", "softmax", "--where", "reference", "--input", tmp_path / "in.npz", "--output", output)
     code, _, err = result
     assert code == 2 and "No such file or directory" in err.splitlines()[-1]
-
-
-def test_unknown_option_is_argparses_error(run):
-    code, _, err = run("demo", "--fast")
-    assert code == 2 and "unrecognized arguments: --fast" in err
 
 
 def test_info_tells_what_is_missing_to_the_last_bracket(run, simulator, monkeypatch, tmp_path):

@@ -1,6 +1,6 @@
 """What tests of kernels are made for: each direction of each operator, each of its rungs, each case."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -108,9 +108,3 @@ def shapes_of(direction: Direction, case: Case) -> dict[str, tuple[int, ...]]:
 def without_broadcast(layout: Layout) -> Layout:
     """The same where every element has a place of its own, as a result must."""
     return Layout(layout.order, layout.gaps, layout.step, frozenset(), layout.misalignment)
-
-
-def rows_cases(shapes: dict[str, tuple[int, ...]], dtypes: tuple[str, ...], **params: Any) -> Iterator[Case]:
-    """One case for each dtype."""
-    for dtype in dtypes:
-        yield Case("x".join(map(str, next(iter(shapes.values())))), dtype, shapes, params)

@@ -220,19 +220,17 @@ def test_bad_calls_get_the_specs_words(changed: dict[str, Any], error: type[Exce
     assert f"affine: {message}" in str(caught.value).replace("\\'", "'")
 
 
-def test_parameter_of_unknown_kind() -> None:
-    with pytest.raises(ValueError, match="affine: parameter power is of kind NoneType, expected one of bool, int"):
-        register(SPEC, affine, affine_backward, namespace="dualops_test_kinds")
-
-
-def test_gradient_without_a_cost() -> None:
-    with pytest.raises(ValueError, match="affine: the spec has no backward_cost"):
-        register(replace(SPEC, backward_cost=None), affine, affine_backward, kinds=KINDS, namespace="dualops_test_cost")
-
-
-def test_name_registered_twice() -> None:
-    with pytest.raises(RuntimeError, match="multiple times"):
-        register(SPEC, affine, kinds=KINDS, namespace="dualops_test")
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        (SPEC, {"namespace": "dualops_test_kinds"}, "affine: parameter power is of kind NoneType, expected one of b"),
+        (replace(SPEC, backward_cost=None), {"kinds": KINDS}, "affine: the spec has no backward_cost"),
+        (SPEC, {"kinds": KINDS}, "multiple times"),
+    ],
+)
+def test_what_is_not_registered(spec: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        register(spec, affine, affine_backward, **{"namespace": "dualops_test", **options})
 
 
 def test_operator_without_backward() -> None:

@@ -1,6 +1,5 @@
 """Retention in torch: what is kept for backward, schema."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from dualops.torch_bridge.retention import _operator, _operator_varlen
 from .conftest import values
 
 B, H, S, D, DV = 2, 3, 5, 4, 3
-STATES = ("initial_state", "initial_norm")
 
 
 def made(device: str, *, states: bool = False) -> dict[str, torch.Tensor]:
@@ -21,22 +19,6 @@ def made(device: str, *, states: bool = False) -> dict[str, torch.Tensor]:
     shapes |= {"initial_state": (B, H, D, DV), "initial_norm": (B, H, D)} if states else {}
     tensors = {key: values(shape, torch.float64, device, seed) for seed, (key, shape) in enumerate(shapes.items())}
     return {key: x.requires_grad_() for key, x in tensors.items()}
-
-
-def results(found: Any) -> tuple[torch.Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)
-
-
-def gradients(function: Callable[..., Any], leaves: dict[str, torch.Tensor], **params: Any) -> Any:
-    """Of a sum that tells all elements of all results apart."""
-    found = results(function(**leaves, **params))
-    loss = sum((x * torch.arange(x.numel(), device=x.device).reshape(x.shape)).sum() for x in found)
-    assert isinstance(loss, torch.Tensor)
-    return torch.autograd.grad(loss, tuple(leaves.values()))
-
-
-def close(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

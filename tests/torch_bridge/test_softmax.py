@@ -124,28 +124,11 @@ def test_bad_axis_under_vmap() -> None:
         torch.vmap(lambda t: softmax(t, -2))(torch.ones(3, 4))
 
 
-def test_rows_along_more_than_three_strides(device: str) -> None:
-    """The reference takes them; the kernels do not, and say so: nothing is copied behind the user's back."""
-    x = values((3, 3, 3, 3, 4), torch.float32, device)[:2, :2, :2, :2]
-    torch.testing.assert_close(softmax(x[0]), softmax(x[0].contiguous()), rtol=0, atol=0)  # three
-    torch.testing.assert_close(softmax(x.contiguous()), torch.softmax(x, -1))
-    y, dy = softmax(x.contiguous()), torch.ones_like(x)
-    if device == "cpu":
-        torch.testing.assert_close(softmax(x), y, rtol=0, atol=0)
-        torch.testing.assert_close(BACKWARD(y, x, -1), BACKWARD(y, x.contiguous(), -1), rtol=0, atol=0)
-        return
-    for call in (lambda: softmax(x), lambda: softmax(x.detach().requires_grad_()), lambda: compiled(softmax)(x)):
-        with pytest.raises(NotImplementedError, match=r"softmax: .*M=16, N=4, axis=4"):
-            call()
-    with pytest.raises(NotImplementedError, match=r"softmax_backward: .*M=16, N=4, axis=4"):
-        BACKWARD(y, x, -1)
-    assert BACKWARD(y, dy, -1).shape == x.shape
-
-
-def test_import_loads_neither_numba_nor_dynamo() -> None:
+def test_import_and_calls_load_neither_numba_nor_dynamo_nor_dtensors() -> None:
     program = (
-        "import sys, torch, dualops.torch_bridge as bridge; bridge.softmax(torch.ones(2, 3));"
-        "slow = ('numba', 'llvmlite'), ('dualops.cuda', 'torch._dynamo');"
+        "import sys, torch, dualops.torch_bridge as bridge; x = torch.ones(2, 3);"
+        "bridge.softmax(x); bridge.lion(x, x.clone(), x.clone(), 0.1);"
+        "slow = ('numba', 'llvmlite'), ('dualops.cuda', 'torch._dynamo', 'torch.distributed.tensor');"
         "print(sorted(n for n in sys.modules if n.split('.')[0] in slow[0] or n in slow[1]))"
     )
     assert printed("-c", program).strip() == "[]"

@@ -15,18 +15,13 @@ from dualops.cuda.launch.operation import OPERATIONS
 from dualops.cuda.simulator import Pointer
 from dualops.spec import OPERATORS, Case, Tag
 from dualops.spec.meta import FLOATS, numpy_dtype
-from tests.checks import call, check, gradient_inputs
-from tests.cuda.operators import DIRECTIONS, Direction, every_direction, rows_cases
-from tests.problems import Layout, values
+from tests.checks import call, gradient_inputs
+from tests.cuda.operators import DIRECTIONS, Direction, every_direction
+from tests.problems import values
 
 SOFTMAX = OPERATORS["softmax"]
 # simt along either axis, the others along contiguous rows
 RUNGS_AND_AXES = [(rung, axis) for rung in SOFTMAX.rungs for axis in (0, 1) if axis == 1 or rung == "simt"]
-ODD = {
-    "naive": Layout((0, 1), (0, 3), misalignment=1),
-    "simt": Layout((1, 0), (2, 0), misalignment=1),
-    "sm90": Layout((0, 1), (0, 16)),
-}
 every_rung = pytest.mark.parametrize(("rung", "axis"), RUNGS_AND_AXES)
 
 
@@ -96,23 +91,6 @@ def test_out_is_what_comes_back(direction, nothing_runs):
         assert all(one is two for one, two in zip(again, out, strict=True))
     else:
         assert again is out
-
-
-@every_rung
-@pytest.mark.parametrize(("order", "dtype"), [("forward", "float32"), ("reversed", "bfloat16")], indirect=["order"])
-def test_softmax_in_place(dtype, axis, rung, order):
-    for case in rows_cases({"x": (7, 64)}, (dtype,), axis=axis):
-        odd = ODD[rung]
-        for layout in (Layout.dense(2), odd):
-            for backward, function in ((False, dualops.cuda.softmax), (True, dualops.cuda.softmax_backward)):
-                check(
-                    SOFTMAX,
-                    case,
-                    lambda *arrays, function=function, **options: function(*arrays, kernel=rung, **options),
-                    backward=backward,
-                    layouts=dict.fromkeys(("x", "y"), layout),
-                    ways=("in place",),
-                )
 
 
 def test_softmax_backward_in_place_of_dy():

@@ -105,14 +105,6 @@ def test_one_bit_is_one_too_many():
         check(SPEC, case, nearly, ways=("given",))
 
 
-def test_what_is_overwritten_comes_back():
-    p, g, m = numbers(5), numbers(5, seed=1), numbers(5, seed=2)
-    new_p, new_m = dualops.cuda.lion(p, g, m, lr=0.1)
-    assert new_p is p and new_m is m
-    master = p.copy()
-    assert dualops.cuda.lion(p, g, m, 0.1, master=master)[2] is master
-
-
 def test_lr_on_the_host_and_on_the_device():
     arrays: Lists = numbers(40), numbers(40, seed=1), numbers(40, seed=2)
     for dtype in (np.float32, np.float64):
@@ -123,12 +115,6 @@ def test_lr_on_the_host_and_on_the_device():
             found.append(own[0])
         assert same(found[0], found[1]) and same(found[0], found[2])
     assert len(forward.plans) == 3  # numbers of any kind are one
-
-
-def test_more_strides_than_the_kernels_walk():
-    x, y, z = (numbers((3,) * 6, seed=i)[:, ::2, ::2, ::2, ::2, ::2] for i in range(3))
-    with pytest.raises(NotImplementedError, match=r"lion: no kernel does .* with strides params \("):
-        dualops.cuda.lion(x, y, z, 0.1)
 
 
 def test_a_list_is_its_tensors_step_after_step(order, launched):
@@ -199,6 +185,8 @@ ERRORS: dict[type[Exception], list[tuple[tuple[Any, ...], dict[str, Any], str]]]
         (([P[0], P[0]], [G[0], G[0]], [M[0], M[0].copy()], 0.1), {},
          "lion: params[0] overlaps params[1] in memory, expected memory of its own"),
         ((P, [G[0], P[1]], M, 0.1), {}, "lion: params[1] overlaps grads[1] in memory, expected memory of its own"),
+        ((P[0], P[0], M[0], 0.1), {}, "lion: params overlaps grads in memory"),
+        ((P[0], G[0], M[0], 0.1), {"master": M[0]}, "lion: momenta overlaps master in memory"),
         ((P, G, M, 0.1), {"out": ([np.zeros(4, np.float32), G[1]], M)},
          "lion: out new_params[1] overlaps grads[1] in memory, expected memory of its own"),
         (([np.broadcast_to(P[0][:1], 4)], G[:1], M[:1], 0.1), {},
@@ -217,6 +205,7 @@ ERRORS: dict[type[Exception], list[tuple[tuple[Any, ...], dict[str, Any], str]]]
     ],
     NotImplementedError: [
         (([GAPS, *P], [numbers(GAPS.shape), *G], [numbers(GAPS.shape), *M], 0.1), {}, "lion: no kernel does"),
+        ((GAPS, numbers(GAPS.shape), numbers(GAPS.shape), 0.1), {}, "lion: no kernel does"),
         (([P[0].reshape(2, 2).T], [G[0].reshape(2, 2)], [M[0].reshape(2, 2)], 0.1), {"kernel": "table"},
          "lion: rung table does not do"),
     ],
@@ -230,23 +219,6 @@ def test_wrong_lists_are_refused_before_anything_is_launched(error, args, option
     for _ in range(2):  # not only the first time
         with pytest.raises(error, match=re.escape(message)):
             dualops.cuda.lion(*args, **options)
-    assert launched == []
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"grads": "params"}, "lion: params overlaps grads in memory"),
-        ({"momenta": "params"}, "lion: params overlaps momenta in memory"),
-        ({"master": "momenta"}, "lion: momenta overlaps master in memory"),
-    ],
-)
-def test_one_array_in_two_places_is_refused(change, message, launched):
-    arrays: dict[str, Any] = {
-        name: numbers(6, seed=i) for i, name in enumerate(("params", "grads", "momenta", "master"))
-    }
-    with pytest.raises(ValueError, match=message):
-        dualops.cuda.lion(**arrays | {name: arrays[other] for name, other in change.items()}, lr=0.1)
     assert launched == []
 
 

@@ -5,10 +5,7 @@ import re
 import pytest
 
 from dualops.cuda import simulator
-from tests.wrong import protocol_parts, protocol_ring
 from tests.wrong.protocol import DIRECTIONS, MUTANTS, rejection
-
-assert protocol_parts and protocol_ring  # they fill MUTANTS
 
 MADE = [
     (name, direction, cluster)

@@ -28,25 +28,6 @@ def run(function, *arrays, threads=32, blocks=1, **options):
 # --- threads that wait -------------------------------------------------------------------------------
 
 
-def test_a_lane_that_does_not_come_to_a_shuffle(order):
-    def absent(y):
-        tid = cuda.threadIdx.x
-        if tid != 7:
-            y[tid] = shfl_bfly_f32(tid, 1, FULL)
-
-    with pytest.raises(Deadlock, match=r"31 threads wait forever: block \(0, 0, 0\) at shfl.sync.bfly with lanes 0xff"):
-        run(absent, np.zeros(32))
-
-
-def test_a_barrier_in_a_branch(order):
-    def branch(y):
-        if cuda.threadIdx.x < 3:
-            cuda.syncthreads()
-
-    with pytest.raises(Deadlock, match=r"3 threads wait forever: block \(0, 0, 0\) at syncthreads: threads 0, 1, 2$"):
-        run(branch, np.zeros(1), threads=64)
-
-
 def test_a_cluster_barrier_that_one_block_leaves_out(order):
     def leaves(y):
         if cuda.blockIdx.x != 1:
@@ -55,14 +36,6 @@ def test_a_cluster_barrier_that_one_block_leaves_out(order):
 
     with pytest.raises(Deadlock, match=r"block \(0, 0, 0\) at barrier.cluster: threads 0\.\.31"):
         run(leaves, np.zeros(1), blocks=2, cluster=2)
-
-
-def test_a_lane_that_its_own_mask_leaves_out(order):
-    def outside(y):
-        shfl_bfly_f32(1.0, 1, 0x0000FFFF)
-
-    with pytest.raises(RuntimeError, match=r"lane (16|31) calls with a member mask 0x0000ffff that leaves it out"):
-        run(outside, np.zeros(1))
 
 
 def test_two_masks_that_overlap():

@@ -91,6 +91,7 @@ def test_flash_attn_func(lengths: tuple[int, int], options: dict[str, Any], devi
     leaves: Any = [x.requires_grad_() for x in qkv(*lengths, device)]
     options = on(device, options)
     found, expected = flash_attn_func(*leaves, **options), truth(*leaves, **options)
+    assert found.is_contiguous()
     same(found, expected)
     incoming = drawn(*found.shape, device=device, seed=5)
     for x, y in zip(*(torch.autograd.grad(o, leaves, incoming) for o in (found, expected)), strict=True):
@@ -109,18 +110,6 @@ def test_flash_attn_varlen_func(options: dict[str, Any], device: str) -> None:
     found = flash_attn_varlen_func(q, k, v, ends_q, ends_k, max(lengths_q), max(lengths_k), **options)
     parts = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
     same(found, torch.cat([truth(*(x[None] for x in part), **options)[0] for part in parts]))
-
-
-def test_views_are_read_and_written_as_they_are(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    original = flash_attn.flash_attention
-    monkeypatch.setattr(
-        flash_attn, "flash_attention", lambda *args, **more: seen.extend(args) or original(*args, **more)
-    )
-    tensors = qkv(5, 5, device)
-    found = flash_attn_func(*tensors)
-    assert [x.data_ptr() for x in seen] == [x.data_ptr() for x in tensors]
-    assert found.is_contiguous()
 
 
 def test_logsumexp(device: str) -> None:

@@ -345,15 +345,6 @@ def test_torchs_own_norm() -> None:
     close(made(ids).logits, expected, expected)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, *_ in patching.NORMS])
-def test_norms_of_columns(kind: Any, device: str) -> None:
-    """Rows that lie apart are copied, as eager norms take them."""
-    norm = kind(16).to(device)
-    ours = next(function for like, _, function in patching.NORMS if like is kind)
-    given = torch.randn(2, 16, 3, device=device).transpose(1, 2)
-    torch.testing.assert_close(ours(norm, given), norm(given))
-
-
 @pytest.mark.parametrize("axis", [1, 2])
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")])
 def test_rotations_in_both_orders_of_axes(axis: int, dtypes: tuple[str, str]) -> None:
