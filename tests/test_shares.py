@@ -8,8 +8,6 @@ from tests import shares
 from tests.processes import python
 from tests.shares import drawn, share_of
 
-ROOT = Path(__file__).parent.parent
-
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10])
 def test_all_shares_are_all_there_is(monkeypatch: pytest.MonkeyPatch, count: int):

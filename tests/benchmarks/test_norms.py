@@ -111,5 +111,6 @@ def test_a_gradient_of_weights_takes_all_rows() -> None:
     generator = np.random.default_rng(0)
     picked = rows(problem, forward, generator)
     assert picked["w"] == slice(None)
-    assert 512 <= len(picked["x"]) == len(picked["y"]) <= 514
+    assert picked["x"] is picked["y"] and (picked["x"][0], picked["x"][-1]) == (0, 4999)
+    assert 512 <= len(picked["x"]) <= 514
     assert set(map(str, rows(problem, {**forward, "dw": (4096,)}, generator).values())) == {str(slice(None))}

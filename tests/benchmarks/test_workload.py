@@ -1,16 +1,13 @@
 """A case on a device: what is laid out, and what the check sees."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import workload
 from benchmarks.contestant import Contestant
-from benchmarks.samples import one_head, rows
+from benchmarks.samples import rows
 from benchmarks.tree import spec
-from benchmarks.work import bind
 from benchmarks.workload import Workload, WrongResult, to_torch
 from dualops.spec.matmul import shapes_of
 from dualops.spec.meta import numpy_dtype
@@ -108,30 +105,6 @@ class TestCheck:
 
         with pytest.raises(WrongResult, match="row 0 on and row 16 on"):
             softmax_workload().check(Contestant("wrong", forward), "forward")
-
-    def test_rows_sampled_hold_the_first_and_the_last(self) -> None:
-        shapes = {"x": (5000, 4096), "y": (5000, 4096)}
-        problem = bind(SOFTMAX, spec.Case("toy", "float32", {"x": shapes["x"]}))
-        picked = rows(problem, shapes, np.random.default_rng(0))
-        assert picked["x"] is picked["y"]
-        assert picked["x"][0] == 0
-        assert picked["x"][-1] == 4999
-        assert 512 <= len(picked["x"]) <= 514
-
-    @pytest.mark.parametrize("causal", [False, True])
-    def test_attention_is_checked_on_one_head_with_its_group(self, causal: bool) -> None:
-        shapes = {"q": (1, 6, 9, 8), "k": (1, 2, 9, 8), "v": (1, 2, 9, 8)}
-        case = spec.Case("toy", "float32", shapes, {"causal": causal})
-        work = Workload(spec.OPERATORS["flash_attention"], case, one_head, device="cpu")
-
-        def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-            attend: Any = torch.nn.functional.scaled_dot_product_attention
-            return attend(q, k, v, is_causal=causal, enable_gqa=True) * factor
-
-        assert work.check(Contestant("torch", forward), "forward").passed
-        wrong = Contestant("wrong", lambda q, k, v: forward(q, k, v, 1.001))
-        assert not work.check(wrong, "forward").passed
-        assert not work.check(Contestant("swapped", lambda q, k, v: forward(q, k.flip(1), v)), "forward").passed
 
     def test_a_direction_that_is_not_there(self) -> None:
         with pytest.raises(NotImplementedError, match="spy has no backward"):

@@ -79,9 +79,3 @@ def test_the_fastest_blocking_is_taken_or_the_first_that_is_fast_enough(
     for _ in range(2):
         assert roof.best_blocking(MB, MB, enough) == best
         assert len(taken) == tried  # once for each number of bytes
-
-
-def test_the_roof_is_the_time_of_the_fastest(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([9.0, 8.0, 7.0, 6.0, 1.0, 2.0, 2.0, 2.0, 2.0])
-    monkeypatch.setattr(roof.Stream, "seconds", lambda self: next(times))
-    assert roof.stream_roof(MB, MB) == 1.0

@@ -14,7 +14,6 @@ from tests.processes import printed
 from tests.spec.calls import rows_of
 from tests.user_functions import MASK, MASK_MODS, SCORE, SCORE_MODS, falling
 
-ROOT = Path(__file__).parents[2]
 PLACES = np.array([(0, 0, 0, 0), (1, 1, 5, 2), (0, 1, 2, 4), (1, 0, 3, 3)])  # b, h, i, j
 SCORES = [0.137, 0.381, 0.557, 0.823]  # away from kinks
 STEP = 1e-5

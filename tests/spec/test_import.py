@@ -1,12 +1,8 @@
 """What an import costs: the spec and the references run where neither numba nor torch is installed."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.processes import printed, python
-
-ROOT = Path(__file__).parents[2]
 
 # everything outside the standard library but what is named; `dualops` itself is found by its path
 BLOCKED = """
