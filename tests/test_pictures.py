@@ -52,13 +52,15 @@ print(json.dumps({"reads": reads, "moments": [draw.tree_moments(), draw.shuffle_
 }
 
 
-@cache
-def drawn(script: Any) -> Any:
+def drawn_by(script: Any) -> Any:
     """What the script prints of what is asked; what it drew was compared with what is committed."""
     with TemporaryDirectory() as folder:
         lines = python("-c", RUN.format(script.__name__, ASKED.get(script, "print('{}')")), folder).splitlines()
         hold_pictures(lines[:-1], script.PICTURES, PAGES[script])
     return json.loads(lines[-1])
+
+
+drawn: Any = cache(drawn_by)
 
 
 @pytest.mark.parametrize("script", PAGES, ids=lambda script: script.__name__)

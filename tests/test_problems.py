@@ -11,26 +11,15 @@ from dualops.spec import OPERATORS, ArrayMeta, Case
 from dualops.spec.attention.cases import COLUMNS
 from dualops.spec.attention.draws import MASK_MODS, SCORE_MODS
 from dualops.spec.meta import FLOATS, numpy_dtype
-from tests.problems import (
-    GUARD,
-    Guarded,
-    Layout,
-    elements,
-    materialize,
-    random_layout,
-    random_layouts,
-    random_problems,
-    special_values,
-    values,
-)
+from tests import problems
 
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_every_problem_is_legal_and_no_larger_than_asked(op, fuzz_count):
-    for case in random_problems(op, seed=3, count=fuzz_count, max_elements=3000):
-        assert elements(case) <= 3000, case
+    for case in problems.random_problems(op, seed=3, count=fuzz_count, max_elements=3000):
+        assert problems.elements(case) <= 3000, case
         spec = OPERATORS[op]
-        inputs = materialize(spec, case, random_layouts(spec, case), special=True)
+        inputs = problems.materialize(spec, case, problems.random_layouts(spec, case), special=True)
         spec.bind({name: ArrayMeta.of_numpy(guarded.array) for name, guarded in inputs.items()}, case.params)
         for guarded in inputs.values():
             guarded.check()
@@ -38,19 +27,19 @@ def test_every_problem_is_legal_and_no_larger_than_asked(op, fuzz_count):
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_problems_repeat_and_a_longer_run_begins_with_a_shorter_one(op):
-    short, long = list(random_problems(op, 5, 20)), list(random_problems(op, 5, 40))
+    short, long = list(problems.random_problems(op, 5, 20)), list(problems.random_problems(op, 5, 40))
     assert short == long[:20]
-    assert short != list(random_problems(op, 6, 20))
+    assert short != list(problems.random_problems(op, 6, 20))
     spec = OPERATORS[op]
     for case in short:
-        assert random_layouts(spec, case) == random_layouts(spec, case)
-        for one, two in zip(*(values(spec, case, special=True).values() for _ in range(2)), strict=True):
+        assert problems.random_layouts(spec, case) == problems.random_layouts(spec, case)
+        for one, two in zip(*(problems.values(spec, case, special=True).values() for _ in range(2)), strict=True):
             assert one.tobytes() == two.tobytes()
 
 
 @pytest.mark.parametrize("op", ["flash_attention", "flash_attention_varlen"])
 def test_attention_problems_cover_the_domain(op):
-    cases = list(random_problems(op, 0, 300))
+    cases = list(problems.random_problems(op, 0, 300))
     q, k, v = ([case.shapes[name] for case in cases] for name in "qkv")
     rows = 2 if op == "flash_attention" else 0  # the axis of queries, and of keys
     assert {a[1] // b[1] for a, b in zip(q, k, strict=True)} >= {1, 2, 3}
@@ -79,7 +68,7 @@ def test_attention_problems_have_options_alone_and_every_two_together():
         chosen = {name for name, value in case.params.items() if value not in (None, False, 0.0)}
         return frozenset({*case.shapes, *chosen} - {"q", "k", "v", "seed", "block_mask", "scale", "return_lse"})
 
-    found = Counter(given(case) for case in random_problems("flash_attention", 0, 300))
+    found = Counter(given(case) for case in problems.random_problems("flash_attention", 0, 300))
     options = frozenset().union(*found)
     assert options == COLUMNS.keys()
     assert found[frozenset()] > 15
@@ -90,14 +79,14 @@ def test_attention_problems_have_options_alone_and_every_two_together():
 
 def test_layouts_cover_what_a_caller_may_bring():
     rng = np.random.default_rng(0)
-    layouts = [random_layout((3, 4, 5), rng) for _ in range(200)]
-    assert any(layout == Layout.dense(3) for layout in layouts)
+    layouts = [problems.random_layout((3, 4, 5), rng) for _ in range(200)]
+    assert any(layout == problems.Layout.dense(3) for layout in layouts)
     assert len({layout.order for layout in layouts}) == 6
     assert any(layout.step > 1 for layout in layouts)
     assert any(layout.broadcast for layout in layouts)
-    assert not any(random_layout((3, 4, 5), rng, broadcast=False).broadcast for _ in range(200))
+    assert not any(problems.random_layout((3, 4, 5), rng, broadcast=False).broadcast for _ in range(200))
     assert {layout.misalignment for layout in layouts} == set(range(8))
-    for layout in [random_layout((3, 4, 5), rng, contiguous_last=True) for _ in range(200)]:
+    for layout in [problems.random_layout((3, 4, 5), rng, contiguous_last=True) for _ in range(200)]:
         assert layout.strides((3, 4, 5))[-1] == 1
 
 
@@ -105,20 +94,20 @@ def test_layouts_cover_what_a_caller_may_bring():
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout.dense(3),
-        Layout((2, 0, 1), (0, 3, 2)),
-        Layout((0, 1, 2), (0, 0, 5), step=2, misalignment=3),
-        Layout((0, 1, 2), (0, 0, 1), broadcast=frozenset({1})),
+        problems.Layout.dense(3),
+        problems.Layout((2, 0, 1), (0, 3, 2)),
+        problems.Layout((0, 1, 2), (0, 0, 5), step=2, misalignment=3),
+        problems.Layout((0, 1, 2), (0, 0, 1), broadcast=frozenset({1})),
     ],
 )
 def test_a_guarded_array_holds_its_values_and_notices_each_stray_element(dtype, layout):
     given = (3 * np.random.default_rng(1).standard_normal((3, 4, 5))).astype(numpy_dtype(dtype))
     expected = np.broadcast_to(given[:, :1], given.shape) if layout.broadcast else given
-    guarded = Guarded.of(given, layout)
+    guarded = problems.Guarded.of(given, layout)
     assert np.array_equal(guarded.array, expected)
     assert ArrayMeta.of_numpy(guarded.array).strides == guarded.strides == layout.strides(given.shape)
     assert (guarded.buffer.ctypes.data + guarded.offset * given.itemsize) % 128 == (
-        (GUARD + layout.misalignment) * given.itemsize % 128
+        (problems.GUARD + layout.misalignment) * given.itemsize % 128
     )
     inside = {
         guarded.offset + sum(i * s for i, s in zip(index, guarded.strides, strict=True))
@@ -138,14 +127,14 @@ def test_a_guarded_array_holds_its_values_and_notices_each_stray_element(dtype, 
 
 
 def test_a_canary_copied_to_a_neighbour_is_seen():
-    guarded = Guarded((4,), "bfloat16")
+    guarded = problems.Guarded((4,), "bfloat16")
     guarded.buffer[2], guarded.buffer[3] = guarded.buffer[3], guarded.buffer[2]
     with pytest.raises(AssertionError, match="2 elements outside"):
         guarded.check()
 
 
 def test_a_copy_that_came_back_from_elsewhere_can_be_checked():
-    guarded = Guarded((4,), "float32")
+    guarded = problems.Guarded((4,), "float32")
     other = guarded.buffer.copy()
     other[0] = 1
     guarded.check()
@@ -155,12 +144,12 @@ def test_a_copy_that_came_back_from_elsewhere_can_be_checked():
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_an_element_that_was_never_written_is_named_but_a_nan_result_is_not(dtype):
-    out = Guarded((3, 5), dtype, Layout((1, 0), (1, 0)))
+    out = problems.Guarded((3, 5), dtype, problems.Layout((1, 0), (1, 0)))
     assert np.isnan(out.array.astype(np.float64)).all()
     out.array[...] = np.nan
     out.check_written()
     out.check()
-    untouched = Guarded((3, 5), dtype)
+    untouched = problems.Guarded((3, 5), dtype)
     untouched.array[:, :3] = 1
     untouched.array[0, 3:] = 1
     with pytest.raises(AssertionError, match=r"4 elements were never written, the first at \(1, 3\)"):
@@ -169,9 +158,9 @@ def test_an_element_that_was_never_written_is_named_but_a_nan_result_is_not(dtyp
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_special_values_are_what_they_are_called(dtype):
-    special = special_values(dtype, 8.0).astype(np.float64)
+    special = problems.special_values(dtype, 8.0).astype(np.float64)
     info = {"bfloat16": (2.0**-133, 2.0**-126)}.get(dtype)
     denormal, normal = info or (np.finfo(dtype).smallest_subnormal, np.finfo(dtype).smallest_normal)
     assert np.isnan(special[0])
     assert {np.inf, -np.inf, 8.0, -8.0, 0.0, float(denormal), float(normal)} <= set(special)
-    assert np.isfinite(special_values(dtype, 8.0, infinities=False)[1:].astype(np.float64)).all()
+    assert np.isfinite(problems.special_values(dtype, 8.0, infinities=False)[1:].astype(np.float64)).all()

@@ -6,15 +6,6 @@ import pytest
 import torch
 
 from benchmarks import timing
-from benchmarks.timing import (
-    BURST_CALLS,
-    BURSTS,
-    TURN_BURSTS,
-    TURN_SINGLES,
-    TURN_WARM_UP_SECONDS,
-    WARM_UP_CALLS,
-    WARM_UP_SECONDS,
-)
 
 
 @pytest.fixture
@@ -46,13 +37,13 @@ def bursts(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[int]]:
 def test_fast_calls_are_timed_in_full(seconds: float, bursts: Callable[[float], list[int]]) -> None:
     found, warm = bursts(seconds), []
     assert timing.burst(lambda: warm.append(1)) == seconds
-    assert found == [1] + [BURST_CALLS] * BURSTS
-    assert len(warm) == pytest.approx(max(WARM_UP_CALLS, WARM_UP_SECONDS / seconds), abs=1)
+    assert found == [1] + [timing.BURST_CALLS] * timing.BURSTS
+    assert len(warm) == pytest.approx(max(timing.WARM_UP_CALLS, timing.WARM_UP_SECONDS / seconds), abs=1)
     found.clear()
     warm.clear()
     assert timing.turn(lambda: warm.append(1)) == (seconds, seconds)
-    assert found == [1] + [BURST_CALLS] * TURN_BURSTS + [1] * TURN_SINGLES
-    assert len(warm) == pytest.approx(max(WARM_UP_CALLS, TURN_WARM_UP_SECONDS / seconds), abs=1)
+    assert found == [1] + [timing.BURST_CALLS] * timing.TURN_BURSTS + [1] * timing.TURN_SINGLES
+    assert len(warm) == pytest.approx(max(timing.WARM_UP_CALLS, timing.TURN_WARM_UP_SECONDS / seconds), abs=1)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.reference import (
-    flash_attention,
-    flash_attention_backward,
-    flash_attention_backward_blocked,
-    flash_attention_blocked,
-)
+from dualops import reference
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import EVERYTHING, PAIRS, bent, paired, woven
 from dualops.spec.named import defaults_of
@@ -27,10 +22,10 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 def blocked(*arrays: np.ndarray, **options: Any) -> Any:
-    return flash_attention_blocked(*arrays, **options, block_q=3, block_kv=4)
+    return reference.flash_attention_blocked(*arrays, **options, block_q=3, block_kv=4)
 
 
-every_form = pytest.mark.parametrize("form", [flash_attention, blocked], ids=["plain", "blocked"])
+every_form = pytest.mark.parametrize("form", [reference.flash_attention, blocked], ids=["plain", "blocked"])
 
 
 def made(params: dict[str, Any], **shapes: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -193,10 +188,10 @@ def results(form: Any, backward: Any, arrays: dict[str, Any], params: dict[str, 
 
 
 def blocked_backward(**options: Any) -> Any:
-    return flash_attention_backward_blocked(**options, block_q=3, block_kv=4)
+    return reference.flash_attention_backward_blocked(**options, block_q=3, block_kv=4)
 
 
-BOTH = [(flash_attention, flash_attention_backward), (blocked, blocked_backward)]
+BOTH = [(reference.flash_attention, reference.flash_attention_backward), (blocked, blocked_backward)]
 both_directions = pytest.mark.parametrize(("form", "backward"), BOTH, ids=["plain", "blocked"])
 
 

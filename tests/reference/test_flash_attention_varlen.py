@@ -6,12 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.reference import (
-    flash_attention,
-    flash_attention_backward,
-    flash_attention_varlen,
-    flash_attention_varlen_backward,
-)
+from dualops import reference
 from dualops.reference.flash_attention_varlen import OPTIONAL
 from dualops.spec import OPERATORS, Case, Tag
 from dualops.spec.lengths import spans_of
@@ -48,11 +43,11 @@ def single(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hold_forward(arrays: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    o, lse = call(flash_attention_varlen, SPEC.inputs, arrays, **{**params, "return_lse": True})
+    o, lse = call(reference.flash_attention_varlen, SPEC.inputs, arrays, **{**params, "return_lse": True})
     assert o.shape == (*arrays["q"].shape[:2], arrays["v"].shape[2]) and o.dtype == arrays["q"].dtype
     assert lse.shape == arrays["q"].shape[1::-1]
     for b, (queries, _) in enumerate(spans_of(arrays)):
-        one, one_lse = call(flash_attention, ONE.inputs, alone(arrays, b, ("q", "k", "v")), **single(params))
+        one, one_lse = call(reference.flash_attention, ONE.inputs, alone(arrays, b, ("q", "k", "v")), **single(params))
         assert np.abs(o[queries].swapaxes(0, 1) - one[b]).max(initial=0.0) < 1e-13
         there = one_lse[b] != -np.inf
         assert np.array_equal(lse[:, queries] != -np.inf, there)
@@ -60,11 +55,11 @@ def hold_forward(arrays: Mapping[str, Any], params: Mapping[str, Any]) -> None:
 
 
 def hold_backward(arrays: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    dq, dk, dv, *d_sinks = call(flash_attention_varlen_backward, SPEC.gradient_inputs, arrays, **params)
+    dq, dk, dv, *d_sinks = call(reference.flash_attention_varlen_backward, SPEC.gradient_inputs, arrays, **params)
     sums, sums_k, sums_v = np.zeros(arrays["q"].shape[1]), np.zeros_like(dk), np.zeros_like(dv)
     for b, (queries, keys) in enumerate(spans_of(arrays)):
         part = alone(arrays, b, ("q", "k", "v", "o", "lse", "do", "dlse"))
-        one = call(flash_attention_backward, ONE.gradient_inputs, part, **single(params))
+        one = call(reference.flash_attention_backward, ONE.gradient_inputs, part, **single(params))
         assert np.abs(dq[queries].swapaxes(0, 1) - one[0][b]).max(initial=0.0) < 1e-12
         sums_k[keys] += one[1][b].swapaxes(0, 1)
         sums_v[keys] += one[2][b].swapaxes(0, 1)
@@ -100,7 +95,7 @@ def test_every_dtype_comes_near_the_truth(case):
     arrays = gradient_inputs(SPEC, case)
     problem = bind(SPEC, arrays, case.params, True)
     truths, found = (
-        call(flash_attention_varlen_backward, SPEC.gradient_inputs, each, **case.params)
+        call(reference.flash_attention_varlen_backward, SPEC.gradient_inputs, each, **case.params)
         for each in (widened(arrays), arrays)
     )
     terms = gradient_terms(arrays, problem)
@@ -117,10 +112,10 @@ def test_a_sequence_does_not_depend_on_its_neighbours(dtype):
     params = {"max_seqlen_q": 4, "max_seqlen_k": 5, "causal": True, "return_lse": True}
     arrays = values(SPEC, Case("apart", dtype, shapes, params))
     arrays |= {"cu_seqlens_q": np.array([0, 4, 7, 9], np.int32), "cu_seqlens_k": np.array([0, 5, 8, 12], np.int32)}
-    plain = call(flash_attention_varlen, SPEC.inputs, arrays, **params)
+    plain = call(reference.flash_attention_varlen, SPEC.inputs, arrays, **params)
     for name, rows in (("q", [4, 5, 6]), ("k", [5, 6, 7]), ("v", [5, 6, 7])):
         arrays[name][rows] = np.nan
-    o, lse = call(flash_attention_varlen, SPEC.inputs, arrays, **params)
+    o, lse = call(reference.flash_attention_varlen, SPEC.inputs, arrays, **params)
     outside = [0, 1, 2, 3, 7, 8]
     assert np.array_equal(o[outside], plain[0][outside]) and np.array_equal(lse[:, outside], plain[1][:, outside])
     assert np.isnan(o[4:7].astype(np.float64)).all() and np.isnan(lse[:, 4:7]).all()
@@ -139,9 +134,11 @@ def test_ranges_are_the_sequences_that_a_copy_of_their_keys_gives(dtype):
     copied = {name: x for name, x in arrays.items() if name not in ("k_starts", "k_lengths")}
     copied |= {name: arrays[name][rows] for name in "kv"}
     copied["cu_seqlens_k"] = np.array([0, *np.cumsum(lengths)], np.int32)
-    for one, two in zip(*(call(flash_attention_varlen, SPEC.inputs, x, **params) for x in (arrays, copied))):
+    for one, two in zip(*(call(reference.flash_attention_varlen, SPEC.inputs, x, **params) for x in (arrays, copied))):
         assert one.tobytes() == two.tobytes()
-    found, parts = (call(flash_attention_varlen_backward, SPEC.gradient_inputs, x, **params) for x in (arrays, copied))
+    found, parts = (
+        call(reference.flash_attention_varlen_backward, SPEC.gradient_inputs, x, **params) for x in (arrays, copied)
+    )
     assert found[0].tobytes() == parts[0].tobytes()
     for mine, part in zip(found[1:], parts[1:]):
         sums = np.zeros(mine.shape, np.float64 if dtype == "float64" else np.float32)
@@ -154,7 +151,7 @@ def test_ranges_are_the_sequences_that_a_copy_of_their_keys_gives(dtype):
 def test_longer_limits_change_nothing():
     case = next(case for case in SPEC.tagged(Tag.SIM) if case.name == "sim_varlen" and case.dtype == "float32")
     arrays = values(SPEC, case)
-    plain = call(flash_attention_varlen, SPEC.inputs, arrays, **case.params)
+    plain = call(reference.flash_attention_varlen, SPEC.inputs, arrays, **case.params)
     more = {**case.params, "max_seqlen_q": 1000, "max_seqlen_k": 1000}
-    for one, two in zip(plain, call(flash_attention_varlen, SPEC.inputs, arrays, **more), strict=True):
+    for one, two in zip(plain, call(reference.flash_attention_varlen, SPEC.inputs, arrays, **more), strict=True):
         assert np.array_equal(one, two)

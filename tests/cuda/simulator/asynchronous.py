@@ -11,28 +11,9 @@ import pytest
 
 from dualops.cuda import simulator
 from dualops.cuda.compiler.backend import cuda, f32, f64, u64
+from dualops.cuda.ptx import mbarrier, warp
 from dualops.cuda.ptx.async_copy import cp_async_bulk, st_async_v2_f32, st_async_v2_f64
-from dualops.cuda.ptx.mbarrier import (
-    fence_mbarrier_init,
-    mbarrier_arrive,
-    mbarrier_arrive_cluster,
-    mbarrier_arrive_expect_tx,
-    mbarrier_init,
-    mbarrier_wait,
-    mbarrier_wait_cta,
-)
 from dualops.cuda.ptx.memory import ld_shared_cluster_v4_f32
-from dualops.cuda.ptx.warp import (
-    bar_arrive,
-    bar_sync,
-    bar_warp_sync,
-    barrier_cluster_arrive,
-    barrier_cluster_wait,
-    barrier_sync,
-    cluster_ctarank,
-    griddepcontrol_launch_dependents,
-    griddepcontrol_wait,
-)
 from dualops.cuda.simulator import Deadlock, Pointer
 
 TESTS: dict[str, Callable[[], None]] = {}
@@ -80,16 +61,16 @@ def _arrivals() -> None:
         tid, bars = cuda.threadIdx.x, cuda.shared.array(2, u64)
         board = cuda.shared.array(1, f32)
         if tid == 0:
-            mbarrier_init(bars, 1, 31)
-            fence_mbarrier_init()
+            mbarrier.mbarrier_init(bars, 1, 31)
+            mbarrier.fence_mbarrier_init()
             board[0] = 0
         cuda.syncthreads()
-        mbarrier_wait(bars, 1, 1)  # the phase before the first counts as over
+        mbarrier.mbarrier_wait(bars, 1, 1)  # the phase before the first counts as over
         for phase in range(4):
             if tid:
                 board[0] += 1
-                mbarrier_arrive(bars, 1)
-            wait = mbarrier_wait_cta if tid % 2 else mbarrier_wait
+                mbarrier.mbarrier_arrive(bars, 1)
+            wait = mbarrier.mbarrier_wait_cta if tid % 2 else mbarrier.mbarrier_wait
             wait(bars, 1, phase & 1)
             seen[32 * phase + tid] = board[0]
             cuda.syncthreads()
@@ -101,10 +82,10 @@ def _arrivals() -> None:
     def one_too_few(y):
         bars = cuda.shared.array(1, u64)
         if cuda.threadIdx.x == 0:
-            mbarrier_init(bars, 0, 33)
+            mbarrier.mbarrier_init(bars, 0, 33)
         cuda.syncthreads()
-        mbarrier_arrive(bars, 0)
-        mbarrier_wait(bars, 0, 0)
+        mbarrier.mbarrier_arrive(bars, 0)
+        mbarrier.mbarrier_wait(bars, 0, 0)
 
     with pytest.raises(Deadlock, match=r"32 threads wait forever: .* at mbarrier 0, phase 0: threads 0\.\.31"):
         run(one_too_few, np.zeros(1))
@@ -112,10 +93,10 @@ def _arrivals() -> None:
     def one_too_many(y):
         bars = cuda.shared.array(1, u64)
         if cuda.threadIdx.x == 0:
-            mbarrier_init(bars, 0, 2)
-            mbarrier_arrive_expect_tx(bars, 0, 64)  # which do not come: the phase stays open
+            mbarrier.mbarrier_init(bars, 0, 2)
+            mbarrier.mbarrier_arrive_expect_tx(bars, 0, 64)  # which do not come: the phase stays open
         cuda.syncthreads()
-        mbarrier_arrive(bars, 0)
+        mbarrier.mbarrier_arrive(bars, 0)
 
     with pytest.raises(RuntimeError, match="mbarrier 0: more than 2 arrivals in phase 0"):
         run(one_too_many, np.zeros(1))
@@ -128,16 +109,16 @@ def _bulk_copy() -> None:
         stage = cuda.shared.array(48, f32, alignment=128)
         stage[tid] = -1
         if tid == 0:
-            mbarrier_init(bars, 0, 1)
-            fence_mbarrier_init()
+            mbarrier.mbarrier_init(bars, 0, 1)
+            mbarrier.fence_mbarrier_init()
         cuda.syncthreads()
         if tid == 0:
-            mbarrier_arrive_expect_tx(bars, 0, 128)
+            mbarrier.mbarrier_arrive_expect_tx(bars, 0, 128)
             cp_async_bulk(stage, 0, x, 8, 64, bars, 0)
             cp_async_bulk(stage, 16, x, 32, 64, bars, 0)
         cuda.syncthreads()
         early[tid] = stage[tid]
-        mbarrier_wait(bars, 0, 0)
+        mbarrier.mbarrier_wait(bars, 0, 0)
         y[tid] = stage[tid]
 
     x, y, early = numbered(48), np.zeros(32), np.zeros(32)
@@ -148,11 +129,11 @@ def _bulk_copy() -> None:
     def announced(nbytes):
         def copy(y, x):
             bars, stage = cuda.shared.array(1, u64), cuda.shared.array(16, f32, alignment=16)
-            mbarrier_init(bars, 0, 1)
-            fence_mbarrier_init()
-            mbarrier_arrive_expect_tx(bars, 0, nbytes)
+            mbarrier.mbarrier_init(bars, 0, 1)
+            mbarrier.fence_mbarrier_init()
+            mbarrier.mbarrier_arrive_expect_tx(bars, 0, nbytes)
             cp_async_bulk(stage, 0, x, 0, 64, bars, 0)
-            mbarrier_wait(bars, 0, 0)
+            mbarrier.mbarrier_wait(bars, 0, 0)
             y[0] = stage[15]
 
         return copy
@@ -167,8 +148,8 @@ def _bulk_copy() -> None:
     def refused(to_index, index, nbytes):
         def copy(x):
             bars, stage = cuda.shared.array(1, u64), cuda.shared.array(16, f32, alignment=16)
-            mbarrier_init(bars, 0, 1)
-            fence_mbarrier_init()
+            mbarrier.mbarrier_init(bars, 0, 1)
+            mbarrier.fence_mbarrier_init()
             cp_async_bulk(stage, to_index, x, index, nbytes, bars, 0)
 
         return copy
@@ -189,19 +170,19 @@ def _remote_store() -> None:
     for number, store, width in ((f32, st_async_v2_f32, 8), (f64, st_async_v2_f64, 16)):
 
         def sends(y, early, number=number, store=store, width=width):
-            tid, rank = cuda.threadIdx.x, cluster_ctarank()
+            tid, rank = cuda.threadIdx.x, warp.cluster_ctarank()
             bars, box = cuda.shared.array(1, u64), cuda.shared.array(4, number, alignment=16)
             if tid == 0:
-                mbarrier_init(bars, 0, 1)
-                fence_mbarrier_init()
-                mbarrier_arrive_expect_tx(bars, 0, 2 * width)
-            barrier_cluster_arrive()
-            barrier_cluster_wait()
+                mbarrier.mbarrier_init(bars, 0, 1)
+                mbarrier.fence_mbarrier_init()
+                mbarrier.mbarrier_arrive_expect_tx(bars, 0, 2 * width)
+            warp.barrier_cluster_arrive()
+            warp.barrier_cluster_wait()
             if tid < 2:  # a pair to either block, at my rank's place
                 store(box, 2 * rank, tid, number(10 * rank + tid), number(100 + 10 * rank + tid), bars, 0)
             if tid == 5:
                 early[rank] = box[2 * (1 - rank)]
-            mbarrier_wait(bars, 0, 0)
+            mbarrier.mbarrier_wait(bars, 0, 0)
             if tid < 4:
                 y[4 * rank + tid] = box[tid]
 
@@ -214,31 +195,31 @@ def _remote_store() -> None:
 @of("ld_shared_cluster_v4_f32")
 def _remote_load() -> None:
     def loads(y):
-        tid, rank = cuda.threadIdx.x, cluster_ctarank()
+        tid, rank = cuda.threadIdx.x, warp.cluster_ctarank()
         mine = cuda.shared.array(8, f32, alignment=16)
         if tid < 8:
             mine[tid] = f32(10 * rank + tid)
-        barrier_cluster_arrive()
-        barrier_cluster_wait()
+        warp.barrier_cluster_arrive()
+        warp.barrier_cluster_wait()
         if tid < 2:  # fours of the neighbouring block
             four = ld_shared_cluster_v4_f32(mine, 4 * tid, 1 - rank)
             for e in range(4):
                 y[8 * rank + 4 * tid + e] = four[e]
-        barrier_cluster_arrive()
-        barrier_cluster_wait()
+        warp.barrier_cluster_arrive()
+        warp.barrier_cluster_wait()
 
     y = np.zeros(16)
     run(loads, y, blocks=2, cluster=2)
     assert y.tolist() == [*range(10, 18), *range(8)]
 
     def too_early(y):
-        ld_shared_cluster_v4_f32(cuda.shared.array(4, f32, alignment=16), 0, 1 - cluster_ctarank())
+        ld_shared_cluster_v4_f32(cuda.shared.array(4, f32, alignment=16), 0, 1 - warp.cluster_ctarank())
 
     def too_late(y):
         mine = cuda.shared.array(4, f32, alignment=16)
-        barrier_cluster_arrive()
-        barrier_cluster_wait()
-        if cluster_ctarank() == 0:
+        warp.barrier_cluster_arrive()
+        warp.barrier_cluster_wait()
+        if warp.cluster_ctarank() == 0:
             simulator.current().scheduler.pause()  # the other block ends
             ld_shared_cluster_v4_f32(mine, 0, 1)
 
@@ -254,9 +235,9 @@ def _warp_barrier() -> None:
         tid, shared = cuda.threadIdx.x, cuda.shared.array(64, f32)
         for step in range(3):
             shared[tid] = tid + step
-            bar_warp_sync(0xFFFFFFFF)
+            warp.bar_warp_sync(0xFFFFFFFF)
             y[tid] = shared[tid ^ 31]
-            bar_warp_sync(0xFFFFFFFF)
+            warp.bar_warp_sync(0xFFFFFFFF)
 
     y = np.zeros(64)
     run(swaps, y, threads=64)
@@ -264,7 +245,7 @@ def _warp_barrier() -> None:
 
     def absent(y):
         if cuda.threadIdx.x != 3:
-            bar_warp_sync(0xFFFFFFFF)
+            warp.bar_warp_sync(0xFFFFFFFF)
 
     with pytest.raises(Deadlock, match=r"31 threads wait forever: .* at bar\.warp\.sync with lanes 0xffffffff"):
         run(absent, np.zeros(1))
@@ -275,14 +256,14 @@ def _arrival_at_a_barrier() -> None:
     def hands_over(y, passed):
         tid, shared = cuda.threadIdx.x, cuda.shared.array(32, f32)
         if tid < 32:
-            bar_sync(3, 64)
+            warp.bar_sync(3, 64)
             y[tid] = shared[31 - tid]
-            bar_arrive(4, 64)
+            warp.bar_arrive(4, 64)
         else:
             shared[tid - 32] = tid
-            bar_arrive(3, 64)
+            warp.bar_arrive(3, 64)
             passed[tid - 32] = 1
-            bar_sync(4, 64)
+            warp.bar_sync(4, 64)
             shared[tid - 32] = -1
 
     y, passed = np.zeros(32), np.zeros(32)
@@ -291,13 +272,13 @@ def _arrival_at_a_barrier() -> None:
 
     def never_comes(y):
         if cuda.threadIdx.x < 32:
-            bar_sync(3, 64)
+            warp.bar_sync(3, 64)
 
     with pytest.raises(Deadlock, match=r"32 threads wait forever: .* at bar\.sync 3"):
         run(never_comes, y, threads=64)
 
     def nobody_waits(y):
-        bar_arrive(3, 64)
+        warp.bar_arrive(3, 64)
 
     with pytest.raises(RuntimeError, match=r"bar\.sync 3: all 64 threads have arrived, and none of them waited"):
         run(nobody_waits, y, threads=64)
@@ -306,19 +287,19 @@ def _arrival_at_a_barrier() -> None:
 @of("mbarrier_arrive_cluster")
 def _remote_arrival() -> None:
     def hands_over(y, in_time=True):
-        tid, rank = cuda.threadIdx.x, cluster_ctarank()
+        tid, rank = cuda.threadIdx.x, warp.cluster_ctarank()
         bars = cuda.shared.array(2, u64)
         if tid == 0:
-            mbarrier_init(bars, 1, 33)  # a warp of the other block, and one thread of this
-            fence_mbarrier_init()
+            mbarrier.mbarrier_init(bars, 1, 33)  # a warp of the other block, and one thread of this
+            mbarrier.fence_mbarrier_init()
         if in_time:
-            barrier_cluster_arrive()
-            barrier_cluster_wait()
+            warp.barrier_cluster_arrive()
+            warp.barrier_cluster_wait()
         came.append(rank)
-        mbarrier_arrive_cluster(bars, 1, 1 - rank)
+        mbarrier.mbarrier_arrive_cluster(bars, 1, 1 - rank)
         if tid == 5:
-            mbarrier_arrive_cluster(bars, 1, rank)
-        mbarrier_wait(bars, 1, 0)
+            mbarrier.mbarrier_arrive_cluster(bars, 1, rank)
+        mbarrier.mbarrier_wait(bars, 1, 0)
         y[32 * rank + tid] = came.count(1 - rank)
 
     came: list[int] = []
@@ -339,13 +320,13 @@ def _block_barrier() -> None:
             for step in range(3):
                 shared[tid] = tid + step
                 if tid // 32 != step % 2:  # one warp is late, each in its turn
-                    bar_sync(2, 32)
-                bar_sync(1, 64)
+                    warp.bar_sync(2, 32)
+                warp.bar_sync(1, 64)
                 y[64 * step + tid] = shared[tid ^ 63]  # the other warp wrote it
                 if tid < 32:
-                    barrier_sync(1, 64)
+                    warp.barrier_sync(1, 64)
                 else:
-                    barrier_sync(1, 64)
+                    warp.barrier_sync(1, 64)
 
     y, passed = np.zeros(192), np.zeros(32)
     run(meets, y, passed, threads=96)
@@ -358,7 +339,7 @@ def _block_barrier() -> None:
         tid = cuda.threadIdx.x
         if tid < 64:
             came.append(("came", tid))
-            bar_sync(15, 64)
+            warp.bar_sync(15, 64)
             came.append(("left", tid))
 
     run(waits, np.zeros(1), threads=96)
@@ -366,7 +347,7 @@ def _block_barrier() -> None:
 
     def apart(y):  # numbers are barriers of their own, and so are blocks
         tid = cuda.threadIdx.x
-        bar_sync(1 + tid // 32, 32)
+        warp.bar_sync(1 + tid // 32, 32)
         y[64 * cuda.blockIdx.x + tid] = 1
 
     y = np.zeros(128)
@@ -374,14 +355,14 @@ def _block_barrier() -> None:
     assert y.all()
 
     def of_two_sizes(y):
-        bar_sync(1, 64 if cuda.threadIdx.x < 32 else 96)
+        warp.bar_sync(1, 64 if cuda.threadIdx.x < 32 else 96)
 
     with pytest.raises(RuntimeError, match=r"bar\.sync 1: for (64 threads here, for 96|96 threads here, for 64) else"):
         run(of_two_sizes, np.zeros(1), threads=96)
 
     def absent(y):
         if cuda.threadIdx.x < 64:
-            bar_sync(1, 96)
+            warp.bar_sync(1, 96)
 
     with pytest.raises(Deadlock, match=r"64 threads wait forever: .* at bar\.sync 1: threads 0\.\.63"):
         run(absent, np.zeros(1), threads=96)
@@ -392,9 +373,9 @@ def _grids_that_overlap():
     """The last block knows that the grid before has ended; else nobody does."""
 
     def kernel(last):
-        griddepcontrol_launch_dependents()
+        warp.griddepcontrol_launch_dependents()
         if cuda.blockIdx.x == last:
-            griddepcontrol_wait()
+            warp.griddepcontrol_wait()
 
     simulator.launch(kernel, (3,), (32,), (2,), overlaps=True)
     simulator.launch(kernel, (3,), (32,), (3,))

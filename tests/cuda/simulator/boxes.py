@@ -9,14 +9,7 @@ import pytest
 
 from dualops.cuda import simulator
 from dualops.cuda.compiler.backend import cuda, f32, u8, u64
-from dualops.cuda.ptx.async_copy import (
-    cp_async_bulk_commit_group,
-    cp_async_bulk_store,
-    cp_async_bulk_wait_group,
-    cp_async_bulk_wait_group_read,
-    cp_reduce_async_bulk_add_f32,
-    fence_proxy_async,
-)
+from dualops.cuda.ptx import async_copy
 from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from dualops.cuda.ptx.memory import shared_address
 from dualops.cuda.ptx.tma import cp_async_bulk_tensor, cp_async_bulk_tensor_store, prefetch_tensormap
@@ -177,14 +170,14 @@ def _stores() -> None:
             tid, smem = cuda.threadIdx.x, cuda.shared.array(nbytes, u8, alignment=1024)
             for i in range(tid, nbytes, 32):
                 smem[i] = x[i]
-            fence_proxy_async()
+            async_copy.fence_proxy_async()
             cuda.syncthreads()
             if tid == 0:
                 out(record.address, *first[::-1], smem, 0)
-                cp_async_bulk_commit_group()
-                cp_async_bulk_wait_group_read(0)
+                async_copy.cp_async_bulk_commit_group()
+                async_copy.cp_async_bulk_wait_group_read(0)
                 smem[0], smem[nbytes - 1] = 1, 1  # it has been read
-                fence_proxy_async()
+                async_copy.fence_proxy_async()
 
         run(store, np.frombuffer(there, np.uint8))
         for place in itertools.product(*map(range, shape)):
@@ -204,10 +197,10 @@ def _refused_store() -> None:
         smem = cuda.shared.array(64, u8, alignment=128)
         for i in range(64):
             smem[i] = 0
-        fence_proxy_async()
+        async_copy.fence_proxy_async()
         cp_async_bulk_tensor_store(2)(record.address, 4, row, smem, 0)
-        cp_async_bulk_commit_group()
-        cp_async_bulk_wait_group(0)
+        async_copy.cp_async_bulk_commit_group()
+        async_copy.cp_async_bulk_wait_group(0)
 
     with pytest.raises(IndexError, match="a box stored to rows of 24 bytes, expected a multiple of 16"):
         run(lambda y: store(y, gapped, 0), np.zeros(1), threads=1)
@@ -235,24 +228,24 @@ def _out_of_shared_memory() -> None:
             for step in order:
                 seen.append(y.data.tolist())
                 if step == "fence":
-                    fence_proxy_async()
+                    async_copy.fence_proxy_async()
                 elif step == "store":
-                    cp_async_bulk_store(y, 4, smem, 0, 16)
+                    async_copy.cp_async_bulk_store(y, 4, smem, 0, 16)
                 elif step == "add":
-                    cp_reduce_async_bulk_add_f32(y, 0, smem, 4, 16)
+                    async_copy.cp_reduce_async_bulk_add_f32(y, 0, smem, 4, 16)
                 elif step == "commit":
-                    cp_async_bulk_commit_group()
+                    async_copy.cp_async_bulk_commit_group()
                 elif step == "write":
                     smem[1] = smem[5] = 0
                 elif step == "write and fence":
                     smem[1] = smem[5] = 0
-                    fence_proxy_async()
+                    async_copy.fence_proxy_async()
                 elif step == "read":
-                    cp_async_bulk_wait_group_read(0)
+                    async_copy.cp_async_bulk_wait_group_read(0)
                 elif step == "read all but one":
-                    cp_async_bulk_wait_group_read(1)
+                    async_copy.cp_async_bulk_wait_group_read(1)
                 else:
-                    cp_async_bulk_wait_group(step)
+                    async_copy.cp_async_bulk_wait_group(step)
 
         y = numbered(8)
         run(kernel, y, threads=1)
@@ -281,7 +274,7 @@ def _out_of_shared_memory() -> None:
     def refused(*operands):
         def kernel(y):
             smem = cuda.shared.array(8, f32, alignment=128)
-            cp_async_bulk_store(y, operands[0], smem, *operands[1:])
+            async_copy.cp_async_bulk_store(y, operands[0], smem, *operands[1:])
 
         return kernel
 

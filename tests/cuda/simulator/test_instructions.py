@@ -12,35 +12,7 @@ import pytest
 
 from dualops.cuda import simulator
 from dualops.cuda.compiler.backend import cuda
-from dualops.cuda.ptx.arithmetic import (
-    add_rn,
-    add_rn_f64,
-    at_least_15_bits,
-    bits_of_f32,
-    bits_of_f64,
-    ex2_approx_ftz,
-    f32_of_bits,
-    fma_rn,
-    largest_unsigned_word,
-    largest_word,
-    lg2_approx,
-    max_f32,
-    max_f64,
-    max_nan_f32,
-    min_nan_f32,
-    mul_rn,
-    mul_rn_f64,
-    mul_wide_u32,
-    opaque_f32,
-    opaque_i32,
-    rcp_approx_ftz,
-    recomputed_i32,
-    settle,
-    settle_bits,
-    smallest_word,
-    sub_rn,
-    sub_rn_f64,
-)
+from dualops.cuda.ptx import arithmetic, memory, warp
 from dualops.cuda.ptx.asm import FAMILIES, RECORDS
 from dualops.cuda.ptx.convert import (
     bf16_of_f32,
@@ -52,47 +24,6 @@ from dualops.cuda.ptx.convert import (
     tf32_of_f32,
     unpack_bf16x2,
     unpack_f16x2,
-)
-from dualops.cuda.ptx.memory import (
-    atom_add_i64,
-    fetch_global_b32,
-    ld_global_b32,
-    ld_global_once_v2_b32,
-    ld_global_once_v2_f64,
-    ld_global_once_v4_b32,
-    ld_global_v2_f64,
-    ld_global_v4_b32,
-    ld_shared_b32,
-    ld_shared_v2_f32,
-    ld_shared_v2_f64,
-    ld_shared_v4_b32,
-    ld_shared_v4_f32,
-    st_global_kept_v4_b32,
-    st_global_v2_b32,
-    st_global_v2_f64,
-    st_global_v4_b32,
-    st_release_i64,
-    st_shared_b32,
-    st_shared_f32,
-    st_shared_f64,
-    st_shared_v2_f32,
-    st_shared_v2_f64,
-    st_shared_v4_b32,
-    st_shared_v4_f32,
-    wait_for_i64,
-)
-from dualops.cuda.ptx.warp import (
-    barrier_cluster_arrive,
-    barrier_cluster_arrive_relaxed,
-    barrier_cluster_wait,
-    cluster_ctarank,
-    shfl_bfly_f32,
-    shfl_bfly_f64,
-    shfl_idx_f32,
-    shfl_idx_f64,
-    shfl_idx_i32,
-    vote_any,
-    vote_ballot,
 )
 from dualops.cuda.simulator import Pointer
 
@@ -154,14 +85,14 @@ def run(function: Any, *args: Any, threads: int = 32, blocks: int = 1, cluster: 
 def _ex2():
     for x in [*np.linspace(-130, 130, 500, dtype=np.float32), *(e for e in EDGES if e == e)]:
         exact = 2.0 ** float(x) if x < 1000 else INF
-        result = float(ex2_approx_ftz(x))
+        result = float(arithmetic.ex2_approx_ftz(x))
         if exact < 2.0**-126:
             assert result == 0, x
         elif exact >= 2.0**128:
             assert result == INF, x
         else:
             assert abs(result - exact) <= exact * 2**-22, x
-    assert math.isnan(ex2_approx_ftz(NAN))
+    assert math.isnan(arithmetic.ex2_approx_ftz(NAN))
 
 
 @of("rcp_approx_ftz")
@@ -170,52 +101,64 @@ def _rcp():
         x = struct.unpack("<f", struct.pack("<f", x))[0]
         exact = 1 / x
         if abs(exact) >= 2.0**-126 and abs(x) >= 2.0**-126:
-            assert abs(float(rcp_approx_ftz(x)) - exact) <= abs(exact) * 2**-23, x
-    assert rcp_approx_ftz(0.0) == INF and rcp_approx_ftz(-0.0) == -INF and rcp_approx_ftz(1e-45) == INF
-    assert rcp_approx_ftz(INF) == 0 and rcp_approx_ftz(3e38) == 0 and math.isnan(rcp_approx_ftz(NAN))
+            assert abs(float(arithmetic.rcp_approx_ftz(x)) - exact) <= abs(exact) * 2**-23, x
+    assert (
+        arithmetic.rcp_approx_ftz(0.0) == INF
+        and arithmetic.rcp_approx_ftz(-0.0) == -INF
+        and arithmetic.rcp_approx_ftz(1e-45) == INF
+    )
+    assert (
+        arithmetic.rcp_approx_ftz(INF) == 0
+        and arithmetic.rcp_approx_ftz(3e38) == 0
+        and math.isnan(arithmetic.rcp_approx_ftz(NAN))
+    )
 
 
 @of("lg2_approx")
 def _lg2():
     for x in [abs(n) for n in NUMBERS if n] + [1e-45, 2.0**-126, 1.0, 2.0, 3.4e38]:
         exact = math.log2(struct.unpack("<f", struct.pack("<f", x))[0])
-        assert abs(float(lg2_approx(x)) - exact) <= max(abs(exact), 1) * 2**-22, x
-    assert lg2_approx(0.0) == -INF and lg2_approx(-0.0) == -INF and lg2_approx(INF) == INF
-    assert math.isnan(lg2_approx(-1.0)) and math.isnan(lg2_approx(NAN))
+        assert abs(float(arithmetic.lg2_approx(x)) - exact) <= max(abs(exact), 1) * 2**-22, x
+    assert (
+        arithmetic.lg2_approx(0.0) == -INF and arithmetic.lg2_approx(-0.0) == -INF and arithmetic.lg2_approx(INF) == INF
+    )
+    assert math.isnan(arithmetic.lg2_approx(-1.0)) and math.isnan(arithmetic.lg2_approx(NAN))
 
 
 @of("max_f32", "max_f64")
 def _max():
-    for larger in (max_f32, max_f64):
+    for larger in (arithmetic.max_f32, arithmetic.max_f64):
         for a in EDGES[:7]:
             for b in EDGES[:7]:
                 # a number goes before a NaN, +0 is larger than -0
                 numbers = sorted((x for x in (a, b) if x == x), key=lambda x: (x, math.copysign(1, x)))
                 assert same(larger(a, b), numbers[-1] if numbers else NAN), (larger, a, b)
-    assert float(max_f64(1.0, 1.0 + 2**-52)) == 1.0 + 2**-52
+    assert float(arithmetic.max_f64(1.0, 1.0 + 2**-52)) == 1.0 + 2**-52
 
 
 @of("max_nan_f32")
 def _max_or_nan():
     for a in EDGES[:7]:
         for b in EDGES[:7]:
-            assert same(max_nan_f32(a, b), NAN if a != a or b != b else max_f32(a, b)), (a, b)
+            assert same(arithmetic.max_nan_f32(a, b), NAN if a != a or b != b else arithmetic.max_f32(a, b)), (a, b)
 
 
 @of("min_nan_f32")
 def smaller_or_nan() -> None:
     for a in EDGES:
         for b in EDGES:
-            assert same(min_nan_f32(a, b), NAN if a != a or b != b else -max_f32(-a, -b)), (a, b)
+            assert same(arithmetic.min_nan_f32(a, b), NAN if a != a or b != b else -arithmetic.max_f32(-a, -b)), (a, b)
 
 
 @of("largest_word", "smallest_word", "largest_unsigned_word")
 def _order_of_words():
     for three in product(EDGES[:7], repeat=3):
         in_order = sorted(three, key=lambda x: struct.unpack("<i", struct.pack("<f", x)))
-        assert same(largest_word(*three), in_order[-1]) and same(smallest_word(*three), in_order[0]), three
+        assert same(arithmetic.largest_word(*three), in_order[-1]) and same(
+            arithmetic.smallest_word(*three), in_order[0]
+        ), three
         farthest = max(three, key=lambda x: struct.unpack("<I", struct.pack("<f", x)))
-        assert same(largest_unsigned_word(*three), farthest), three
+        assert same(arithmetic.largest_unsigned_word(*three), farthest), three
 
 
 @of("mul_wide_u32")
@@ -223,7 +166,7 @@ def _all_bits_of_a_product():
     for a in (0, 1, 3, 2**16, 2**31 + 5, 2**32 - 1):
         for b in (0, 7, 0xD2511F53, 2**32 - 1):
             digits = sum((a >> n & 1) * (b << n) for n in range(32))
-            assert mul_wide_u32(a, b) == digits
+            assert arithmetic.mul_wide_u32(a, b) == digits
 
 
 @of("mul_rn", "add_rn", "sub_rn")
@@ -231,11 +174,11 @@ def _rounded_once():
     for a, b in zip(NUMBERS, NUMBERS[7:] + EDGES[:3], strict=False):
         x, y = Fraction(a), Fraction(b)
         if abs(x * y) < 2**127:
-            assert same(mul_rn(a, b), nearest_f32(x * y) if x * y else a * b), (a, b)
-        assert same(add_rn(a, b), nearest_f32(x + y) if x + y else a + b), (a, b)
-        assert same(sub_rn(a, b), nearest_f32(x - y) if x - y else a - b), (a, b)
-    assert mul_rn(3e38, 2.0) == INF and add_rn(3e38, 3e38) == INF
-    assert math.isnan(mul_rn(INF, 0.0)) and math.isnan(add_rn(INF, -INF))
+            assert same(arithmetic.mul_rn(a, b), nearest_f32(x * y) if x * y else a * b), (a, b)
+        assert same(arithmetic.add_rn(a, b), nearest_f32(x + y) if x + y else a + b), (a, b)
+        assert same(arithmetic.sub_rn(a, b), nearest_f32(x - y) if x - y else a - b), (a, b)
+    assert arithmetic.mul_rn(3e38, 2.0) == INF and arithmetic.add_rn(3e38, 3e38) == INF
+    assert math.isnan(arithmetic.mul_rn(INF, 0.0)) and math.isnan(arithmetic.add_rn(INF, -INF))
 
 
 @of("mul_rn_f64", "add_rn_f64", "sub_rn_f64")
@@ -244,10 +187,14 @@ def _doubles_rounded_once():
     for a, b in zip(NUMBERS, NUMBERS[7:], strict=False):
         a, b = a / 3, b * 7  # more bits than a float32 has
         x, y = Fraction(a), Fraction(b)
-        for result, exact in ((mul_rn_f64(a, b), x * y), (add_rn_f64(a, b), x + y), (sub_rn_f64(a, b), x - y)):
+        for result, exact in (
+            (arithmetic.mul_rn_f64(a, b), x * y),
+            (arithmetic.add_rn_f64(a, b), x + y),
+            (arithmetic.sub_rn_f64(a, b), x - y),
+        ):
             assert float(result) == exact.numerator / exact.denominator, (a, b)
-    assert same(sub_rn_f64(-0.0, 0.0), -0.0) and same(sub_rn_f64(0.0, 0.0), 0.0)
-    assert math.isnan(mul_rn_f64(INF, 0.0)) and math.isnan(sub_rn_f64(INF, INF))
+    assert same(arithmetic.sub_rn_f64(-0.0, 0.0), -0.0) and same(arithmetic.sub_rn_f64(0.0, 0.0), 0.0)
+    assert math.isnan(arithmetic.mul_rn_f64(INF, 0.0)) and math.isnan(arithmetic.sub_rn_f64(INF, INF))
 
 
 @of("fma_rn")
@@ -258,39 +205,39 @@ def _fma():
     for a, b, c in triples:
         exact = Fraction(a) * Fraction(b) + Fraction(c)
         if exact and abs(exact) < 2**127:
-            assert float(fma_rn(a, b, c)) == nearest_f32(exact), (a, b, c)
+            assert float(arithmetic.fma_rn(a, b, c)) == nearest_f32(exact), (a, b, c)
 
 
 @of("bits_of_f32", "f32_of_bits")
 def _bits():
     for x in NUMBERS + EDGES:
         bits = struct.unpack("<I", struct.pack("<f", x))[0]
-        assert bits_of_f32(x) == bits and type(bits_of_f32(x)) is int
-        assert same(f32_of_bits(bits), struct.unpack("<f", struct.pack("<I", bits))[0])
+        assert arithmetic.bits_of_f32(x) == bits and type(arithmetic.bits_of_f32(x)) is int
+        assert same(arithmetic.f32_of_bits(bits), struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
 @of("opaque_i32")
 def _opaque():
     for x in (0, -1, 7, np.int64(2**31 - 1), -(2**31)):
-        assert opaque_i32(x) == x and type(opaque_i32(x)) is int
+        assert arithmetic.opaque_i32(x) == x and type(arithmetic.opaque_i32(x)) is int
 
 
 @of("recomputed_i32")
 def _recomputed():
     for x in (0, 7, -1, 2**31 - 1):
-        assert recomputed_i32(x) == x and type(recomputed_i32(x)) is int
+        assert arithmetic.recomputed_i32(x) == x and type(arithmetic.recomputed_i32(x)) is int
 
 
 @of("opaque_f32")
 def _opaque_number():
     for x in NUMBERS + EDGES:
-        assert same(opaque_f32(np.float32(x)), np.float32(x))
+        assert same(arithmetic.opaque_f32(np.float32(x)), np.float32(x))
 
 
 @of("bits_of_f64")
 def _bits_of_doubles():
     for x in NUMBERS + EDGES:
-        bits = bits_of_f64(x)
+        bits = arithmetic.bits_of_f64(x)
         assert bits == struct.unpack("<Q", struct.pack("<d", x))[0] and type(bits) is int
 
 
@@ -373,10 +320,10 @@ def _words():
     for dtype, each in ((np.float32, 4), (np.uint16, 8)):
         x, y = aligned(32, dtype), aligned(32, dtype)
         words = struct.unpack("<4I", x[each : 2 * each].tobytes())
-        for load in (ld_global_v4_b32, ld_global_once_v4_b32):
+        for load in (memory.ld_global_v4_b32, memory.ld_global_once_v4_b32):
             assert load(Pointer(x, "x"), each, 1, 0) == words
             assert load(Pointer(x, "x"), 10**9, 0, 77) == (77,) * 4  # nothing is read
-        for place, store in ((3, st_global_v4_b32), (1, st_global_kept_v4_b32)):
+        for place, store in ((3, memory.st_global_v4_b32), (1, memory.st_global_kept_v4_b32)):
             store(Pointer(y, "y"), place * each, 1, *words)
             assert y[place * each : (place + 1) * each].tobytes() == struct.pack("<4I", *words)
             before = y.tobytes()
@@ -389,7 +336,7 @@ def _word_of_what_is_read_alone():
     for dtype, each in ((np.float32, 1), (np.uint16, 2)):
         x = aligned(16, dtype)
         for place in range(8):
-            for load in (ld_global_b32, fetch_global_b32):
+            for load in (memory.ld_global_b32, memory.fetch_global_b32):
                 assert load(Pointer(x, "x"), place * each) == struct.unpack_from("<I", x.tobytes(), 4 * place)[0]
 
 
@@ -398,23 +345,23 @@ def _two_words():
     for dtype, each in ((np.float32, 2), (np.uint16, 4)):
         x, y = aligned(32, dtype), aligned(32, dtype)
         words = struct.unpack("<2I", x[each : 2 * each].tobytes())
-        assert ld_global_once_v2_b32(Pointer(x, "x"), each, 1, 0) == words
-        assert ld_global_once_v2_b32(Pointer(x, "x"), 10**9, 0, 77) == (77, 77)
-        st_global_v2_b32(Pointer(y, "y"), 3 * each, 1, *words)
+        assert memory.ld_global_once_v2_b32(Pointer(x, "x"), each, 1, 0) == words
+        assert memory.ld_global_once_v2_b32(Pointer(x, "x"), 10**9, 0, 77) == (77, 77)
+        memory.st_global_v2_b32(Pointer(y, "y"), 3 * each, 1, *words)
         assert y[3 * each : 4 * each].tobytes() == struct.pack("<2I", *words)
         before = y.tobytes()
-        st_global_v2_b32(Pointer(y, "y"), -(10**9), 0, 1, 2)
+        memory.st_global_v2_b32(Pointer(y, "y"), -(10**9), 0, 1, 2)
         assert y.tobytes() == before
 
 
 @of("ld_global_v2_f64", "ld_global_once_v2_f64", "st_global_v2_f64")
 def _doubles():
     x, y = aligned(8, np.float64), aligned(8, np.float64)
-    for load in (ld_global_v2_f64, ld_global_once_v2_f64):
+    for load in (memory.ld_global_v2_f64, memory.ld_global_once_v2_f64):
         assert load(Pointer(x, "x"), 2, 1, 0.0) == (3.0, 4.0)
         assert load(Pointer(x, "x"), 10**9, 0, -INF) == (-INF, -INF)
-    st_global_v2_f64(Pointer(y, "y"), 4, 1, 0.5, -0.5)
-    st_global_v2_f64(Pointer(y, "y"), 10**9, 0, 9.0, 9.0)
+    memory.st_global_v2_f64(Pointer(y, "y"), 4, 1, 0.5, -0.5)
+    memory.st_global_v2_f64(Pointer(y, "y"), 10**9, 0, 9.0, 9.0)
     assert y.tolist() == [1, 2, 3, 4, 0.5, -0.5, 7, 8]
 
 
@@ -423,57 +370,57 @@ def _shared():
     for dtype, each in ((np.float32, 4), (np.uint16, 8)):
         shared = aligned(16, dtype)
         words = struct.unpack("<4I", shared[each : 2 * each].tobytes())
-        assert ld_shared_v4_b32(Pointer(shared, "s"), each) == words
-        assert ld_shared_b32(Pointer(shared, "s"), each + each // 4) == words[1]
-    assert ld_shared_v4_f32(Pointer(aligned(8, np.float32), "s"), 4) == (5, 6, 7, 8)
-    assert ld_shared_v2_f64(Pointer(aligned(8, np.float64), "s"), 6) == (7, 8)
-    assert ld_shared_v2_f32(Pointer(aligned(8, np.float32), "s"), 6) == (7, 8)
-    assert ld_shared_v2_f32(Pointer(aligned(8, np.float32).view(np.uint8), "s"), 8) == (3, 4)
+        assert memory.ld_shared_v4_b32(Pointer(shared, "s"), each) == words
+        assert memory.ld_shared_b32(Pointer(shared, "s"), each + each // 4) == words[1]
+    assert memory.ld_shared_v4_f32(Pointer(aligned(8, np.float32), "s"), 4) == (5, 6, 7, 8)
+    assert memory.ld_shared_v2_f64(Pointer(aligned(8, np.float64), "s"), 6) == (7, 8)
+    assert memory.ld_shared_v2_f32(Pointer(aligned(8, np.float32), "s"), 6) == (7, 8)
+    assert memory.ld_shared_v2_f32(Pointer(aligned(8, np.float32).view(np.uint8), "s"), 8) == (3, 4)
 
 
 @of("st_shared_v4_b32")
 def _shared_words():
     shared = aligned(32, np.uint8)
-    st_shared_v4_b32(Pointer(shared, "s"), 16, 1, 0x12345678, 3, 2**32 - 1)
+    memory.st_shared_v4_b32(Pointer(shared, "s"), 16, 1, 0x12345678, 3, 2**32 - 1)
     assert shared[16:].view(np.uint32).tolist() == [1, 0x12345678, 3, 2**32 - 1]
     assert shared[:16].tolist() == [*range(1, 17)]
     with pytest.raises(IndexError, match="not aligned to 16 bytes"):
-        st_shared_v4_b32(Pointer(shared, "s"), 8, 0, 0, 0, 0)
+        memory.st_shared_v4_b32(Pointer(shared, "s"), 8, 0, 0, 0, 0)
 
 
 @of("st_shared_f32", "st_shared_f64", "st_shared_v2_f32", "st_shared_v4_f32", "st_shared_v2_f64", "st_shared_b32")
 def _shared_stores():
     floats, doubles = aligned(12, np.float32), aligned(8, np.float64)
-    st_shared_v4_f32(Pointer(floats, "s"), 4, 0.5, -2.0, INF, 2.0**-149)
+    memory.st_shared_v4_f32(Pointer(floats, "s"), 4, 0.5, -2.0, INF, 2.0**-149)
     assert floats.tolist() == [1, 2, 3, 4, 0.5, -2, INF, 2.0**-149, 9, 10, 11, 12]
-    st_shared_v2_f64(Pointer(doubles, "s"), 2, 0.1, -2.0)
+    memory.st_shared_v2_f64(Pointer(doubles, "s"), 2, 0.1, -2.0)
     assert doubles.tolist() == [1, 2, 0.1, -2, 5, 6, 7, 8]
-    st_shared_f32(Pointer(floats, "s"), 3, 0.25)
-    st_shared_f64(Pointer(doubles, "s"), 7, 0.3)
+    memory.st_shared_f32(Pointer(floats, "s"), 3, 0.25)
+    memory.st_shared_f64(Pointer(doubles, "s"), 7, 0.3)
     assert floats[2:5].tolist() == [3, 0.25, 0.5] and doubles[6:].tolist() == [7, 0.3]
-    st_shared_v2_f32(Pointer(floats, "s"), 8, -0.5, NAN)
+    memory.st_shared_v2_f32(Pointer(floats, "s"), 8, -0.5, NAN)
     assert floats[7:9].tolist() == [2.0**-149, -0.5] and np.isnan(floats[9]) and floats[10] == 11
     in_bytes = aligned(16, np.uint8)
-    st_shared_v2_f32(Pointer(in_bytes, "s"), 8, -0.5, 2.5)
+    memory.st_shared_v2_f32(Pointer(in_bytes, "s"), 8, -0.5, 2.5)
     assert in_bytes[8:].view(np.float32).tolist() == [-0.5, 2.5] and in_bytes[:8].tolist() == [*range(1, 9)]
     halves, words = aligned(4, np.uint16), aligned(2, np.uint32)
-    st_shared_b32(Pointer(halves, "s"), 2, 0x12345678)
-    st_shared_b32(Pointer(words, "s"), 1, 0x12345678)
+    memory.st_shared_b32(Pointer(halves, "s"), 2, 0x12345678)
+    memory.st_shared_b32(Pointer(words, "s"), 1, 0x12345678)
     assert halves.tolist() == [1, 2, 0x5678, 0x1234] and words.tolist() == [1, 0x12345678]
     with pytest.raises(IndexError, match="not aligned to 4 bytes"):
-        st_shared_b32(Pointer(halves, "s"), 1, 0)
+        memory.st_shared_b32(Pointer(halves, "s"), 1, 0)
 
 
 @of("cluster_ctarank", "barrier_cluster_arrive", "barrier_cluster_arrive_relaxed", "barrier_cluster_wait")
 def _cluster():
-    for arrive in (barrier_cluster_arrive, barrier_cluster_arrive_relaxed):
+    for arrive in (warp.barrier_cluster_arrive, warp.barrier_cluster_arrive_relaxed):
         came = []
 
         def kernel(ranks, seen, arrive=arrive, came=came):
-            ranks[cuda.blockIdx.x] = cluster_ctarank()
+            ranks[cuda.blockIdx.x] = warp.cluster_ctarank()
             came.append(cuda.blockIdx.x // 3)
             arrive()
-            barrier_cluster_wait()
+            warp.barrier_cluster_wait()
             seen[32 * cuda.blockIdx.x + cuda.threadIdx.x] = came.count(cuda.blockIdx.x // 3)
 
         ranks, seen = np.zeros(6, int), np.zeros(192, int)
@@ -485,7 +432,7 @@ def _cluster():
 @of("settle")
 def _settle() -> None:
     def kernel(y):
-        settle(y[0])
+        arithmetic.settle(y[0])
 
     for value in (0.0, 3.0, -1.0, INF, NAN):
         run(kernel, Pointer(np.full(1, value, np.float32), "y"))
@@ -496,15 +443,15 @@ def _settle() -> None:
 @of("settle_bits")
 def _settle_bits() -> None:
     for bits in (0, 0xFFFFFFFF):
-        settle_bits(bits)
+        arithmetic.settle_bits(bits)
     with pytest.raises(RuntimeError, match="settle_bits: -1, expected 32 bits"):
-        settle_bits(-1)
+        arithmetic.settle_bits(-1)
 
 
 @of("atom_add_i64")
 def _counted() -> None:
     def kernel(y):
-        y[1 + atom_add_i64(y, 0, 1)] = cuda.threadIdx.x
+        y[1 + memory.atom_add_i64(y, 0, 1)] = cuda.threadIdx.x
 
     y = np.zeros(33, np.int64)
     run(kernel, Pointer(y, "y"))
@@ -515,9 +462,9 @@ def _counted() -> None:
 def _one_block_after_another() -> None:
     def kernel(y):
         if cuda.threadIdx.x == 0:
-            wait_for_i64(y, 1, 40 + cuda.blockIdx.x)
+            memory.wait_for_i64(y, 1, 40 + cuda.blockIdx.x)
             y[0] = 10 * y[0] + cuda.blockIdx.x
-            st_release_i64(y, 1, 41 + cuda.blockIdx.x)
+            memory.st_release_i64(y, 1, 41 + cuda.blockIdx.x)
 
     y = np.array([7, 40], np.int64)
     run(kernel, Pointer(y, "y"), blocks=3)
@@ -528,18 +475,18 @@ def _one_block_after_another() -> None:
 
 @of("shfl_idx_i32", "shfl_idx_f32", "shfl_idx_f64")
 def _broadcast() -> None:
-    for shuffle in (shfl_idx_f32, shfl_idx_f64):
+    for shuffle in (warp.shfl_idx_f32, warp.shfl_idx_f64):
 
         def kernel(y, shuffle=shuffle):
             tid = cuda.threadIdx.x
-            y[tid] = shfl_idx_i32(tid, 3, 0xFFFFFFFF) + shuffle(tid + 0.5, 5, 0xFFFFFFFF)
+            y[tid] = warp.shfl_idx_i32(tid, 3, 0xFFFFFFFF) + shuffle(tid + 0.5, 5, 0xFFFFFFFF)
 
         y = np.zeros(64)
         run(kernel, Pointer(y, "y"), threads=64)
         assert y.tolist() == [8.5] * 32 + [72.5] * 32
 
     def whole(y):
-        y[cuda.threadIdx.x] = shfl_idx_f64(cuda.threadIdx.x + 2.0**-40, 1, 0xFFFFFFFF)
+        y[cuda.threadIdx.x] = warp.shfl_idx_f64(cuda.threadIdx.x + 2.0**-40, 1, 0xFFFFFFFF)
 
     y = np.zeros(32)
     run(whole, Pointer(y, "y"))
@@ -547,7 +494,7 @@ def _broadcast() -> None:
 
     def absent(y):
         if cuda.threadIdx.x < 16:
-            shfl_idx_i32(1, 20, 0x0000FFFF)
+            warp.shfl_idx_i32(1, 20, 0x0000FFFF)
 
     with pytest.raises(RuntimeError, match=r"shfl\.sync\.idx: lane \d+ reads lane 20, which is not in 0x0000ffff"):
         run(absent, Pointer(y, "y"))
@@ -557,7 +504,9 @@ def _broadcast() -> None:
 def _vote_any() -> None:
     def votes(y):
         tid = cuda.threadIdx.x
-        y[tid] = vote_any(tid == 7, 0xFFFFFFFF) + 2 * vote_any(0, 0xFFFFFFFF) + 4 * vote_any(-1, 0xFFFFFFFF)
+        y[tid] = (
+            warp.vote_any(tid == 7, 0xFFFFFFFF) + 2 * warp.vote_any(0, 0xFFFFFFFF) + 4 * warp.vote_any(-1, 0xFFFFFFFF)
+        )
 
     y = np.zeros(32)
     run(votes, y, threads=32)
@@ -572,16 +521,16 @@ def _at_least_15_bits() -> None:
     for bound in (0, 1, 0x3FF, 0x400, 0x7BFF, 0x7C00):
         for low, high in zip(halves, reversed(halves)):
             expected = 0xFFFF * (low % 0x8000 >= bound) + 0xFFFF0000 * (high % 0x8000 >= 5)
-            assert at_least_15_bits(low | high << 16, bound | 5 << 16) == expected
+            assert arithmetic.at_least_15_bits(low | high << 16, bound | 5 << 16) == expected
     with pytest.raises(ValueError, match="bound 0x7c01, expected at most 0x7c00"):
-        at_least_15_bits(0, 0x7C01)
+        arithmetic.at_least_15_bits(0, 0x7C01)
 
 
 @of("vote_ballot")
 def _vote_ballot() -> None:
     def votes(y):
         tid = cuda.threadIdx.x
-        y[tid] = vote_ballot(tid % 3 - 1, 0xFFFFFFFF)
+        y[tid] = warp.vote_ballot(tid % 3 - 1, 0xFFFFFFFF)
 
     y = np.zeros(64, np.uint32)
     run(votes, y, threads=64)
@@ -591,7 +540,7 @@ def _vote_ballot() -> None:
 
 @of("shfl_bfly_f32", "shfl_bfly_f64")
 def _shuffle():
-    for shuffle in (shfl_bfly_f32, shfl_bfly_f64):
+    for shuffle in (warp.shfl_bfly_f32, warp.shfl_bfly_f64):
         for distance in (1, 2, 4, 8, 16, 5, 31):
 
             def kernel(y, shuffle=shuffle, distance=distance):

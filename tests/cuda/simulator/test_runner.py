@@ -6,14 +6,8 @@ import pytest
 from dualops.cuda import simulator
 from dualops.cuda.compiler.backend import builds, cuda, f32, f64, i32, kernel, pointer, u64
 from dualops.cuda.launch.step import flat
+from dualops.cuda.ptx import mbarrier
 from dualops.cuda.ptx.async_copy import cp_async_bulk
-from dualops.cuda.ptx.mbarrier import (
-    fence_mbarrier_init,
-    mbarrier_arrive,
-    mbarrier_arrive_expect_tx,
-    mbarrier_init,
-    mbarrier_wait_cta,
-)
 from dualops.cuda.ptx.memory import ld_global_v4_b32
 from dualops.cuda.ptx.warp import bar_sync, barrier_cluster_arrive, barrier_cluster_wait, shfl_bfly_f32
 from dualops.cuda.simulator import Deadlock, Pointer
@@ -234,17 +228,17 @@ def test_scattered_lanes_stay_behind_after_a_wait():
         written, bars, tid = cuda.shared.array(32, f32), cuda.shared.array(2, u64), cuda.threadIdx.x
         if tid == 0:
             for n in range(2):
-                mbarrier_init(bars, n, 1)
-            fence_mbarrier_init()
-            mbarrier_arrive(bars, 0)
+                mbarrier.mbarrier_init(bars, n, 1)
+            mbarrier.fence_mbarrier_init()
+            mbarrier.mbarrier_arrive(bars, 0)
         cuda.syncthreads()
-        mbarrier_wait_cta(bars, int(tid >= 32), 0)
+        mbarrier.mbarrier_wait_cta(bars, int(tid >= 32), 0)
         if tid >= 32:
             y[tid - 32] = written[tid - 32]
         else:
             written[tid] = tid
             if tid == 31:
-                mbarrier_arrive(bars, 1)
+                mbarrier.mbarrier_arrive(bars, 1)
 
     def found(order, seed=0):
         y = np.zeros(32, np.float32)
@@ -263,13 +257,13 @@ def test_a_warpgroup_lags_until_copies_have_landed():
         written, bars, tid = cuda.shared.array(256, f32), cuda.shared.array(1, u64), cuda.threadIdx.x
         stage = cuda.shared.array(4, f32, alignment=16)
         if tid == 0:
-            mbarrier_init(bars, 0, 1)
-            fence_mbarrier_init()
-            mbarrier_arrive_expect_tx(bars, 0, 16)
+            mbarrier.mbarrier_init(bars, 0, 1)
+            mbarrier.fence_mbarrier_init()
+            mbarrier.mbarrier_arrive_expect_tx(bars, 0, 16)
             cp_async_bulk(stage, 0, y, 256, 16, bars, 0)
         cuda.syncthreads()
         written[tid] = tid
-        mbarrier_wait_cta(bars, 0, 0)
+        mbarrier.mbarrier_wait_cta(bars, 0, 0)
         y[tid] = written[tid ^ 128]
 
     def found(order, seed=0):
@@ -289,16 +283,16 @@ def test_a_copy_lands_only_when_a_thread_waits_for_it():
     def hasty(y):
         bars, stages = cuda.shared.array(3, u64), cuda.shared.array(12, f32, alignment=16)
         for n in range(3):
-            mbarrier_init(bars, n, 1)
-        fence_mbarrier_init()
+            mbarrier.mbarrier_init(bars, n, 1)
+        mbarrier.fence_mbarrier_init()
         for n in range(3):
-            mbarrier_arrive_expect_tx(bars, n, 16)
+            mbarrier.mbarrier_arrive_expect_tx(bars, n, 16)
             cp_async_bulk(stages, 4 * n, y, 4, 16, bars, n)
-        mbarrier_wait_cta(bars, int(y[7]), 0)
+        mbarrier.mbarrier_wait_cta(bars, int(y[7]), 0)
         for n in range(3):
             y[n] = stages[4 * n]
         for n in range(3):
-            mbarrier_wait_cta(bars, n, 0)
+            mbarrier.mbarrier_wait_cta(bars, n, 0)
 
     def landed(order, chosen):
         y = np.zeros(8, np.float32)

@@ -10,21 +10,8 @@ from statistics import median
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from dualops.torch_bridge.integrations.transformers import patch
 
@@ -45,22 +32,22 @@ SIZES: dict[str, Any] = {
 }
 LAYERS = ["sliding_attention", "full_attention"]
 FAMILIES: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {}),
-    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": WINDOW}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
+    "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig, {}),
+    "mistral": (transformers.MistralForCausalLM, transformers.MistralConfig, {"sliding_window": WINDOW}),
+    "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config, {}),
     "gemma2": (
-        Gemma2ForCausalLM,
-        Gemma2Config,
+        transformers.Gemma2ForCausalLM,
+        transformers.Gemma2Config,
         {"sliding_window": WINDOW, "layer_types": LAYERS, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 3.0},
     ),
     "gemma3": (
-        Gemma3ForCausalLM,
-        Gemma3TextConfig,
+        transformers.Gemma3ForCausalLM,
+        transformers.Gemma3TextConfig,
         {"sliding_window": WINDOW, "layer_types": LAYERS, "query_pre_attn_scalar": 12},
     ),
     "gpt_oss": (
-        GptOssForCausalLM,
-        GptOssConfig,
+        transformers.GptOssForCausalLM,
+        transformers.GptOssConfig,
         {
             "sliding_window": WINDOW,
             "layer_types": LAYERS,
