@@ -28,7 +28,6 @@ def files() -> list[str]:
 
 @cache
 def modules() -> dict[str, str]:
-    """The text of each module."""
     sources = [Path(name) for name in files() if name.endswith(".py")]
     return {
         ".".join(path.with_suffix("").parts).removesuffix(".__init__"): (ROOT / path).read_text() for path in sources

@@ -13,7 +13,6 @@ NAME = "copied"
 
 
 def python_on(tree: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A Python on the tree."""
     return python(*words, cwd=tree, PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", **environment)
 
 

@@ -31,7 +31,6 @@ def arrays_of(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, np
 
 
 def act(z: float, activation: str | None) -> float:
-    """The activation of one number."""
     if activation == "relu":
         return max(z, 0.0)
     if activation == "gelu":

@@ -286,7 +286,6 @@ Q, K, V = (x.detach() for x in plain(dtype=torch.float32).tensors.values())
 
 
 def refused(error: type[Exception], message: str, call: Any, *args: Any, **more: Any) -> str:
-    """Return the whole message of the error."""
     with pytest.raises(error) as caught:
         call(*args, **more)
     assert str(caught.value).startswith(message)

@@ -58,7 +58,6 @@ def whole(x: Any) -> Any:
 
 
 def whole_state(model: nn.Module, optimizer: Lion) -> list[Tensor]:
-    """Parameters and states, whole."""
     states = [optimizer.state[param] for param in model.parameters()]
     return [whole(p) for p in model.parameters()] + [whole(state[key]) for state in states for key in sorted(state)]
 

@@ -34,7 +34,6 @@ def same_bits(one: np.ndarray, two: np.ndarray) -> bool:
 
 
 def cases_with_elements(direction: Direction) -> list[Case]:
-    """The SIM cases of a direction in which something is computed."""
     cases = [case for case in direction.spec.tagged(Tag.SIM) if case.backward or not direction.backward]
     return [case for case in cases if all(map(prod, case.shapes.values()))]
 

@@ -33,7 +33,6 @@ def state_of(model: nn.Module) -> list[tuple[Any, ...]]:
 
 
 def calls(model: nn.Module, monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> set[str]:
-    """The operators that a forward of the model calls."""
     seen: set[str] = set()
 
     class Mode(torch.overrides.TorchFunctionMode):
