@@ -64,9 +64,10 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
             mma(sums, 4 * j, a_frag, A_WORDS * n, b_frag, 2 * j)
 
     @unrolled(steps)
-    def _add_read(sums, _, smem, places, n, box, step):
+    def _add_read(sums, _, smem, places, __, box, step):
         a_frag, b_frag = a_side.make(), b_side.make()
-        a_side.read(a_frag, 0, smem, i32(places.a + box * A_BOX), step)
+        for n in range(1):  # without the loop, retention of unaligned rows would spill
+            a_side.read(a_frag, n, smem, i32(places.a + (box * A_BOX + n * A_BOX)), step)
         b_side.read(b_frag, 0, smem, i32(places.b + box * B_BOX), step)
         products.multiply(sums, a_frag, b_frag, 0)
 
