@@ -98,7 +98,7 @@ def walk_work(config: Config, D: int, Dv: int, passes: int, p: Problem, gpu: Arc
     the state, then Q @ K.T, Q @ state and P @ V. If heads are wide, each warpgroup has 64 columns.
     """
     n, wide = config.chunk, config if isinstance(config, WideConfig) else None
-    keys, columns, groups = (wide.keys(D), BOX, CONSUMERS) if wide else (KEY_WIDTH, padded(Dv), 1)
+    keys, columns, groups = (wide.tiles(D).keys, BOX, CONSUMERS) if wide else (KEY_WIDTH, padded(Dv), 1)
     products = [Product(n, n, keys, True), Product(n, columns, keys, True), Product(n, columns, n, False)]
     products += [Product(keys, columns, n, False)] * config.parts
     decayed, tiles = n * (columns if wide else keys), 2 * n * (2 * keys + groups * columns)
@@ -111,7 +111,7 @@ def walk_work(config: Config, D: int, Dv: int, passes: int, p: Problem, gpu: Arc
         {cdiv(cdiv(p.Sk, n), segments): p.B * p.H * config.slices(D, Dv) * segments * passes},
         passes * p.B * p.H * 4 * (p.Sk * (D + Dv) + (segments > 1) * segments * D * Dv),
         copied_bytes=tiles,
-        ahead=(wide.stages_of(D) if wide else config.stages) - 1,
+        ahead=(wide.tiles(D).stages if wide else config.stages) - 1,
         launches=passes,
     )
 
