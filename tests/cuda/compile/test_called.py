@@ -9,13 +9,9 @@ import pytest
 from dualops.cuda.compiler.backend import Kernel, NumbaError, called_verb, cuda, f32, i32, kernel, pointer, types, verb
 from dualops.cuda.compiler.compile import link, lto_ir
 from dualops.cuda.compiler.frontend import called
-from tests.cuda.compile.test_frontend import ARCH, machine_code
+from tests.cuda.compile.test_frontend import ARCH, code, machine_code
 
 PLACES = 16
-
-
-def code(kernel: Kernel) -> bytes:
-    return machine_code(link(lto_ir(kernel, ARCH), ARCH)[0])
 
 
 def bending(declared: Any, factor: Any) -> Any:

@@ -30,12 +30,6 @@ LONG = 60.0  # seconds that nothing here takes
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
 def some(monkeypatch) -> Iterator[Helpers]:
     """One helper for `ahead`."""
     with Helpers(1) as made:

@@ -13,13 +13,9 @@ from dualops.cuda.compiler.compile import link, lto_ir, without_collections
 from dualops.cuda.compiler.frontend import verbs
 from dualops.cuda.compiler.frontend.inlining import Inliner
 from tests.cuda.compile.small import build, build_wrong, run
-from tests.cuda.compile.test_frontend import ARCH, machine_code, settled, usual  # noqa: F401  settled: for all of them
+from tests.cuda.compile.test_frontend import ARCH, code, machine_code, settled, usual  # noqa: F401  settled: for all of them
 
 FACTOR = f32(2)
-
-
-def code(kernel: Kernel) -> bytes:
-    return machine_code(link(lto_ir(kernel, ARCH), ARCH)[0])
 
 
 def like_numba(kernel: Kernel) -> bytes:

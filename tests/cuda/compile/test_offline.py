@@ -30,12 +30,6 @@ def names(*texts: str, backward: bool = True) -> list[str]:
     return [each.kernel.identity.removeprefix("dualops.cuda.").partition("(")[0] for each in wanted]
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path))
-    return tmp_path
-
-
 def test_forward_and_backward():
     forward, backward = "flash_attention.sm90.forward.build_forward", "flash_attention.simt"
     counted = ["launch.device_words.build_writer", forward]

@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +20,6 @@ from dualops.cuda.compiler.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build, build_wrong, run
 
 THREADS = 4
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture
