@@ -52,13 +52,13 @@ def rows_choices(call: Call, device: Device, first: bool | None = None) -> Itera
     """Yield the kernel that keeps rows in registers. first: of a gradient; whether only for rows that would be slower
     with the ring, or only for all others.
     """
-    config = rows_config(call.N, call.variant, call.aligned)
+    config, reason = rows_config(call.N, call.variant, call.aligned), "a row fits in registers"
     if config is not None and call.variant.backward:
         if comes_first(call.N, call.variant, device) == first:
-            yield Choice("simt", config, "a row fits in registers", *gradient_steps(config, call, device))
+            yield Choice("simt", config, reason, *gradient_steps(config, call, device))
     elif config is not None:
         steps = partial(registers.steps_of, config, Norm(call.variant), call.args)
-        yield Choice("simt", config, "a row fits in registers", steps)
+        yield Choice("simt", config, reason, steps)
 
 
 def gradient_steps(

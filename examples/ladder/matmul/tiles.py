@@ -14,7 +14,7 @@ from dualops.cuda.matmul.tiled import block_order
 from dualops.cuda.tile.groups import group
 from dualops.cuda.tile.products import mma_ab
 from dualops.cuda.tile.shared import Part, Shared, Tile
-from dualops.cuda.tile.vector_load import by_vectors
+from dualops.cuda.tile.vector_load import vector_tile
 
 DTYPE = "bfloat16"  # of a, b and y in all steps
 
@@ -55,7 +55,8 @@ class Slices(NamedTuple):
 def slices(config: TilesConfig) -> Slices:
     """Return the layout of a kernel's shared memory."""
     shared = Shared(DTYPE, config.threads)
-    a, b = shared.tile(config.block_m, config.block_k), shared.tile(config.block_k, config.block_n)
+    a = vector_tile(shared, config.block_m, config.block_k, aligned=True)
+    b = vector_tile(shared, config.block_k, config.block_n, aligned=True)
     return Slices(a, b, shared.nbytes)
 
 
@@ -71,8 +72,6 @@ def build_tiles(config: TilesConfig) -> Kernel:
     Slices are 0 beyond the edges of a and b. N and K: multiples of 8.
     """
     tile = slices(config)
-    a_load = by_vectors(DTYPE, True, tile.a, config.threads)
-    b_load = by_vectors(DTYPE, True, tile.b, config.threads)
     product = mma_ab(f32, tile.a, tile.b, config.rows, config.columns, config.lanes)
     out, of_block = group(DTYPE, config.columns), block_order(config.block_m, config.block_n)
 
@@ -83,8 +82,8 @@ def build_tiles(config: TilesConfig) -> Kernel:
         acc = product.fragment()
         product.clear(acc)
         for k0 in range(0, K, config.block_k):
-            a_load(smem, Part(a, m0 * K + k0, K, M - m0, K - k0, 0))
-            b_load(smem, Part(b, k0 * N + n0, N, K - k0, N - n0, 0))
+            tile.a.load(smem, Part(a, m0 * K + k0, K, M - m0, K - k0, 0))
+            tile.b.load(smem, Part(b, k0 * N + n0, N, K - k0, N - n0, 0))
             cuda.syncthreads()
             product.add(acc, smem)
             cuda.syncthreads()
