@@ -158,7 +158,42 @@ class NormTests:
                 # third derivatives times step^2 / 6, and eps / step times the loss
                 assert abs(gradient[place] - expected) <= 1e-7 * max(1.0, np.abs(gradient).max()), (name, place)
 
+    def test_gradient_of_summed_is_added(self) -> None:
+        given = self.arrays((3, 8), residual=True)
+        dy, dsummed = self.arrays((3, 8), seed=1)["x"], self.arrays((3, 8), seed=2)["x"]
+        without, both = self.gradients(given, dy), self.gradients(given, dy, dsummed)
+        assert np.array_equal(both[0], without[0] + dsummed)
+        for a, b in zip(without[1:], both[1:], strict=True):
+            assert np.array_equal(a, b)
+
+    def test_what_is_not_wanted_is_left_out(self) -> None:
+        given = self.arrays((3, 8))
+        dy = self.arrays((3, 8), seed=1)["x"]
+        whole = dict(zip(("x", *self.vectors), self.gradients(given, dy)))
+        for left_out in self.vectors:
+            rest = {name: d for name, d in whole.items() if name != left_out}
+            results = list(tuple_of(self.forward(**given, **self.asking)))[1:]
+            weights = {name: given[name] for name in self.vectors}
+            found = self.backward(given["x"], *results, dy, **weights, **{f"{left_out}_gradient": False})
+            for a, b in zip(tuple_of(found), rest.values(), strict=True):
+                assert np.array_equal(a, b)
+
+    def test_gradient_is_orthogonal_to_what_changes_nothing(self) -> None:
+        """A larger row has the same result, and so, if the mean is taken away, has a shifted one."""
+        given = {"x": self.arrays((4, 50))["x"]}
+        (dx,) = self.gradients(given, self.arrays((4, 50), seed=1)["x"], eps=0.0)
+        size = np.abs(dx).sum(axis=-1) * np.abs(given["x"]).max(axis=-1)
+        direction = given["x"] - given["x"].mean(axis=-1, keepdims=True) if self.centred else given["x"]
+        assert (np.abs((dx * direction).sum(axis=-1)) <= 32 * EPS * size).all()
+        if self.centred:
+            assert (np.abs(dx.sum(axis=-1)) <= 32 * EPS * size).all()
+
     # --- invariants ----------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("factor", [2.0**-40, 0.25, 2.0**30])
+    def test_scale_changes_nothing_without_eps(self, factor: float) -> None:
+        x = self.arrays((5, 40))["x"]
+        assert np.array_equal(self.forward(x * factor, eps=0.0), self.forward(x, eps=0.0))
 
     def test_a_row_does_not_depend_on_the_batch_it_is_in(self) -> None:
         given = {name: array.astype(np.float32) for name, array in self.arrays((6, 7, 43), residual=True).items()}

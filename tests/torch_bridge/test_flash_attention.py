@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from dualops.torch_bridge import flash_attention, flash_attention_varlen
 from dualops.torch_bridge.flash_attention import _operator, _operator_varlen
 
-from .attention import DV, SK, SQ, Arguments, B, H, plain, ranges, varlen
+from .attention import DV, LENGTHS_Q, SK, SQ, Arguments, B, H, plain, ranges, varlen
 from .conftest import values
 from .operators import Recorder, compiled, equal
 
@@ -90,6 +90,16 @@ def test_special_rows_are_those_of_torchs_math_backend(name: str) -> None:
         assert dk.isnan().all() and dv.isnan().all()
 
 
+@BOTH_FORMS
+def test_no_lse_unless_asked(form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make("causal", "sinks", device=device)
+    o, lse = arguments(function, return_lse=True)
+    equal(arguments(function), o)
+    assert lse.dtype is torch.float64
+    assert tuple(lse.shape) == ((B, H, SQ) if form == "plain" else (H, sum(LENGTHS_Q)))
+
+
 def test_axes_in_memory_are_those_of_q(device: str) -> None:
     """BSHD memory viewed as BHSD, with an incoming gradient in the same order, which is not copied."""
     memory = [
@@ -106,6 +116,13 @@ def test_axes_in_memory_are_those_of_q(device: str) -> None:
     assert all(x.grad is not None and x.grad.is_contiguous() for x in memory)
     plain_q, plain_k, plain_v = (x.detach().contiguous() for x in (q, k, v))
     torch.testing.assert_close(o, flash_attention(plain_q, plain_k, plain_v))
+
+
+@pytest.mark.parametrize("shape", [(SK,), (SQ, 1), (B, 1, 1, SK), (1, H, SQ, SK), (B, H, SQ, SK)], ids=str)
+def test_gradient_of_a_bias_that_broadcasts(shape: tuple[int, ...], device: str) -> None:
+    q, k, v = plain(device=device).tensors.values()
+    bias = values(shape, torch.float64, device, seed=8).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: flash_attention(q, k, v, bias=x, causal=True), (bias,), fast_mode=True)
 
 
 def test_the_derivative_of_a_score_mod_is_given(device: str) -> None:
@@ -222,6 +239,31 @@ def test_fakes_need_no_device(target: str) -> None:
             assert (lse.device.type, tuple(lse.shape), lse.dtype) == (target, (2, 4, 5), torch.float32)
 
 
+@pytest.mark.parametrize(("form", "lower"), [("plain", torch.bfloat16), ("ranges", torch.float16)], ids=str)
+def test_autocast_lowers_data_and_leaves_weights(lower: torch.dtype, form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make("alibi", "padding", "bias", "sinks", "dropout", dtype=torch.float32, device=device)
+    tensors = arguments.tensors
+    lowered = {name: x.to(lower) if name in ("q", "k", "v", "bias") else x for name, x in tensors.items()}
+    expected = function(**lowered, **arguments.more, return_lse=True)
+    for call in (function, compiled(function)):
+        with torch.autocast(device, lower):
+            results = arguments(call, return_lse=True)
+            # the result of a linear layer, with unchanged parameters
+            mixed = call(**{**tensors, "q": lowered["q"]}, **arguments.more, return_lse=True)
+        for found in (results, mixed):
+            assert [x.dtype for x in found] == [lower, torch.float32]
+            equal(found, expected)
+    with torch.autocast(device, lower), torch.no_grad():
+        o = arguments(function, alibi_slopes=arguments.more["alibi_slopes"].to(torch.float16))
+        assert o.dtype is lower
+        wide = Arguments({name: x.double() for name, x in tensors.items()}, arguments.more)
+        wide.more["alibi_slopes"] = arguments.more["alibi_slopes"].double()
+        assert wide(function).dtype is torch.float64
+    wanted = torch.autograd.grad(expected[0].square().sum(), tuple(tensors.values()))
+    equal(torch.autograd.grad(results[0].square().sum(), tuple(tensors.values())), wanted)
+
+
 @BOTH_FORMS
 def test_a_seed_is_a_number_or_a_tensor(form: str, device: str) -> None:
     function, make = FORMS[form]
@@ -286,10 +328,17 @@ Q, K, V = (x.detach() for x in plain(dtype=torch.float32).tensors.values())
 
 
 def refused(error: type[Exception], message: str, call: Any, *args: Any, **more: Any) -> str:
+    """Return the whole message of the error."""
     with pytest.raises(error) as caught:
         call(*args, **more)
     assert str(caught.value).startswith(message)
     return str(caught.value)
+
+
+def test_seeds() -> None:
+    large, axis = f"seed is {2**63}, expected an integer of 64 bits", "seed has 1 axes (1,), expected 0: []"
+    for seed, message in ((2**63, large), (torch.tensor([1]), axis)):
+        refused(ValueError, f"flash_attention: {message}", flash_attention, Q, K, V, seed=seed)
 
 
 def test_devices() -> None:

@@ -228,6 +228,11 @@ def shuffle_mask_of_half_a_warp(dtype):
 
 
 @broken(WRONG_VALUE, on_gpu=True)
+def shuffle_distance_twice(dtype):
+    return {"lanes_sum": _lanes_sum(dtype, (1, 2, 4, 8, 8), 0xFFFFFFFF)}
+
+
+@broken(WRONG_VALUE, on_gpu=True)
 def shuffle_step_left_out(dtype):
     return {"lanes_sum": _lanes_sum(dtype, (1, 2, 4, 8), 0xFFFFFFFF)}
 

@@ -34,6 +34,10 @@ def numpy(array: torch.Tensor) -> np.ndarray:
     return bits.view(numpy_dtype(_NAMES[array.dtype]))
 
 
+def tensors(arrays: Mapping[str, np.ndarray]) -> list[torch.Tensor]:
+    return [tensor(array) for array in arrays.values()]
+
+
 def inputs_of(direction: Direction) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
     """A TEST case in bfloat16 that is not small, on the GPU, and its parameters."""
     cases = [

@@ -10,7 +10,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.spec import Tag
 from tests.checks import gradient_inputs
-from tests.cuda.gpu.library import Foreign, as_returned, numpy, several, tensor
+from tests.cuda.gpu.library import Foreign, as_returned, numpy, same_bits, several, tensor
 from tests.cuda.operators import cases_on_rungs
 from tests.problems import values
 
@@ -61,6 +61,13 @@ def test_two_libraries_in_one_call():
     x = torch.zeros(2, 3, device="cuda")
     with pytest.raises(TypeError, match="dy is a Foreign, y a Tensor, expected arrays of one library"):
         dualops.cuda.softmax_backward(x, Foreign(x))
+
+
+def test_rows_do_not_depend_on_their_neighbours():
+    x = torch.randn(300, 1000, device="cuda", dtype=torch.bfloat16)
+    together = dualops.cuda.softmax(x)
+    for row in (0, 1, 150, 299):
+        assert same_bits(dualops.cuda.softmax(x[row : row + 1].clone()), together[row : row + 1])
 
 
 def test_a_gradient_is_not_recorded_and_not_in_the_way():

@@ -8,7 +8,7 @@ from dualops.cuda.tile.storage import storage
 from dualops.spec import OPERATORS, Case
 from examples.ladder.softmax import STEPS, run_step
 from tests.checks import check
-from tests.cuda.gpu.library import TORCH, same_bits, tensor
+from tests.cuda.gpu.library import NUMBA, TORCH, same_bits, tensor
 from tests.problems import values
 
 SPEC = OPERATORS["softmax"]
@@ -25,6 +25,11 @@ def test_step(name, dtype):
         case = Case("ladder", dtype, {"x": (70 if columns < 5000 else 3, columns)})
         check(SPEC, case, partial(run_step, name), library=TORCH, ways=("given", "allocated", "in place"))
         check(SPEC, case, partial(run_step, name), library=TORCH, ways=("given",), special=True)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_numba_device_arrays(name):
+    check(SPEC, Case("ladder", "float32", {"x": (9, 1024)}), partial(run_step, name), library=NUMBA)
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -40,6 +40,26 @@ def same(tensors: Tensors, arrays: Sequence[np.ndarray]) -> bool:
     return all(numpy(x).tobytes() == y.tobytes() for x, y in zip(tensors, arrays, strict=True))
 
 
+def test_a_mixture_of_tensors():
+    """Every dtype, momenta of their own, odd addresses, no elements, no axes, an order of axes that does not fit."""
+    params, momenta = [], []
+    for i, shape in enumerate([(100,), (33, 70), (), (0, 4), (5000,), (1,), (64, 66)]):
+        for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            params.append(torch.randn(shape, device="cuda").to(dtype))
+            momenta.append(
+                torch.randn(shape, device="cuda").to(torch.float32 if i % 2 and dtype.itemsize < 4 else dtype)
+            )
+    flat = [torch.randn(5000, device="cuda").bfloat16() for _ in range(2)]
+    params += [flat[0][3:4099], torch.randn(20, 30, device="cuda").t()]
+    momenta += [flat[1][3:4099], torch.randn(30, 20, device="cuda")]
+    grads = [torch.randn(p.shape, device="cuda").to(p.dtype) for p in params]
+    for _ in range(3):
+        wanted = stepped([params, grads, momenta], 0.01, weight_decay=0.1)
+        dualops.cuda.lion(params, grads, momenta, 0.01, weight_decay=0.1)
+        assert same(params, wanted[0]) and same(momenta, wanted[1])
+    assert len(of_lists.ready) == 1
+
+
 def test_the_host_does_not_wait_and_the_stream_is_the_current_one():
     given = lists()
     wanted = stepped(given, 0.01)

@@ -38,6 +38,17 @@ def test_a_token_whose_position_has_no_row_becomes_nan(D, dtype, rung):
         assert same_bits(y[..., R:], x[..., R:])
 
 
+@every_rung
+def test_parts_of_one_projection_in_place(rung):
+    projected = normal(2, 33, 6 * 64, dtype=torch.bfloat16)
+    q, k, v = (part.unflatten(-1, (-1, 64)).transpose(1, 2) for part in projected.split([256, 64, 64], -1))
+    cos, sin = tables(33, 64)
+    expected, untouched = dualops.cuda.rope(q, k, cos, sin, kernel=rung), v.clone()
+    found = dualops.cuda.rope(q, k, cos, sin, inplace=True, kernel=rung)
+    assert found[0] is q and found[1] is k
+    assert same_bits(q, expected[0]) and same_bits(k, expected[1]) and same_bits(v, untouched)
+
+
 def test_a_graph_reads_positions_when_it_is_replayed():
     q, k = normal(2, 4, 1, 64), normal(2, 1, 1, 64, seed=1)
     cos, sin = tables(100, 64)
