@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...spec.meta import compute_dtype, itemsize
-from ..launch.arrays import cdiv
 from ..launch.device import Device
 from ..rows.cluster import ClusterRowsConfig, smallest_cluster
 from ..rows.registers import UNALIGNED, RowsConfig
@@ -145,9 +144,10 @@ def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfi
     step, blocks = CLUSTER_THREADS * storage(variant.dtype).vector, CLUSTER_BLOCKS[variant.centred, variant.added]
     if step * LEAST_VECTORS >= N:
         return None
-    cluster, vectors = smallest_cluster(cdiv(N, step), FEW_VECTORS[variant.added], device)
-    if vectors > max(blocks):
+    found = smallest_cluster(N, step, FEW_VECTORS[variant.added], max(blocks), device)
+    if found is None:
         return None
+    cluster, vectors = found
     return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, _blocks_of_cluster(vectors, variant), rows=2)
 
 

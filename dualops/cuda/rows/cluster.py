@@ -160,13 +160,15 @@ def clusters_of(M: int, config: ClusterRowsConfig, device: Device) -> int:
     return max(cdiv(M, config.rows), min(M, at_once))
 
 
-def smallest_cluster(steps: int, few: int, device: Device) -> tuple[int, int]:
-    """Return the blocks and each thread's vectors for a row that is `steps` blocks with one vector long. The largest
-    cluster alone has more than `few` vectors.
+def smallest_cluster(N: int, step: int, few: int, most: int, device: Device) -> tuple[int, int] | None:
+    """Return the smallest cluster that can hold a row of N elements, and each thread's vectors; None if none can.
+
+    step: elements of a block with one vector per thread. The largest cluster alone has more than `few` vectors, and at
+    most `most`.
     """
     clusters = [cluster for cluster in (2, 4, 8, 16) if cluster <= device.max_cluster]
-    cluster = next((cluster for cluster in clusters if cluster * few >= steps), clusters[-1])
-    return cluster, cdiv(steps, cluster)
+    cluster = next((cluster for cluster in clusters if cluster * few * step >= N), clusters[-1])
+    return next(((cluster, vectors) for vectors in range(1, most + 1) if cluster * vectors * step >= N), None)
 
 
 def share_of(N: int, cluster: int, columns: int, dtype: str) -> int:

@@ -74,9 +74,10 @@ def cluster_config(N: int, dtype: str, device: Device, blocks: Mapping[int, int]
     step, (least, few, most) = THREADS * storage(dtype).vector, blocks
     if step * least >= N:
         return None
-    cluster, vectors = smallest_cluster(cdiv(N, step), few, device)
-    if vectors > (few if dtype == "float64" else most):
+    found = smallest_cluster(N, step, few, few if dtype == "float64" else most, device)
+    if found is None:
         return None
+    cluster, vectors = found
     resident = next(blocks[many] for many in blocks if vectors <= many)
     return ClusterRowsConfig(THREADS, vectors, cluster, resident - (dtype == "float64"))
 
