@@ -75,7 +75,7 @@ def fragment_scores(
         return places.passes(where) if others else False
 
     change = fragment_score_mod(chain, places, groups, there, apart=apart, fetches=fetches, word=word)
-    keeping = dropout_mask(chain, places, quads, parts=parts)
+    keeping = dropout_mask(chain, places, quads, transposed=transposed, parts=parts)
     keys, NEAR = fragment_keys(chain, places, columns, transposed=transposed), chain.near_score is not None
 
     MARKS = bent or mark_hidden
@@ -294,6 +294,7 @@ def fragment_scores(
         # of `dropout_mask`
         seed=keeping.seed,
         keeps=keeping.keeps,
+        keep=keeping.keep,
         drop=keeping.drop,
         growth=keeping.growth,
         again=keeping.again,

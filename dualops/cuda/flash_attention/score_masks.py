@@ -4,8 +4,8 @@ If masks depend on keys alone, a warp evaluates each key once, not once per row.
 numbers 2 * c and 2 * c + 1, where c is its number among four lanes. In ballot c, lane l evaluates column 8 * (l // 2) +
 2 * c + l % 2. So the ballot's bits are the columns of lanes c, in order.
 
-Dropout depends on no score. Its bits are computed when probabilities are packed; or before there are scores, and kept,
-if rows are keys.
+Dropout depends on no score. Its bits may be computed before there are scores, and kept, or computed when probabilities
+are packed.
 """
 
 from __future__ import annotations
@@ -88,16 +88,19 @@ def fragment_keys(chain: OptionChain, places: Places, columns: int, *, transpose
     return locals()
 
 
+WORDS = 16  # with two bits each, which fill 32
 CALLS = 4  # that return them, each for eight probabilities
 HALF = 16
 BIT = 1 << HALF | 1  # of both halves
 
 
 @noun
-def dropout_mask(chain: OptionChain, places: Places, quads: int, *, parts: int = 1) -> Members:
-    """The verbs, for quads of probabilities: `keeps` and `weight` if rows are keys, `drop` if rows are queries.
+def dropout_mask(
+    chain: OptionChain, places: Places, quads: int, *, transposed: bool = False, parts: int = 1
+) -> Members:
+    """The verbs, for quads of probabilities.
 
-    parts: of a probability; a packed word has one part of two.
+    transposed: rows are keys and columns queries. parts: of a probability; a packed word has one part of two.
     """
     word = u32 if quads <= 2 * CALLS else u64  # registers are few
     num, ALL = numbers(f32), word((1 << 4 * quads) - 1)
@@ -106,14 +109,16 @@ def dropout_mask(chain: OptionChain, places: Places, quads: int, *, parts: int =
     @verb
     def _some(options, where, seed, first, calls):
         """Return the bits of `calls` calls. Call n is for quads 2 * n and 2 * n + 1."""
-        odd = i32(my_row() % 2)
+        odd = i32(my_row() % 2) if transposed else i32(0)
         corner = places.at_inside(where, i32(my_row() - odd), places.first(where) + odd, i32(0), f32(0))
         kept = u32(0)
         for n in range(calls):
-            a, b, c, d = chain.keeps(options, corner, seed, i32(first + n), i32(0))
+            further = i32(first + n)
+            below, right = (further, i32(0)) if transposed else (i32(0), further)
+            a, b, c, d = chain.keeps(options, corner, seed, below, right)
             of_two = u32((a & u32(BIT << 4 * n)) | (b & u32(BIT << (4 * n + 1))))
             kept |= u32(of_two | (c & u32(BIT << (4 * n + 2))) | (d & u32(BIT << (4 * n + 3))))
-        return _of_my_key(kept, odd)
+        return _of_my_key(kept, odd) if transposed else kept
 
     @verb
     def _of_my_key(mine, odd):
@@ -144,10 +149,23 @@ def dropout_mask(chain: OptionChain, places: Places, quads: int, *, parts: int =
 
     @verb
     def _stays(kept, n):
-        # a call's words are two queries of a key, 8 apart, and those of the key 8 further
-        n = n // 8 * 8 + n // 2 % 2 * 4 + n // 4 % 2 * 2 + n % 2
+        if transposed:  # a call's words are two queries of a key, 8 apart, and those of the key 8 further
+            n = n // 8 * 8 + n // 2 % 2 * 4 + n // 4 % 2 * 2 + n % 2
         bit = n % 32 // 2 + n % 2 * HALF
         return (u32(kept >> word(32 * (n // 32))) & u32(1 << bit)) != u32(0)
+
+    # for every other probability: their bits are neighbours, and the assembler turns seven at once into predicates
+    @unrolled(first + e for first in range(0, 4 * quads, 2 * WORDS) for e in range(2))
+    def _keep(probs, kept, first):
+        for n in range(min(WORDS, 2 * quads - first // 2)):
+            if not _stays(kept, first + 2 * n):
+                probs[first + 2 * n] = num.zero
+
+    @verb
+    def keep(probs, kept):
+        """Make the dropped probabilities 0."""
+        if chain.weighs:
+            _keep(probs, kept)
 
     @unrolled(range(quads // 2))
     def _drop(probs, options, where, seed, n):
@@ -162,7 +180,7 @@ def dropout_mask(chain: OptionChain, places: Places, quads: int, *, parts: int =
 
     @verb
     def drop(probs, options, where, seed):
-        """Make dropped packed probabilities 0."""
+        """Make dropped packed probabilities 0, without bits from before."""
         if chain.weighs:
             _drop(probs, options, where, seed)
 

@@ -99,6 +99,7 @@ def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: b
         """Add a tile to acc. q: of `hold`."""
         q_place, q_frag = q
         qk.multiply(mine.scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
+        stay = score.keeps(work.options, where, mine.seed)
         score.finish(mine.scores, work.options, work.scale, where)
         rows.new_max(mine.new_max, mine.scores, mine.row_max)
         units = rows.units(score.units(opaque_f32(work.scale)))  # each time: registers are few
@@ -106,9 +107,9 @@ def forward_tiles(config: Sm80Config, variant: Variant, tile: Tiles, with_lse: b
         rows.rescale_of(mine.rescale, mine.row_max, mine.new_max, mine.base, mine.factor)
         rows.exp2(mine.scores, mine.base, mine.factor)
         rows.add(mine.row_sum, mine.scores, mine.rescale)
+        score.keep(mine.scores, stay)
         rows.scale(mine.acc, mine.rescale)
         pv.put(mine.probs, mine.scores)
-        score.drop(mine.probs, work.options, where, mine.seed)
         pv.add(mine.acc, mine.probs, smem, i32(tile.v_at + stage * tile.v_size))  # acc [16, Dv] += P @ V
 
     @verb
