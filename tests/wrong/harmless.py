@@ -9,10 +9,9 @@ HARMLESS = {
     r"(norm_ring a warp a row: ring_rows\.(send|merge): i|softmax_rows_backward gradient_operator\.keep > "
     r"in_block\.sum_of_row: row_round) \+ 1": "a warp has its row alone and sends nothing; or a block has one "
     "row, which may have either of two slots",
-    r"flash_attention_dq_sm80 syncthreads#2: left out": "a block without tiles stores zeros where other warps still "
-    "read Q, which they then do not use: racecheck alone sees it",
-    r"norm_ring ring\.release > bar_warp_sync: left out": "the lanes meet in the shuffles of their sums between their "
-    "last read and the release",
+    r"(norm_ring ring\.release > bar_warp_sync|flash_attention_dq_sm80 syncthreads#2): left out": "the lanes meet in "
+    "the shuffles of their sums between their last read and the release; or a block without tiles stores zeros where "
+    "other warps still read Q, which they then do not use: racecheck alone sees it",
     r"(flash_attention_(sm90 .*add_previous > .*register_mma\.add > wgmma_fence|dq_sm90 .*\.tile > "
     r"warpgroup_mma\.start > warpgroup_mma\._issue > wgmma_fence#[23]|(dkv|fused)_sm90 .*warpgroup_mma\.start > "
     r"warpgroup_mma\._issue > wgmma_fence#2|fused_sm90 .*add_dk > register_mma\.add > wgmma_fence|"
