@@ -209,6 +209,7 @@ def build(config: ChunksConfig, kind: Any) -> Kernel:
 
 def steps_of(config: ChunksConfig, kind: Kind, arguments: tuple[Any, ...]) -> list[Step]:
     """Return the launch for arguments (arrays, params, rows)."""
-    args = (*arguments, share_of(arguments[2].N, config.cluster, arguments[2].N, kind.dtype))
+    rows = arguments[2]
+    args = (*arguments, share_of(rows.N, config.cluster, rows.N, kind.dtype))
     nbytes = config.staged(kind.dtype, kind.inputs).nbytes
-    return [Step(build(config, kind), (arguments[2].M * config.cluster,), args, nbytes, resident=True)]
+    return [Step(build(config, kind), (rows.M * config.cluster,), args, nbytes, resident=True)]

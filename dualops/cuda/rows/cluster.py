@@ -146,8 +146,9 @@ def build(config: ClusterRowsConfig, kind: Any) -> Kernel:
 
 def steps_of(config: ClusterRowsConfig, kind: Kind, arguments: tuple[Any, ...], device: Device) -> list[Step]:
     """Return the launch for arguments (arrays, params, rows)."""
-    columns, blocks = config.columns(kind.dtype), config.cluster * clusters_of(arguments[2].M, config, device)
-    args = (*arguments, share_of(arguments[2].N, config.cluster, columns, kind.dtype))
+    rows, columns = arguments[2], config.columns(kind.dtype)
+    blocks = config.cluster * clusters_of(rows.M, config, device)
+    args = (*arguments, share_of(rows.N, config.cluster, columns, kind.dtype))
     return [Step(build(config, kind), (blocks,), args, kind.shared_bytes(columns))]
 
 

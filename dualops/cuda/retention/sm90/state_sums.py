@@ -146,10 +146,8 @@ def exact_pieces(x: Operand, y: Operand, weight: Callable[..., Any]) -> Members:
     All parts are packed once and used for all boxes of Y, 12 words a step.
     """
     box, boxes, BYTES = Operand(y.lines, BOX, 2, 128, "mn"), y.width // BOX, y.box
-    mma, columns = (
-        register_mma(DTYPE, box, some=tuple(range(box.steps)) * PARTS),
-        weighted(x, weight, same_columns=True),
-    )
+    mma = register_mma(DTYPE, box, some=tuple(range(box.steps)) * PARTS)
+    columns = weighted(x, weight, same_columns=True)
     MIDDLE, UPPER = WORDS * box.steps, 2 * WORDS * box.steps  # where these parts begin, after the lower ones
     SIZE = boxes * mma.size
 
